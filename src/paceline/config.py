@@ -1,0 +1,278 @@
+"""Configuration: frozen, keyword-only, checked once at the edge; every layer behind it may trust it.
+
+In: what a user wrote (keyword arguments, JSON). Out: SamplingParams, SpeculativeConfig, EngineConfig. The names are vLLM's.
+Not here: defaults that depend on a checkpoint (`llm`) and the methods themselves (`registry`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from paceline.errors import ConfigError
+
+GREEDY_EPSILON = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
+
+MAX_N = 128
+MAX_LOGPROBS = 128
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def need(condition: bool, name: str, rule: str, got: object) -> None:
+    """Raise ConfigError "NAME must RULE, got VALUE" unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{name} must {rule}, got {got!r}")
+
+
+def _number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    need(fine and low <= value <= high and not (open_low and value == low), name, rule, value)  # type: ignore[operator]
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    fine = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+    need(fine, name, f"be an integer of {low} or more" if high is None else f"be an integer in {low}..{high}", value)
+
+
+def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise ConfigError for the first key of `given` that is not known, with near matches."""
+    for key in given:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
+            raise ConfigError(f"{kind} does not know {key!r}; {hint}")
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else tuple(value or ())  # type: ignore[arg-type]
+    need(all(isinstance(item, str) and item for item in items), name, "be a string or a list of non-empty strings", value)
+    return items
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen, with vLLM's names, ranges and defaults.
+
+    Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's own
+    path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule (vLLM's `raw_logprobs`).
+
+    Attributes:
+        n: outputs per prompt, sharing the prompt's cache.
+        temperature, top_p, top_k, min_p: `top_k` 0 or -1 means all tokens.
+        presence_penalty, frequency_penalty: in -2..2, over generated tokens.
+        repetition_penalty: above 0, over prompt and generated tokens.
+        logit_bias: token id -> bias in -100..100.
+        bad_words: words that must not be generated; those of several tokens forbid their last token after the others.
+        seed: same seed, same tokens; None draws one.
+        stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
+        max_tokens, min_tokens: limits of generated tokens; None means up to the context.
+        logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; None is off.
+        ignore_eos: go on after an end token.
+        detokenize, skip_special_tokens: how `text` is made.
+
+    Raises:
+        ConfigError: a value outside its range, or a contradiction.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = ()
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    ignore_eos: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_limits()
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0)
+        object.__setattr__(self, "logit_bias", self._bias())
+        need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
+
+    def _check_ranges(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0.0, math.inf, "be 0 (greedy) or positive")
+        _number("top_p", self.top_p, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
+        _integer("top_k", self.top_k, -1)
+        _number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "be above 0", open_low=True)
+
+    def _check_limits(self) -> None:
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1)
+            need(self.min_tokens <= self.max_tokens, "min_tokens", f"be at most max_tokens={self.max_tokens}", self.min_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+
+    def _bias(self) -> dict[int, float] | None:
+        if not self.logit_bias:
+            return None
+        bias = {}
+        for key, value in self.logit_bias.items():
+            token = int(key) if isinstance(key, str) and key.isdecimal() else key
+            _integer("logit_bias token id", token, 0)
+            _number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
+            bias[token] = float(value)
+        return bias
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """A copy with this seed."""
+        return replace(self, seed=seed)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
+        """Build from a mapping; unknown keys are refused by name."""
+        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)])
+        return cls(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """vLLM's `speculative_config` dialect.
+
+    Attributes:
+        method: "auto", a name from `paceline methods`, "module:Class", or a list of those (or of nested dicts), whose trees are
+            merged.
+        num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
+        model: draft model of `draft_model`.
+        acceptance_method: "rejection_sampler" (exact), "typical_acceptance_sampler" (approximate).
+        posterior_threshold, posterior_alpha: of typical acceptance.
+        controller: "auto" or "fixed"; None is "fixed" if num_speculative_tokens is given, else "auto".
+        disable_by_batch_size: no drafts at or above this number of running sequences.
+        options: all other keys, for the drafter's constructor (`prompt_lookup_max`, ...); the drafter refuses unknown ones.
+    """
+
+    method: str | tuple[SpeculativeConfig, ...] = "auto"
+    num_speculative_tokens: int | None = None
+    model: str | None = None
+    acceptance_method: Literal["rejection_sampler", "typical_acceptance_sampler"] = "rejection_sampler"
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+    controller: str | None = None
+    disable_by_batch_size: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens is not None:
+            _integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
+        if self.disable_by_batch_size is not None:
+            _integer("disable_by_batch_size", self.disable_by_batch_size, 1)
+        known = ("rejection_sampler", "typical_acceptance_sampler")
+        need(self.acceptance_method in known, "acceptance_method", f"be one of {', '.join(known)}", self.acceptance_method)
+        _number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
+        _number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")
+        need(self.model is None or isinstance(self.model, str), "speculative_config model", "be a folder or hub id", self.model)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | str | SpeculativeConfig | None) -> SpeculativeConfig | None:
+        """From a dict, JSON text or None (plain decoding).
+
+        Raises:
+            ConfigError: text that is not JSON, or a value outside its range.
+        """
+        if given is None or isinstance(given, SpeculativeConfig):
+            return given
+        if isinstance(given, str):
+            given = _json_object(given)
+            if given is None:
+                return None
+        need(isinstance(given, Mapping), "speculative_config", "be a dict, JSON or None", given)
+        own = {f.name for f in fields(cls)} - {"options"}
+        known = {key: value for key, value in given.items() if key in own}
+        method = known.get("method", "draft_model" if known.get("model") else "auto")
+        need(isinstance(method, str | list | tuple), "method", "be a name or a list of names", method)
+        if not isinstance(method, str):
+            need(len(method) > 0, "method", "not be an empty list", method)
+            method = tuple(cls._nested(item, given) for item in method)
+        known["method"] = method
+        return cls(**known, options={key: value for key, value in given.items() if key not in own})
+
+    @classmethod
+    def _nested(cls, item: object, outer: Mapping[str, Any]) -> SpeculativeConfig:
+        """One entry of a list of methods: a name, which takes the outer keys that it knows, or a dict of its own."""
+        if isinstance(item, str):
+            item = {"method": item} | ({"model": outer["model"]} if item == "draft_model" and "model" in outer else {})
+        need(isinstance(item, Mapping), "each entry of method", "be a name or a dict", item)
+        nested = cls.parse(item)  # type: ignore[arg-type]
+        if nested is None or not isinstance(nested.method, str):
+            raise ConfigError(f"each entry of method must be one method, got {item!r}")
+        return nested
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"speculative_config is not JSON ({error.msg} at character {error.pos}), got {text!r}") from None
+    need(value is None or isinstance(value, dict), "speculative_config", "be a JSON object or null", text)
+    return value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Sizes of the engine.
+
+    Attributes:
+        dtype, device: "auto" takes the checkpoint's dtype, and CUDA where there is one.
+        max_model_len: longest sequence; None takes the checkpoint's.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most prompt tokens in one prefill chunk.
+        threads: of PyTorch on the CPU; None leaves PyTorch's setting.
+        seed: base for requests that have none of their own.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    threads: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        need(self.dtype in DTYPES, "dtype", f"be one of {', '.join(DTYPES)}", self.dtype)
+        kind = str(self.device).split(":")[0]
+        need(kind in ("auto", "cpu", "cuda"), "device", "be auto, cpu, cuda or cuda:N", self.device)
+        if self.max_model_len is not None:
+            _integer("max_model_len", self.max_model_len, 2)
+        _integer("max_num_seqs", self.max_num_seqs, 1, 1024)
+        _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
+        if self.threads is not None:
+            _integer("threads", self.threads, 1, 1024)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)

@@ -1,0 +1,68 @@
+"""What a controller is: decides how much each drafter may guess, for each sequence and step.
+
+In: signals (acceptance, sizes, measured times). Out: budgets. Not here: drafting, verifying, any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Budget, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What a controller may know of one sequence before a step.
+
+    Attributes:
+        key: identifies the sequence across steps.
+        length: committed tokens.
+        remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is waste.
+        temperature: 0 for greedy.
+    """
+
+    key: int
+    length: int
+    remaining: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds spent in one step: `draft` per drafter (in their order), then scoring, verifying and all else.
+
+    Attributes:
+        rows: input rows of the scoring pass (roots and nodes of the whole batch).
+    """
+
+    draft: tuple[float, ...]
+    score: float
+    verify: float
+    other: float
+    rows: int
+
+
+class Controller(Protocol):
+    """Plans the drafting of one step for a batch of sequences and learns from its outcome."""
+
+    name: str
+
+    def plan(self, signals: Sequence[Signal]) -> None:
+        """A new step begins with these sequences; called before any budget is asked for."""
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        """How much drafter number `drafter` may propose for sequence `index` of the plan, given what the drafters before it have
+        proposed (cheap drafters come first). NO_BUDGET skips it."""
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """The merged trees, cut to the nodes worth their verification time (see `tree.select` for what may be cut)."""
+
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+        """The outcome of the step, sequences in the order of the plan."""
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended."""

@@ -1,0 +1,1 @@
+"""The loop: requests, scheduling, stops, statistics, the step."""

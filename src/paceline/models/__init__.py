@@ -1,0 +1,1 @@
+"""Everything that knows a checkpoint: loading, the native decoder, the transformers fallback."""

@@ -1,0 +1,126 @@
+"""What a runner is: one model behind six verbs, with its capabilities declared.
+
+In: token ids and trees. Out: logits and hidden states. Not here: sampling, drafting, text.
+
+A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root: scoring
+feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first token comes from the
+same code path as every other.
+
+    cache = runner.open()                           a new, empty sequence
+    runner.extend([cache], [prompt[:-1]])           chunked prefill (also catch-up of a draft model)
+    scores = runner.score([cache], [prompt[-1]], [tree])
+    runner.commit([cache], [verdict])               root + accepted path stay, the rest is dropped
+    other = runner.fork(cache); runner.release(cache)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a runner can do beyond chains of one sequence; a method that needs more is refused by name before it runs."""
+
+    trees: bool = False
+    taps: bool = False
+    layer_subsets: bool = False
+    early_exit: bool = False
+    head: bool = False
+    input_embeddings: bool = False
+    fork: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the engine may know of a model.
+
+    Attributes:
+        name: folder or hub id, for messages.
+        family: `model_type` of the checkpoint.
+        vocab_size: rows of the head; token ids lie below it.
+        hidden_size, num_layers: shape.
+        max_context: most tokens a sequence may have.
+        device, dtype: where and in what the model computes.
+        weight_bytes: bytes read by one forward pass.
+        fingerprint: short text that identifies the model's shape, for measured costs kept on disk.
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    device: torch.device
+    dtype: torch.dtype
+    weight_bytes: int
+    fingerprint: str
+
+
+class SequenceCache(Protocol):
+    """A runner's handle of one sequence; opaque but for its length."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens whose keys and values are kept."""
+
+
+class Runner(Protocol):
+    """One model that scores trees of many sequences."""
+
+    info: ModelInfo
+    capabilities: Capabilities
+
+    def open(self) -> SequenceCache:
+        """A new, empty sequence."""
+
+    def extend(
+        self,
+        caches: Sequence[SequenceCache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """Append known tokens (a prompt chunk) to each sequence's cache, ragged lengths allowed, none empty.
+
+        Returns logits of each sequence's last token (one row a sequence), or of every token with `all_logits`; taps always
+        cover every token, in order.
+        """
+
+    def score(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Scores:
+        """One forward pass over every sequence's root and tree nodes, which see the cache, the root and their ancestors.
+
+        Keys and values go to scratch slots until `commit`. With `computed[i] = k`, the first k of sequence i's 1 + n inputs were
+        already scored by the previous call on the same growing tree: they are neither fed nor returned, and `Scores.rows` counts
+        the remaining inputs only (at least one).
+        """
+
+    def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the root and the accepted path (node indices of the tree last scored) of each sequence, drop all else."""
+
+    def truncate(self, cache: SequenceCache, length: int) -> None:
+        """Forget all but the first `length` committed tokens, and everything in scratch slots."""
+
+    def fork(self, cache: SequenceCache) -> SequenceCache:
+        """A second sequence that shares the committed prefix; scratch slots are not carried over."""
+
+    def release(self, cache: SequenceCache) -> None:
+        """Give the sequence's blocks back; the handle must not be used again."""

@@ -1,0 +1,116 @@
+"""The shape of a decoder-only model, in one vocabulary for all families.
+
+In: nothing. Out: ModelSpec, which `models.families` fills from a checkpoint's `config.json` and `models.decoder` runs.
+Not here: reading files, tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """One rotary table.
+
+    Attributes:
+        theta: base.
+        dims: rotated dimensions of each head (even); the others pass unchanged (partial rotary).
+        kind: default, linear, dynamic, yarn, longrope or llama3, as in transformers.
+        scaling: that kind's parameters under transformers 5's names (factor, original_max_position_embeddings, ...).
+        max_position: max_position_embeddings of the checkpoint.
+    """
+
+    theta: float
+    dims: int
+    kind: str = "default"
+    scaling: Mapping[str, object] = field(default_factory=dict)
+    max_position: int = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A sparse mixture of experts in place of the MLP.
+
+    Attributes:
+        experts, top_k: number of experts, and of those that each token uses.
+        intermediate: inner width of one expert.
+        norm_top_k: renormalise the chosen experts' probabilities to sum to 1.
+    """
+
+    experts: int
+    top_k: int
+    intermediate: int
+    norm_top_k: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What differs from layer to layer.
+
+    Attributes:
+        rope: key into `ModelSpec.ropes`, or None for no positional encoding (NoPE).
+        window: sliding window in tokens (a query sees itself and window - 1 before it), or None for full attention.
+        moe: this layer's MLP is the mixture of experts.
+    """
+
+    rope: str | None = "default"
+    window: int | None = None
+    moe: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer.
+
+    Attributes:
+        norm_placement: "pre" (Llama), "post" (OLMo-2: each sub-layer's output is normed before it is added), "sandwich" (Gemma:
+            before and after).
+        norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
+        qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary embedding.
+        attention_scale: factor on q.k.
+        attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
+        embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output before it is
+            added, and on the final logits (Granite's logits_scaling is its reciprocal).
+        activation: "silu", "gelu" or "gelu_tanh" on the gate.
+        max_context: longest sequence that the checkpoint declares.
+        dtype: the checkpoint's ("float32", "bfloat16", "float16").
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    layers: tuple[LayerSpec, ...]
+    ropes: Mapping[str, RopeSpec]
+    max_context: int
+    dtype: str = "float32"
+    norm_eps: float = 1e-6
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_offset: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    tied: bool = False
+    moe: MoeSpec | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale

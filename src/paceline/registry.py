@@ -1,0 +1,121 @@
+"""The registries: one literal table of "module:Class" per family, imported only when asked for.
+
+In: a name (or "module:Class"). Out: a class and what is declared of it. Entry points of the groups `paceline.drafters`,
+`paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an error, never an overwrite.
+Not here: building anything.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from paceline.errors import ConfigError
+
+Exactness = Literal["bit-equal", "bit-equal up to near ties", "equal in law", "approximate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a table: where a class lives and what is declared of it.
+
+    Attributes:
+        target: "module:Class".
+        kind: for drafters "table", "model", "self" or "head"; for verifiers and controllers their role.
+        exactness: class of its output at temperature 0 and above it (for drafters: under an exact verifier).
+        needs: capabilities of the target's runner that it cannot do without, and other needs in words.
+        paper: title and arXiv id.
+    """
+
+    target: str
+    kind: str
+    exactness: tuple[Exactness, Exactness] = ("bit-equal up to near ties", "equal in law")
+    needs: tuple[str, ...] = ()
+    paper: str = ""
+
+
+DRAFTERS: Mapping[str, Entry] = {
+    "ngram": Entry(
+        "paceline.drafters.ngram:NgramDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        (),
+        "Prompt lookup decoding; REST (arXiv:2311.08252)",
+    ),
+    "draft_model": Entry(
+        "paceline.drafters.draft_model:DraftModelDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in law"),
+        ("a smaller model with the target's tokenizer",),
+        "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
+    ),
+}
+
+VERIFIERS: Mapping[str, Entry] = {
+    "greedy": Entry("paceline.verifiers.greedy:GreedyVerifier", "verifier", paper="equal or reject; SpecInfer (arXiv:2305.09781)"),
+    "rejection_sampler": Entry(
+        "paceline.verifiers.recursive_rejection:RecursiveRejection",
+        "verifier",
+        paper="Speculative sampling (arXiv:2302.01318); recursive rejection (arXiv:2402.14160)",
+    ),
+    "typical_acceptance_sampler": Entry(
+        "paceline.verifiers.typical:TypicalAcceptance",
+        "verifier",
+        ("approximate", "approximate"),
+        paper="Medusa (arXiv:2401.10774)",
+    ),
+}
+
+CONTROLLERS: Mapping[str, Entry] = {
+    "auto": Entry("paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"),
+    "fixed": Entry("paceline.controllers.fixed:FixedController", "controller", paper="a fixed number of tokens"),
+}
+
+FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}
+
+
+def table(family: str) -> dict[str, Entry]:
+    """Name -> entry of a family, entry points of installed packages included.
+
+    Raises:
+        ConfigError: two packages give one name to different classes.
+    """
+    entries = dict(FAMILIES[family])
+    for point in entry_points(group=f"paceline.{family}"):
+        other = entries.setdefault(point.name, Entry(point.value, "plugin"))
+        if other.target != point.value:
+            raise ConfigError(f"two {family} are called {point.name!r}: {other.target} and {point.value}; uninstall one")
+    return entries
+
+
+def lookup(family: str, name: str) -> Entry:
+    """The entry of `name`, which may also be "module:Class".
+
+    Raises:
+        ConfigError: an unknown name, with near matches.
+    """
+    entries = table(family)
+    if name in entries:
+        return entries[name]
+    if ":" in name:
+        return Entry(name, "plugin")
+    near = get_close_matches(name, entries, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
+    raise ConfigError(f"unknown {family.removesuffix('s')} {name!r}; {hint}")
+
+
+def load(family: str, name: str) -> Any:
+    """The class behind `name`, imported now.
+
+    Raises:
+        ConfigError: the module or the class cannot be imported.
+    """
+    entry = lookup(family, name)
+    try:
+        return pkgutil.resolve_name(entry.target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r} from {entry.target!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""The token tree: structure, merging, choosing nodes under a budget."""

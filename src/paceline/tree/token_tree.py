@@ -1,0 +1,252 @@
+"""The token tree: candidate continuations of one sequence, the one type that drafters, verifiers and runners exchange.
+
+In:  tokens, parents and what a drafter knows of them. Out: an immutable structure of host arrays, with its ancestor mask,
+paths and encodings. Rows of drawn proposals stay on their device and are shared, never copied.
+Not here: joining trees (`tree.merge`), choosing nodes under a budget (`tree.select`), and any model.
+
+Axes in this file: n = tree nodes, v = vocabulary. Node indices count from 0; the parent of a first-level node is -1, the root,
+which is the last committed token of the sequence and is not stored in the tree. Source: SpecInfer (arXiv:2305.09781).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DrafterError
+
+if TYPE_CHECKING:
+    import torch
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+ROOT: Final = -1
+CANDIDATE: Final = 0
+PROBE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One attempt to accept a child of a parent, in the order in which attempts are made.
+
+    A *point* trial (`row is None`) was chosen by a rule: q(x) = 1. A *drawn* trial was sampled from
+    `norm(row with the tokens in removed set to 0)`.
+
+    Attributes:
+        node: index of the child node that this trial proposes.
+        row: (v,) float32 probabilities on the drafter's device, or None for a point trial.
+        removed: tokens taken out of `row` before this draw (sampling without replacement); empty with replacement.
+    """
+
+    node: int
+    row: torch.Tensor | None = None
+    removed: tuple[int, ...] = ()
+
+    @property
+    def drawn(self) -> bool:
+        return self.row is not None
+
+
+def _ints(values: Sequence[int] | IntArray) -> IntArray:
+    return np.asarray(values, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTree:
+    """Candidate continuations of one sequence, parents before children, unique by (parent, token).
+
+    Build it with `TokenTree.build` or `TokenTree.chain`, which fill in and check everything.
+
+    Attributes:
+        tokens: (n,) int32 token ids.
+        parents: (n,) int32 index of the parent node, -1 for the root.
+        depths: (n,) int32, 1 for children of the root.
+        sources: (n,) int32 index of the drafter that proposed the node.
+        confidence: (n,) float32 chance that the target takes this child at its parent; siblings sum to at most 1.
+        slots: (n,) int32 cache slot already computed for the node by self-speculation, or -1.
+        kinds: (n,) int32, CANDIDATE, or PROBE for an extra input position that selection keeps and verifiers skip.
+        trials: parent -> ordered trials, for parents with at least one drawn trial. Every other parent has one point
+            trial per candidate child in node order (`trials_of` gives both alike).
+    """
+
+    tokens: IntArray
+    parents: IntArray
+    depths: IntArray
+    sources: IntArray
+    confidence: FloatArray
+    slots: IntArray
+    kinds: IntArray
+    trials: Mapping[int, tuple[Trial, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def build(
+        cls,
+        tokens: Sequence[int] | IntArray,
+        parents: Sequence[int] | IntArray,
+        *,
+        confidence: Sequence[float] | FloatArray | None = None,
+        sources: Sequence[int] | IntArray | int = 0,
+        slots: Sequence[int] | IntArray | None = None,
+        kinds: Sequence[int] | IntArray | None = None,
+        trials: Mapping[int, Sequence[Trial]] | None = None,
+    ) -> TokenTree:
+        """Make a tree; depths are derived, missing columns get their defaults (confidence 0.5 shared by siblings).
+
+        Raises:
+            DrafterError: columns of different length, a parent that does not come first, duplicates, bad confidence.
+        """
+        tokens_n, parents_n = _ints(tokens), _ints(parents)
+        n = len(tokens_n)
+        if parents_n.shape != (n,):
+            raise DrafterError(f"a tree needs one parent per token, got {n} tokens and {parents_n.size} parents")
+        tree = cls(
+            tokens=tokens_n,
+            parents=parents_n,
+            depths=_depths(parents_n),
+            sources=np.full(n, sources, np.int32) if isinstance(sources, int) else _ints(sources),
+            confidence=_default_confidence(parents_n) if confidence is None else np.asarray(confidence, np.float32),
+            slots=np.full(n, -1, np.int32) if slots is None else _ints(slots),
+            kinds=np.zeros(n, np.int32) if kinds is None else _ints(kinds),
+            trials=MappingProxyType({p: tuple(ts) for p, ts in (trials or {}).items()}),
+        )
+        tree.check_structure()
+        return tree
+
+    @classmethod
+    def chain(
+        cls, tokens: Sequence[int], *, confidence: Sequence[float] | None = None, source: int = 0
+    ) -> TokenTree:
+        """A tree without branches: token i+1 continues token i."""
+        if not len(tokens):
+            return EMPTY_TREE
+        return cls.build(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32), confidence=confidence, sources=source)
+
+    def children(self, parent: int) -> list[int]:
+        """Candidate children of a node (or of ROOT) in node order; probes are left out."""
+        return [int(i) for i in np.flatnonzero((self.parents == parent) & (self.kinds == CANDIDATE))]
+
+    def trials_of(self, parent: int) -> tuple[Trial, ...]:
+        """The ordered trials at a parent, point trials made up for parents that have no drawn ones."""
+        explicit = self.trials.get(parent)
+        return explicit if explicit is not None else tuple(Trial(node) for node in self.children(parent))
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Node indices from the first level down to `node`, inclusive; empty for ROOT."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = int(self.parents[node])
+        return tuple(reversed(path))
+
+    def leaves(self) -> list[int]:
+        """Nodes without children, in node order."""
+        return [int(i) for i in np.setdiff1d(np.arange(len(self)), self.parents)]
+
+    @property
+    def is_chain(self) -> bool:
+        return bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
+
+    @property
+    def max_depth(self) -> int:
+        return int(self.depths.max(initial=0))
+
+    def ancestor_mask(self) -> BoolArray:
+        """(n, n) bool: [i, j] is true when j is i or an ancestor of i. The root and the prefix are not included."""
+        n = len(self)
+        if self.is_chain:
+            return np.tri(n, dtype=np.bool_)
+        mask_nn = np.eye(n, dtype=np.bool_)
+        for i, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                mask_nn[i] |= mask_nn[parent]
+        return mask_nn
+
+    def reach(self) -> FloatArray:
+        """(n,) float32: estimated chance that a node is accepted, the product of confidences along its path."""
+        reach_n = self.confidence.copy()
+        for i, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                reach_n[i] *= reach_n[parent]
+        return reach_n
+
+    def to_xgrammar(self) -> tuple[IntArray, IntArray, IntArray]:
+        """First-child / next-sibling encoding for xgrammar's tree traversal, the root token included as position 0.
+
+        Returns:
+            retrieve_next_token, retrieve_next_sibling: (n + 1,) int32 positions, -1 where there is none.
+            positions' tokens: (n + 1,) int32; entry 0 is -1, a place for the root's own token.
+        """
+        n = len(self)
+        first, sibling = np.full(n + 1, -1, np.int32), np.full(n + 1, -1, np.int32)
+        last: dict[int, int] = {}
+        for position, parent in enumerate((self.parents + 1).tolist(), start=1):
+            if parent in last:
+                sibling[last[parent]] = position
+            else:
+                first[parent] = position
+            last[parent] = position
+        return first, sibling, np.concatenate([np.full(1, -1, np.int32), self.tokens])
+
+    def check_structure(self) -> None:
+        """Raise DrafterError unless all columns have one length, nodes are unique and confidences are sane."""
+        n = len(self)
+        for name in ("depths", "sources", "confidence", "slots", "kinds"):
+            if (got := getattr(self, name).shape) != (n,):
+                raise DrafterError(f"tree column {name!r} has shape {got}, need ({n},)")
+        keys = set(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
+        if len(keys) != n:
+            raise DrafterError(f"a tree's nodes must be unique by (parent, token), got {n - len(keys)} duplicates; merge them")
+        if not bool(np.all((self.confidence >= 0) & (self.confidence <= 1))):
+            raise DrafterError("tree confidences must lie between 0 and 1 (and not be NaN)")
+        for parent, trials in self.trials.items():
+            _check_trials(self, parent, trials)
+
+    def check(self, vocab_size: int, max_nodes: int) -> None:
+        """The boundary check before a proposed tree meets the model.
+
+        Raises:
+            DrafterError: token ids outside the vocabulary, more nodes than the budget, or a broken structure.
+        """
+        if len(self) > max_nodes:
+            raise DrafterError(f"a tree of {len(self)} nodes exceeds the budget of {max_nodes}")
+        if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):
+            raise DrafterError(f"tree tokens must lie in 0..{vocab_size - 1}, got {self.tokens.min()}..{self.tokens.max()}")
+        self.check_structure()
+
+    def replace(self, **columns: Any) -> TokenTree:
+        """A copy with some columns replaced (and not checked again)."""
+        names = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds", "trials")
+        return TokenTree(**{name: columns.get(name, getattr(self, name)) for name in names})
+
+
+def _depths(parents_n: IntArray) -> IntArray:
+    depths: list[int] = []
+    for i, parent in enumerate(parents_n.tolist()):
+        if not -1 <= parent < i:
+            raise DrafterError(f"node {i} has parent {parent}, but parents must come first and start at -1")
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return _ints(depths)
+
+
+def _default_confidence(parents_n: IntArray) -> FloatArray:
+    counts = np.bincount(parents_n + 1, minlength=1) if len(parents_n) else np.ones(1)
+    return (0.5 / counts[parents_n + 1]).astype(np.float32)
+
+
+def _check_trials(tree: TokenTree, parent: int, trials: Sequence[Trial]) -> None:
+    tried = {trial.node for trial in trials}
+    if tried != set(tree.children(parent)):
+        raise DrafterError(f"the trials at node {parent} name nodes {sorted(tried)}, but its children are {tree.children(parent)}")
+
+
+EMPTY_TREE: Final = TokenTree.build([], [])

@@ -1,0 +1,78 @@
+"""Small types that the loop hands around besides the tree: budgets, verdicts, scores.
+
+In: nothing. Out: frozen records. Not here: anything that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def always_go_on(depth: int, confidence: float, features: object) -> bool:
+    """The default voice of a controller while a drafter drafts: never stop before the budget is used up."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one drafter may propose for one sequence in one step.
+
+    Attributes:
+        nodes: at most this many nodes; 0 means: propose the empty tree.
+        depth: at most this many levels.
+        go_on: asked by sequential drafters before drafting level `depth` (from 2 on) with the confidence of the path so far;
+            False stops drafting there.
+    """
+
+    nodes: int
+    depth: int
+    go_on: Callable[[int, float, object], bool] = always_go_on
+
+
+NO_BUDGET = Budget(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What stands of one sequence's tree.
+
+    Attributes:
+        path: accepted node indices, from the first level down.
+        accepted: their tokens.
+        next_token: the target's own token after the path, or None where an overlapped scheme carries its row on.
+    """
+
+    path: tuple[int, ...]
+    accepted: tuple[int, ...]
+    next_token: int | None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens this verdict commits: the accepted ones and the target's own."""
+        return self.accepted if self.next_token is None else (*self.accepted, self.next_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one forward pass of the target gave, for a batch of sequences with their trees.
+
+    Attributes:
+        logits: (r, v) raw logits in the model's dtype. Rows of sequence i are `rows[i] : rows[i + 1]`:
+            first its root, then its nodes in order.
+        rows: batch + 1 row offsets.
+        taps: layer -> (r, hidden) hidden states, for the layers that were asked for; layer k is the output of layer k
+            counted from 0, -1 the embeddings, num_layers the output of the final norm.
+    """
+
+    logits: torch.Tensor
+    rows: tuple[int, ...]
+    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def of(self, index: int) -> torch.Tensor:
+        """(1 + n, v): logits at the root and the nodes of sequence `index`; a view."""
+        return self.logits[self.rows[index] : self.rows[index + 1]]

@@ -1,0 +1,1 @@
+"""Which guesses stand; one file a rule."""
