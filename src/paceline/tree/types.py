@@ -5,8 +5,9 @@ In: nothing. Out: frozen records. Not here: anything that computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,3 +77,12 @@ class Scores:
     def of(self, index: int) -> torch.Tensor:
         """(1 + n, v): logits at the root and the nodes of sequence `index`; a view."""
         return self.logits[self.rows[index] : self.rows[index + 1]]
+
+    def pick(self, indices: Sequence[int]) -> Scores:
+        """The scores of some sequences of the batch, rows packed again (a copy)."""
+        import torch
+
+        spans = [slice(self.rows[i], self.rows[i + 1]) for i in indices]
+        offsets = [0, *accumulate(span.stop - span.start for span in spans)]
+        taps = {layer: torch.cat([tap[span] for span in spans]) for layer, tap in self.taps.items()}
+        return Scores(torch.cat([self.logits[span] for span in spans]), tuple(offsets), taps)

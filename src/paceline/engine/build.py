@@ -1,0 +1,137 @@
+"""Puts an engine together from a speculative_config: drafters, verifiers, controller.
+
+In: a runner and a parsed configuration. Out: Parts. What a method needs and the runner lacks is refused here, before anything runs.
+Not here: loading of targets, the loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline import registry
+from paceline.config import EngineConfig, SpeculativeConfig, reject_unknown
+from paceline.controllers.base import Controller
+from paceline.drafters.base import Drafter, DrafterArgs
+from paceline.engine.crew import Crew
+from paceline.engine.loop import Parts
+from paceline.engine.probe import Probe
+from paceline.errors import CapabilityError, ConfigError, DrafterError
+from paceline.models.base import Capabilities, Runner
+from paceline.models.hub import resolve
+from paceline.models.load import load_runner
+from paceline.models.tokenizer import Tokenizer, same_tokenizer
+
+logger = logging.getLogger("paceline")
+
+EXPENSIVE = ("model", "self", "head")
+"""Kinds of drafters that run after the table-driven ones, since their budget depends on what those found."""
+
+
+def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_remote_code: bool = False) -> Runner:
+    """Open a draft model after checking that it speaks the target's tokens.
+
+    Raises:
+        DrafterError: another tokenizer.
+        CheckpointError: nothing to load there.
+    """
+    folder = resolve(name)
+    why = same_tokenizer(tokenizer, Tokenizer.load(folder))
+    if why is not None:
+        raise DrafterError(f"draft model {name!r} has another tokenizer than the target: {why}; choose one of the same family")
+    return load_runner(name, dtype=config.dtype, device=config.device, trust_remote_code=trust_remote_code)
+
+
+def build_parts(
+    runner: Runner,
+    config: SpeculativeConfig | None,
+    *,
+    load: Callable[[str], Runner],
+    default_draft: str | None = None,
+) -> Parts:
+    """Drafters, verifiers and controller for one target.
+
+    Args:
+        load: opens a draft model by folder or hub id.
+        default_draft: draft model of "auto", where the target has one that ships with it.
+    Raises:
+        ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
+    """
+    config = SpeculativeConfig(method=()) if config is None else config
+    methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) in EXPENSIVE)
+    drafters = [_drafter(one, index, runner, load) for index, one in enumerate(methods)]
+    crew = Crew(drafters, runner.info.vocab_size)
+    relaxed = config.acceptance_method != "rejection_sampler"
+    options: dict[str, Any] = {}
+    if relaxed:
+        options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
+    return Parts(
+        runner=runner,
+        crew=crew,
+        controller=_controller(config, runner, crew.names),
+        greedy=registry.load("verifiers", "greedy")(),
+        sampled=registry.load("verifiers", config.acceptance_method)(**options),
+        relaxed=relaxed,
+    )
+
+
+def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
+    """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at hand."""
+    if not isinstance(config.method, str):
+        return list(config.method)
+    if config.method != "auto":
+        return [config]
+    draft = config.model or default_draft
+    found = [SpeculativeConfig(method="ngram", options=config.options)]
+    return found + ([SpeculativeConfig(method="draft_model", model=draft)] if draft else [])
+
+
+def _kind(config: SpeculativeConfig) -> str:
+    return registry.lookup("drafters", str(config.method)).kind
+
+
+def _drafter(config: SpeculativeConfig, index: int, runner: Runner, load: Callable[[str], Runner]) -> Drafter:
+    name = str(config.method)
+    entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
+    for need in entry.needs:
+        if need in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, need):
+            raise CapabilityError(f"method {name!r} needs {need!r}, which the runner of {runner.info.name} cannot do")
+    options = dict(config.options)
+    if config.model is not None:
+        options["model"] = config.model
+    if config.num_speculative_tokens is not None:
+        options["num_speculative_tokens"] = config.num_speculative_tokens
+    known = [key for key in inspect.signature(factory).parameters if key not in ("args", "self")]
+    optional = {"num_speculative_tokens"} - set(known)
+    options = {key: value for key, value in options.items() if key not in optional}
+    reject_unknown(f"speculative_config of {name!r}", options, known)
+    info = runner.info
+    args = DrafterArgs(vocab_size=info.vocab_size, index=index, max_context=info.max_context, target=runner, load_runner=load)
+    try:
+        drafter: Drafter = factory(args, **options)
+    except TypeError as error:
+        raise ConfigError(f"speculative_config of {name!r}: {error}") from error
+    return drafter
+
+
+def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str]) -> Controller:
+    fixed = config.num_speculative_tokens is not None
+    name = config.controller or ("fixed" if fixed else "auto")
+    factory = registry.load("controllers", name)
+    controller: Controller = factory.build(
+        names,
+        runner.info,
+        Probe(runner),
+        num_speculative_tokens=config.num_speculative_tokens,
+        disable_by_batch_size=config.disable_by_batch_size,
+        chains_only=not runner.capabilities.trees,
+    )
+    return controller
+
+
+def without_drafts(config: SpeculativeConfig) -> SpeculativeConfig:
+    """The same configuration that never drafts."""
+    return replace(config, num_speculative_tokens=0)

@@ -1,0 +1,173 @@
+"""The crew of drafters: several drafters behind one call, each kept from harming a request.
+
+In: sequences, a controller's budgets. Out: one merged, checked tree per sequence, and seconds per drafter.
+A drafter that raises or proposes an invalid tree is dropped for that request, which goes on without it and says so; other requests
+keep it. Not here: when to draft and how much (controllers), what stands (verifiers).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, TypeVar
+
+from paceline.controllers.base import Controller
+from paceline.drafters.base import Drafter
+from paceline.engine.sequence import Sequence as Decoding
+from paceline.errors import DrafterError
+from paceline.tree.merge import merge
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+logger = logging.getLogger("paceline.engine")
+T = TypeVar("T")
+
+
+class Crew:
+    """All drafters of an engine, cheap ones first.
+
+    Args:
+        drafters: in the order of their source index.
+        vocab_size: of the target.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
+        self.drafters = list(drafters)
+        self.names = [drafter.name for drafter in drafters]
+        self.vocab_size = vocab_size
+        self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
+
+    def begin(self, sequence: Decoding) -> None:
+        """Give a sequence its drafter states, right after prefill."""
+        sequence.states = [None] * len(self.drafters)
+        for index, drafter in enumerate(self.drafters):
+            with _Guard(self, index, sequence):
+                (sequence.states[index],) = drafter.begin([sequence.context])
+
+    def fork(self, sequence: Decoding, other: Decoding) -> None:
+        """Give `other`, a copy of `sequence`, its own states."""
+        other.states = [None] * len(self.drafters)
+        for index, drafter in enumerate(self.drafters):
+            if sequence.states[index] is not None:
+                with _Guard(self, index, other):
+                    other.states[index] = drafter.fork(sequence.states[index], other.context)
+
+    def propose(self, batch: Sequence[Decoding], controller: Controller) -> tuple[list[TokenTree], tuple[float, ...]]:
+        """One merged tree per sequence, and the seconds that each drafter took."""
+        trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
+        seconds = []
+        for index in range(len(self.drafters)):
+            start = perf_counter()
+            asked = [(i, controller.budget(i, index, trees[i])) for i, s in enumerate(batch) if s.states[index] is not None]
+            asked = [(i, budget) for i, budget in asked if budget.nodes > 0 and budget.depth > 0]
+            if asked:
+                proposed = self._propose_one(index, [batch[i] for i, _ in asked], [b for _, b in asked], [trees[i] for i, _ in asked])
+                for (i, _), tree in zip(asked, proposed, strict=True):
+                    if len(tree):
+                        trees[i] = merge([trees[i], tree]) if len(trees[i]) else tree
+            seconds.append(perf_counter() - start if asked else 0.0)
+        return trees, tuple(seconds)
+
+    def _propose_one(
+        self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
+        drafter = self.drafters[index]
+
+        def call(picked: Sequence[int]) -> list[TokenTree]:
+            found = drafter.propose([batch[i].states[index] for i in picked], [budgets[i] for i in picked], [so_far[i] for i in picked])
+            if len(found) != len(picked):
+                raise DrafterError(f"proposed {len(found)} trees for {len(picked)} sequences")
+            return [self._checked(tree, index, budgets[i]) for i, tree in zip(picked, found, strict=True)]
+
+        return self._each(index, batch, call, EMPTY_TREE)
+
+    def _checked(self, tree: TokenTree, index: int, budget: Budget) -> TokenTree:
+        if not len(tree):
+            return EMPTY_TREE
+        tree.check(self.vocab_size, budget.nodes)
+        if tree.max_depth > budget.depth:
+            raise DrafterError(f"a tree of depth {tree.max_depth} exceeds the budget of {budget.depth}")
+        sources = tree.sources
+        return tree if bool((sources == index).all()) else tree.replace(sources=sources * 0 + index)
+
+    def observe(
+        self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores
+    ) -> None:
+        """Tell every drafter what became of the trees; contexts already hold the new tokens."""
+        for index in range(len(self.drafters)):
+            at = [i for i, sequence in enumerate(batch) if sequence.states[index] is not None]
+            if at:
+                self._observe_one(index, batch, trees, verdicts, scores, at)
+
+    def _observe_one(
+        self,
+        index: int,
+        batch: Sequence[Decoding],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores,
+        at: Sequence[int],
+    ) -> None:
+        def call(picked: Sequence[int]) -> list[None]:
+            some = [at[i] for i in picked]
+            own = scores if len(some) == len(batch) else scores.pick(some)
+            states = [batch[i].states[index] for i in some]
+            self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
+            return [None] * len(picked)
+
+        self._each(index, [batch[i] for i in at], call, None)
+
+    def end(self, sequence: Decoding) -> None:
+        """The sequence is over; its states are freed."""
+        for index, drafter in enumerate(self.drafters):
+            if sequence.states and sequence.states[index] is not None:
+                with _Guard(self, index, sequence):
+                    drafter.end([sequence.states[index]])
+                sequence.states[index] = None
+
+    def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[Sequence[int]], list[T]], missing: T) -> list[T]:
+        """`call` for the whole batch; if it raises, one by one, dropping the drafter where it raises again."""
+        everyone = range(len(batch))
+        try:
+            return call(everyone)
+        except Exception as error:
+            if len(batch) == 1:
+                self.drop(index, batch[0], error)
+                return [missing]
+        found = []
+        for i in everyone:
+            try:
+                found += call([i])
+            except Exception as error:
+                self.drop(index, batch[i], error)
+                found.append(missing)
+        return found
+
+    def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
+        """Take drafter `index` off this sequence, with a log line and a note in its metrics."""
+        name, why = self.names[index], f"{type(error).__name__}: {error}"
+        logger.warning("request %s goes on without drafter %s (%s)", sequence.request.id, name, why)
+        sequence.request.metrics.dropped_drafters[name] = why
+        state, sequence.states[index] = sequence.states[index], None
+        if state is not None:
+            try:
+                self.drafters[index].end([state])
+            except Exception as second:
+                logger.debug("drafter %s also failed to end: %s", name, second)
+
+
+class _Guard:
+    """Turns an exception of a drafter into dropping it for one sequence."""
+
+    def __init__(self, crew: Crew, index: int, sequence: Decoding) -> None:
+        self.crew, self.index, self.sequence = crew, index, sequence
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            self.crew.drop(self.index, self.sequence, error)
+            return True
+        return False

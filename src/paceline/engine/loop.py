@@ -1,0 +1,163 @@
+"""The loop: one step for a batch of sequences, each with its own tree. Plain decoding is this loop with empty trees.
+
+In: requests. Out: stream chunks, filled requests. Not here: any method (drafters, verifiers, controllers), any model, text.
+
+    budgets -> trees -> select -> ONE scoring pass -> verdicts -> commit -> observe
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from paceline.config import EngineConfig
+from paceline.controllers.base import Controller, StepTimes
+from paceline.engine.crew import Crew
+from paceline.engine.outputs import StreamChunk
+from paceline.engine.request import Request
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Sequence
+from paceline.errors import NumericsError
+from paceline.models.base import Runner
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import Scores, Verdict
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.greedy import GreedyVerifier
+
+logger = logging.getLogger("paceline.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of.
+
+    Attributes:
+        greedy: the verifier at temperature 0 (equal or reject).
+        sampled: the verifier above it, and at 0 too where the user asked for a relaxed rule.
+        relaxed: whether `sampled` is used at temperature 0 too.
+    """
+
+    runner: Runner
+    crew: Crew
+    controller: Controller
+    greedy: GreedyVerifier
+    sampled: Verifier
+    relaxed: bool = False
+
+
+class Engine:
+    """Serves many requests over one target.
+
+    Args:
+        parts: runner, drafters, verifiers, controller.
+        config: sizes.
+        tokenizer: for stop strings and text; None decodes token ids only.
+        eos_ids: end tokens of the checkpoint.
+    """
+
+    def __init__(self, parts: Parts, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
+        self.parts = parts
+        self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it starts when there is room."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; what it produced is kept, its finish reason is "abort"."""
+        for sequence in list(self.scheduler.take(request_id)):
+            self._finish(sequence, sequence.close("abort"))
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[StreamChunk]:
+        """One prefill chunk if a prompt waits, then one decoding step of all running sequences; what it added."""
+        self.scheduler.prefill()
+        return self.decode(self.scheduler.running) if self.scheduler.running else []
+
+    def decode(self, running: Seq[Sequence]) -> list[StreamChunk]:
+        """One step: draft, score, verify, commit, observe."""
+        batch, parts = list(running), self.parts
+        start = perf_counter()
+        parts.controller.plan([sequence.signal() for sequence in batch])
+        trees, draft_seconds = parts.crew.propose(batch, parts.controller)
+        trees = parts.controller.select(trees)
+        drafted = perf_counter()
+        scores = parts.runner.score(
+            [s.cache for s in batch], [s.root for s in batch], trees, taps=parts.crew.taps
+        )
+        scored = perf_counter()
+        verdicts = self._verify(batch, trees, scores)
+        verified = perf_counter()
+        chunks = self._commit(batch, trees, verdicts, scores)
+        other = perf_counter() - verified + (drafted - start - sum(draft_seconds))
+        self._observe(batch, trees, verdicts, StepTimes(draft_seconds, scored - drafted, verified - scored, other, scores.rows[-1]))
+        return chunks
+
+    def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
+        """Every sequence's verdict, by the verifier of its request; rules are applied here, once."""
+        parts = self.parts
+        if not parts.relaxed and all(sequence.plain for sequence in batch):
+            return parts.greedy.verify_stacked(trees, scores.logits, scores.rows)
+        verdicts: dict[int, Verdict | NumericsError] = {}
+        exact_greedy = [i for i, s in enumerate(batch) if s.greedy and not parts.relaxed]
+        others = [i for i in range(len(batch)) if i not in set(exact_greedy)]
+        for verifier, picked in ((parts.greedy, exact_greedy), (parts.sampled, others)):
+            if picked:
+                rows = [batch[i].rules.apply(scores.of(i), trees[i]) for i in picked]
+                found = verifier.verify([trees[i] for i in picked], rows, [batch[i].draws() for i in picked])
+                verdicts.update(zip(picked, found, strict=True))
+        return [verdicts[i] for i in range(len(batch))]
+
+    def _commit(
+        self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
+    ) -> list[StreamChunk]:
+        """Extend every sequence by its verdict, keep the accepted path of those that go on, end the others."""
+        chunks, going = [], []
+        for i, (sequence, tree, verdict) in enumerate(zip(batch, trees, verdicts, strict=True)):
+            if isinstance(verdict, NumericsError):
+                chunks.append(sequence.close("error", str(verdict)))
+            else:
+                chunks.append(sequence.advance(tree, verdict, scores.of(i), self.parts.crew.names))
+            if sequence.output.finish_reason is None:
+                going.append(i)
+        if going:
+            self._keep(batch, trees, verdicts, scores, going)
+        for sequence, chunk in zip(batch, chunks, strict=True):
+            if sequence.output.finish_reason is not None:
+                self._finish(sequence, chunk)
+        return chunks
+
+    def _keep(
+        self,
+        batch: Seq[Sequence],
+        trees: Seq[TokenTree],
+        verdicts: Seq[Verdict | NumericsError],
+        scores: Scores,
+        going: Seq[int],
+    ) -> None:
+        """Commit the accepted paths of the sequences that go on, and tell the drafters."""
+        picked = [verdict for verdict in (verdicts[i] for i in going) if isinstance(verdict, Verdict)]
+        some = [batch[i] for i in going]
+        self.parts.runner.commit([sequence.cache for sequence in some], [verdict.path for verdict in picked])
+        own = scores if len(going) == len(batch) else scores.pick(going)
+        self.parts.crew.observe(some, [trees[i] for i in going], picked, own)
+
+    def _observe(
+        self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], times: StepTimes
+    ) -> None:
+        if all(isinstance(verdict, Verdict) for verdict in verdicts):
+            self.parts.controller.observe(trees, [v for v in verdicts if isinstance(v, Verdict)], times)
+        for sequence in batch:
+            if sequence.output.finish_reason is not None:
+                self.parts.controller.forget(sequence.key)
+
+    def _finish(self, sequence: Sequence, chunk: StreamChunk) -> None:
+        self.parts.crew.end(sequence)
+        self.scheduler.remove(sequence)
+        logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)

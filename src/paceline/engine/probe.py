@@ -1,0 +1,44 @@
+"""Measures what scoring costs, for the cost model.
+
+In: a runner. Out: seconds of one scoring pass for a number of rows and a context. Not here: what the figures are used for.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from paceline.models.base import Runner
+from paceline.tree.token_tree import TokenTree
+
+REPEATS = 3
+
+
+class Probe:
+    """Times `runner.score` on a scratch sequence of arbitrary tokens.
+
+    Args:
+        runner: whose passes are timed; its caches of real sequences are not touched.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def __call__(self, rows: int, context: int) -> float:
+        """Median seconds of scoring a root and a chain of rows - 1 nodes after `context` cached tokens."""
+        info = self.runner.info
+        context = max(1, min(context, info.max_context - rows - 1))
+        cache = self.runner.open()
+        try:
+            for start in range(0, context, 512):
+                self.runner.extend([cache], [[(7 * i) % info.vocab_size for i in range(start, min(context, start + 512))]])
+            tree = TokenTree.chain([(11 * i) % info.vocab_size for i in range(rows - 1)])
+            self._once(cache, tree)
+            return sorted(self._once(cache, tree) for _ in range(REPEATS))[REPEATS // 2]
+        finally:
+            self.runner.release(cache)
+
+    def _once(self, cache: object, tree: TokenTree) -> float:
+        start = perf_counter()
+        scores = self.runner.score([cache], [0], [tree])  # type: ignore[list-item]  # the runner's own handle
+        scores.logits[-1, 0].item()
+        return perf_counter() - start

@@ -1,0 +1,65 @@
+"""A request on its way: one prompt with its parameters, whose n outputs are decoded as n sequences.
+
+In: checked parameters and token ids. Out: records that the engine fills. Not here: decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.config import SamplingParams
+from paceline.constraints.logprobs import Logprob
+from paceline.engine.metrics import RequestMetrics
+from paceline.engine.outputs import CompletionOutput, RequestOutput
+from paceline.errors import PromptError
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt and what becomes of it.
+
+    Attributes:
+        id: unique name.
+        prompt: its text, or None.
+        prompt_ids: its tokens, at least one.
+        params: with a seed.
+        seed: base of all its noise.
+        max_tokens: most new tokens, parameters and context considered.
+        tenant: whose tables its text may teach.
+    """
+
+    id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    tenant: str = "default"
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    def result(self) -> RequestOutput:
+        """A view of the request as it stands; shares its lists."""
+        return RequestOutput(self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs)
+
+
+def check_prompt(tokens: Sequence[int], vocab_size: int, max_context: int, max_tokens: int | None) -> int:
+    """Check a prompt's token ids and return how many new tokens fit.
+
+    Raises:
+        PromptError: empty, ids outside the vocabulary, or no room in the context.
+    """
+    if not len(tokens):
+        raise PromptError("the prompt is empty; give at least one token (or a tokenizer that adds a start token)")
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise PromptError(f"prompt token ids must be integers in 0..{vocab_size - 1}, got {token!r}")
+    room = max_context - len(tokens)
+    if room < 1:
+        raise PromptError(
+            f"the prompt has {len(tokens)} tokens, but the context holds {max_context} including at least one new token; "
+            "shorten the prompt or raise max_model_len"
+        )
+    return room if max_tokens is None else min(room, max_tokens)

@@ -1,0 +1,149 @@
+"""One sequence being decoded: an output of a request with its cache, rules, text and drafter states.
+
+In: committed tokens, one verdict a step. Out: the output record, stream chunks. Not here: scoring, verifying, drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from paceline.constraints.logprobs import Logprob, top_logprobs
+from paceline.constraints.rules import Rules
+from paceline.controllers.base import Signal
+from paceline.drafters.base import Context
+from paceline.engine.outputs import CompletionOutput, FinishReason, StreamChunk
+from paceline.engine.request import Request
+from paceline.engine.transcript import Transcript
+from paceline.models.base import SequenceCache
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import Verdict
+from paceline.verifiers.draws import KeyedDraws, draw_seed
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Sequence:
+    """The decoding state of output number `index` of a request.
+
+    Args:
+        key: unique number of this sequence.
+        rules, transcript: fresh ones for this prompt.
+        cache: of the runner, empty; None for an output that will be forked from another.
+    """
+
+    def __init__(
+        self, request: Request, index: int, key: int, *, rules: Rules, transcript: Transcript, cache: SequenceCache | None
+    ) -> None:
+        self.request, self.index, self.key = request, index, key
+        self.rules, self.transcript = rules, transcript
+        self._cache = cache
+        self.seed = draw_seed(request.seed, index)
+        self.output = CompletionOutput(index, logprobs=[] if request.params.logprobs is not None else None)
+        self.context = Context(
+            request_id=request.id,
+            tokens=list(request.prompt_ids),
+            prompt_length=len(request.prompt_ids),
+            temperature=0.0 if request.params.greedy else request.params.temperature,
+            seed=self.seed,
+            shape=rules.apply_paths,
+            tenant=request.tenant,
+        )
+        self.states: list[Any] = []
+        self.prompt_taps: list[dict[int, torch.Tensor]] = []
+        self.plain = request.params.greedy and rules.trivial
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The runner's handle; outputs 1..n-1 have one once the prompt is in the cache of output 0."""
+        if self._cache is None:
+            raise RuntimeError(f"output {self.index} of request {self.request.id} was not forked yet")
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: SequenceCache) -> None:
+        self._cache = cache
+
+    @property
+    def has_cache(self) -> bool:
+        return self._cache is not None
+
+    def join_taps(self) -> None:
+        """Hand the prompt's hidden states, collected chunk by chunk, to the drafters' context."""
+        import torch
+
+        layers = self.prompt_taps[0] if self.prompt_taps else {}
+        self.context.taps = {layer: torch.cat([chunk[layer] for chunk in self.prompt_taps]) for layer in layers}
+        self.prompt_taps = []
+
+    @property
+    def root(self) -> int:
+        return self.context.tokens[-1]
+
+    @property
+    def greedy(self) -> bool:
+        return self.request.params.greedy
+
+    def signal(self) -> Signal:
+        """What the controller may know."""
+        remaining = self.request.max_tokens - len(self.output.token_ids)
+        return Signal(self.key, len(self.context.tokens), remaining, self.context.temperature)
+
+    def draws(self) -> KeyedDraws:
+        """The randomness of this step: keyed by the position of the token after the root."""
+        return KeyedDraws(self.seed, len(self.context.tokens))
+
+    def advance(self, tree: TokenTree, verdict: Verdict, logits: torch.Tensor, names: list[str]) -> StreamChunk:
+        """Commit a verdict: cut it where plain decoding would have stopped, extend text, rules and counters.
+
+        Args:
+            logits: (1 + n, v) raw logits of this step, for logprobs.
+            names: drafters' names by source index.
+        """
+        now, metrics = perf_counter(), self.request.metrics
+        metrics.add_step(tree, verdict, names)
+        sources: list[str | None] = [names[int(tree.sources[node])] for node in verdict.path]
+        if verdict.next_token is not None:
+            sources.append(None)
+        segments, kept = self.transcript.push(verdict.tokens, sources)
+        tokens = verdict.tokens[:kept]
+        self.output.token_ids += tokens
+        self.context.tokens += tokens
+        if not self.plain:
+            self.rules.advance(tokens)
+        if self.output.logprobs is not None:
+            self._add_logprobs(logits, verdict, tokens)
+        if metrics.time_to_first_token is None:
+            metrics.time_to_first_token = now - metrics.arrival_time
+        metrics.num_generation_tokens += kept
+        metrics.generation_time = now - (metrics.first_step_time or now)
+        self.output.text = self.transcript.text
+        reason = self.transcript.finish_reason
+        if reason is not None:
+            self.output.finish_reason, self.output.stop_reason = reason, self.transcript.stop_reason
+        return StreamChunk(self.index, segments, tokens, reason, self.request.result())
+
+    def close(self, reason: FinishReason, error: str | None = None) -> StreamChunk:
+        """End without a verdict (cancelled or failed); what was produced is kept."""
+        segments = self.transcript.flush()
+        self.output.text = self.transcript.text
+        self.output.finish_reason, self.output.error = reason, error
+        return StreamChunk(self.index, segments, (), reason, self.request.result())
+
+    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Seq[int]) -> None:
+        rows = logits[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
+        entries = top_logprobs(rows, tokens, self.request.params.logprobs or 0)
+        found = [self.transcript.name_tokens(entry) for entry in entries]
+        if self.output.logprobs is not None:
+            self.output.logprobs += found
+        chosen = sum(entry[token].logprob for entry, token in zip(found, tokens, strict=True))
+        self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + chosen
+
+
+def prompt_logprobs(request: Request, start: int, logits: torch.Tensor, transcript: Transcript) -> list[dict[int, Logprob]]:
+    """Logprobs of prompt tokens start + 1, ... from the (c, v) logits at start, ... of a prefill chunk."""
+    chosen = request.prompt_ids[start + 1 : start + 1 + len(logits)]
+    entries = top_logprobs(logits, chosen, request.params.prompt_logprobs or 0)
+    return [transcript.name_tokens(entry) for entry in entries]

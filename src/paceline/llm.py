@@ -1,0 +1,201 @@
+"""The front door: `LLM(...).generate / .stream / .chat`.
+
+In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. Not here: the loop (engine), methods, printing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig, need
+from paceline.engine.build import build_parts, load_draft
+from paceline.engine.loop import Engine
+from paceline.engine.outputs import RequestOutput, StreamChunk
+from paceline.engine.request import Request, check_prompt
+from paceline.errors import PromptError
+from paceline.models.generation_defaults import GenerationDefaults
+from paceline.models.hub import resolve
+from paceline.models.load import load_runner
+from paceline.models.tokenizer import Tokenizer
+from paceline.verifiers.draws import draw_seed
+
+logger = logging.getLogger("paceline")
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+BUNDLED = Path(__file__).parent / "bundled"
+
+
+class LLM:
+    """A model that decodes faster and says the same.
+
+    Args:
+        model: folder or hub id of a Hugging Face checkpoint; None is the bundled model.
+        speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
+        tokenizer: folder or hub id, where it is not the model's own.
+        revision: branch, tag or commit on the hub.
+        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, threads, seed: see `EngineConfig`.
+        trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
+
+    Raises:
+        CheckpointError: nothing to load there, or not enough memory.
+        ConfigError: a bad argument.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = {"method": "auto"},  # noqa: B006 - never mutated
+        tokenizer: str | Path | None = None,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        threads: int | None = None,
+        seed: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.config = EngineConfig(
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            threads=threads,
+            seed=seed,
+        )
+        self.speculative = SpeculativeConfig.parse(speculative_config)
+        if self.config.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.config.threads)
+        name = str(BUNDLED / "target") if model is None else str(model)
+        folder = resolve(name, revision=revision)
+        self.tokenizer = Tokenizer.load(folder if tokenizer is None else resolve(str(tokenizer)))
+        self.defaults = GenerationDefaults.load(folder)
+        options = {"dtype": self.config.dtype, "device": self.config.device, "trust_remote_code": trust_remote_code}
+        self.runner = load_runner(name, revision=revision, max_context=self.config.max_model_len, **options)
+        draft = str(BUNDLED / "draft") if model is None else None
+        parts = build_parts(
+            self.runner,
+            self.speculative,
+            default_draft=draft,
+            load=lambda other: load_draft(other, self.tokenizer, self.config, trust_remote_code=trust_remote_code),
+        )
+        self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
+        self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
+        self._count = count()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Decode all prompts to their ends; results in the order of the prompts.
+
+        Args:
+            prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}.
+            sampling_params: one for all or one each; None takes the checkpoint's generation_config.json.
+        Raises:
+            PromptError, ConfigError: before anything runs.
+        """
+        items = _as_list(prompts)
+        params = self._params(sampling_params, len(items))
+        return self._run([self._request(item, one) for item, one in zip(items, params, strict=True)])
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, rendered by the checkpoint's own chat template.
+
+        Raises:
+            ConfigError: the checkpoint has no chat template.
+        """
+        talks = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Decode one prompt and yield what each step adds; closing the iterator cancels the request."""
+        (params,) = self._params(sampling_params, 1)
+        request = self._request(prompt, params)
+        self.engine.add(request)
+        return self._stream(request)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
+        """Token ids of a conversation, ready for an answer."""
+        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages, **template), add_special_tokens=False)
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """The checkpoint's own sampling defaults, with changes."""
+        return SamplingParams.from_dict({**self.defaults.sampling, **changes})
+
+    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+        try:
+            while not request.outputs or not all(output.finished() for output in request.outputs):
+                yield from [chunk for chunk in self.engine.step() if chunk.output.request_id == request.id]
+        finally:
+            self.engine.abort(request.id)
+
+    def _run(self, requests: Sequence[Request]) -> list[RequestOutput]:
+        for request in requests:
+            self.engine.add(request)
+        try:
+            while self.engine.has_work:
+                self.engine.step()
+        finally:
+            for request in requests:
+                self.engine.abort(request.id)
+        return [request.result() for request in requests]
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
+        if given is None:
+            given = self.default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * number
+        need(len(given) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(given))
+        return list(given)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        text, tokens = self._tokens(prompt)
+        info, serial = self.runner.info, next(self._count)
+        room = check_prompt(tokens, info.vocab_size, info.max_context, params.max_tokens)
+        seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
+        return Request(f"request-{serial}", text, tokens, params, seed, room)
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if "prompt" in prompt:
+                prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            raise PromptError(f"a prompt dict needs 'prompt' or 'prompt_token_ids', got keys {sorted(prompt)}")
+        return None, [int(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list: a flat list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    if items and all(hasattr(item, "__index__") for item in items):
+        return [items]  # type: ignore[list-item]  # just checked: token ids
+    if not items:
+        raise PromptError("no prompts were given; pass a string, a list of token ids, or a list of those")
+    return items  # type: ignore[return-value]  # not token ids, so prompts
+
+
+def _fresh_seed() -> int:
+    import secrets
+
+    return secrets.randbits(62)

@@ -1,0 +1,81 @@
+"""The dependency direction of the map, read off the source: imports go one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "paceline"
+LOW = {"errors", "config", "registry", "bundled"}
+METHODS = LOW | {"tree"}
+ALLOWED = {
+    "errors": set(),
+    "config": {"errors"},
+    "registry": {"errors"},
+    "tree": LOW,
+    "models": METHODS,
+    "drafters": METHODS | {"models"},
+    "verifiers": METHODS,
+    "controllers": METHODS | {"models"},
+    "constraints": METHODS,
+    "engine": METHODS | {"drafters", "verifiers", "controllers", "constraints", "models"},
+    "llm": METHODS | {"engine", "models", "constraints", "verifiers"},
+    "checks": METHODS | {"llm", "engine", "models"},
+    "cli": METHODS | {"llm", "engine", "models", "checks"},
+    "__init__": METHODS | {"llm", "engine", "constraints"},
+    "__main__": {"cli"},
+}
+
+
+def unit(path: Path) -> str:
+    first = path.relative_to(SRC).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(source: str) -> set[str]:
+    """The first-level parts of the package that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "paceline" if node.level else node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "paceline" else [base]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("paceline.")}
+    return found - {"__version__"}
+
+
+def wrong_arrows(name: str, source: str) -> set[str]:
+    return imported(source) - ALLOWED[name] - {name}
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_go_one_way(path: Path) -> None:
+    assert unit(path) in ALLOWED, f"{unit(path)} is not on the map; add it to ALLOWED"
+    assert not wrong_arrows(unit(path), path.read_text()), f"{path} must not import these"
+
+
+def test_the_rule_catches_a_drafter_that_imports_the_engine() -> None:
+    assert wrong_arrows("drafters", "from paceline.engine.loop import Engine") == {"engine"}
+    assert wrong_arrows("drafters", "def f():\n    import paceline.verifiers.greedy") == {"verifiers"}
+    assert wrong_arrows("tree", "from paceline import models") == {"models"}
+
+
+def test_modules_say_what_they_are() -> None:
+    silent = [str(p.relative_to(SRC)) for p in SRC.rglob("*.py") if not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not silent
+
+
+def test_files_and_functions_stay_small() -> None:
+    long_files = [f"{p.name}: {len(p.read_text().splitlines())}" for p in SRC.rglob("*.py") if len(p.read_text().splitlines()) > 300]
+    assert not long_files
+    lengths = {
+        f"{p.name}:{node.name}": node.end_lineno - node.lineno + 1
+        for p in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(p.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert not {name: n for name, n in lengths.items() if n > 45}
+    assert sum(n < 30 for n in lengths.values()) >= 0.9 * len(lengths)
