@@ -20,8 +20,8 @@ ALLOWED = {
     "constraints": METHODS,
     "engine": METHODS | {"drafters", "verifiers", "controllers", "constraints", "models"},
     "llm": METHODS | {"engine", "models", "constraints", "verifiers"},
-    "checks": METHODS | {"llm", "engine", "models"},
-    "cli": METHODS | {"llm", "engine", "models", "checks"},
+    "bench": METHODS | {"llm", "engine", "models", "verifiers", "constraints"},
+    "cli": METHODS | {"llm", "engine", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "constraints"},
     "__main__": {"cli"},
 }

@@ -6,7 +6,8 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from collections.abc import Generator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -81,16 +82,28 @@ class LLM:
         self.defaults = GenerationDefaults.load(folder)
         options = {"dtype": self.config.dtype, "device": self.config.device, "trust_remote_code": trust_remote_code}
         self.runner = load_runner(name, revision=revision, max_context=self.config.max_model_len, **options)
-        draft = str(BUNDLED / "draft") if model is None else None
-        parts = build_parts(
-            self.runner,
-            self.speculative,
-            default_draft=draft,
-            load=lambda other: load_draft(other, self.tokenizer, self.config, trust_remote_code=trust_remote_code),
-        )
-        self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
+        self._default_draft = str(BUNDLED / "draft") if model is None else None
+        self._trust = trust_remote_code
+        self._assemble()
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
         self._count = count()
+
+    def _assemble(self) -> None:
+        """Build the engine for the present speculative_config around the loaded runner."""
+        self.drafter_methods, parts = build_parts(
+            self.runner,
+            self.speculative,
+            default_draft=self._default_draft,
+            load=lambda other: load_draft(other, self.tokenizer, self.config, trust_remote_code=self._trust),
+        )
+        self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
+
+    def with_speculative_config(self, speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None) -> LLM:
+        """The same loaded model under another speculative_config: another engine around the same weights."""
+        other = copy(self)
+        other.speculative = SpeculativeConfig.parse(speculative_config)
+        other._assemble()
+        return other
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -122,7 +135,7 @@ class LLM:
         prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds; closing the iterator cancels the request."""
         (params,) = self._params(sampling_params, 1)
         request = self._request(prompt, params)
@@ -137,7 +150,7 @@ class LLM:
         """The checkpoint's own sampling defaults, with changes."""
         return SamplingParams.from_dict({**self.defaults.sampling, **changes})
 
-    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+    def _stream(self, request: Request) -> Generator[StreamChunk]:
         try:
             while not request.outputs or not all(output.finished() for output in request.outputs):
                 yield from [chunk for chunk in self.engine.step() if chunk.output.request_id == request.id]

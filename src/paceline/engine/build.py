@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from paceline import registry
@@ -51,8 +50,8 @@ def build_parts(
     *,
     load: Callable[[str], Runner],
     default_draft: str | None = None,
-) -> Parts:
-    """Drafters, verifiers and controller for one target.
+) -> tuple[list[str], Parts]:
+    """The methods by name, and drafters, verifiers and controller for one target.
 
     Args:
         load: opens a draft model by folder or hub id.
@@ -68,7 +67,7 @@ def build_parts(
     options: dict[str, Any] = {}
     if relaxed:
         options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
-    return Parts(
+    parts = Parts(
         runner=runner,
         crew=crew,
         controller=_controller(config, runner, crew.names),
@@ -76,6 +75,7 @@ def build_parts(
         sampled=registry.load("verifiers", config.acceptance_method)(**options),
         relaxed=relaxed,
     )
+    return [str(one.method) for one in methods], parts
 
 
 def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
@@ -130,8 +130,3 @@ def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str])
         chains_only=not runner.capabilities.trees,
     )
     return controller
-
-
-def without_drafts(config: SpeculativeConfig) -> SpeculativeConfig:
-    """The same configuration that never drafts."""
-    return replace(config, num_speculative_tokens=0)

@@ -8,8 +8,11 @@ Notation follows Leviathan et al. 2023 (arXiv:2211.17192): p is the target, q th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from paceline.errors import NumericsError
 
 if TYPE_CHECKING:
     import torch
@@ -42,14 +45,55 @@ class Verifier(Protocol):
 
     def verify(
         self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws]
-    ) -> list[Verdict]:
-        """One verdict per sequence.
+    ) -> list[Verdict | NumericsError]:
+        """One entry per sequence: its verdict, or the error that ends it (and only it).
+
+        A NumericsError stands where a row on the accepted path holds NaN, +infinity or nothing but -inf; rows off that path and
+        rows of probes may hold anything.
 
         Args:
             trees: one per sequence, EMPTY_TREE for plain decoding.
             rows: per sequence (1 + n, v) log-weights after all rules, the root first (softmax gives p; -inf is forbidden). For the
-                greedy verifier they are logits of any dtype of which only the argmax counts.
+                greedy verifier they are logits of any floating dtype of which only the argmax counts; the others compute in
+                float32, or in float64 where the rows are float64.
             draws: one source per sequence.
-        Raises:
-            NumericsError: a row on the accepted path holds NaN or nothing but -inf.
         """
+
+
+def verify_each(
+    rule: Callable[[TokenTree, torch.Tensor, Draws], Verdict],
+    trees: Sequence[TokenTree],
+    rows: Sequence[torch.Tensor],
+    draws: Sequence[Draws],
+) -> list[Verdict | NumericsError]:
+    """Apply a rule to every sequence of a batch; a NumericsError that it raises becomes that sequence's entry."""
+    verdicts: list[Verdict | NumericsError] = []
+    for tree, rows_nv, source in zip(trees, rows, draws, strict=True):
+        try:
+            verdicts.append(rule(tree, rows_nv, source))
+        except NumericsError as error:
+            verdicts.append(error)
+    return verdicts
+
+
+def sample(draws: Draws, depth: int, weights_v: torch.Tensor) -> int:
+    """The target's own token at `depth`: what plain decoding with the same keys gives.
+
+    Raises:
+        NumericsError: the row holds NaN, +infinity or nothing but -inf.
+    """
+    token = draws.gumbel(depth, weights_v)
+    if not math.isfinite(value := float(weights_v[token])):
+        raise bad_row(value, depth)
+    return token
+
+
+def bad_row(largest: float, depth: int) -> NumericsError:
+    """The error for a row whose largest entry is not finite."""
+    if largest == -math.inf:
+        return NumericsError(
+            f"no token is allowed {depth + 1} tokens on: every logit is -inf; loosen the sampling rules, or check the checkpoint"
+        )
+    return NumericsError(
+        f"the model returned {largest} among its logits {depth + 1} tokens on; check the checkpoint, or try dtype='float32'"
+    )

@@ -1,0 +1,1 @@
+"""Measuring: plain against accelerated decoding, compared and tested."""

@@ -1,0 +1,182 @@
+"""Plain against accelerated decoding of a set of prompts, in turn, timed.
+
+In: a loaded LLM and prompts. Out: one row per prompt and totals. Not here: printing, peers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from paceline.bench.compare import Difference, first_difference
+from paceline.config import SamplingParams
+from paceline.engine.outputs import RequestOutput
+from paceline.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """A user message of the bundled set."""
+
+    id: str
+    task: str
+    prompt: str
+    repetitive: bool
+
+
+@dataclass(slots=True)
+class DemoRow:
+    """One prompt, decoded both ways.
+
+    Attributes:
+        plain_seconds, fast_seconds: medians of the repeats, prompt processing included.
+        tokens: generated.
+        mean_acceptance_length: of the accelerated run.
+        difference: None where the outputs are identical.
+    """
+
+    prompt: DemoPrompt
+    tokens: int
+    plain_seconds: float
+    fast_seconds: float
+    steps: int
+    accepted: int
+    difference: Difference | None
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_seconds / self.fast_seconds
+
+
+@dataclass(slots=True)
+class Total:
+    """Rows added up: time of all prompts plain over time of all accelerated."""
+
+    name: str
+    prompts: int
+    tokens: int
+    plain_rate: float
+    fast_rate: float
+    mean_acceptance_length: float
+    identical: int
+    near_ties: int
+
+    @property
+    def speedup(self) -> float:
+        return self.fast_rate / self.plain_rate
+
+    @property
+    def wrong(self) -> int:
+        """Outputs that differ elsewhere than at a near tie."""
+        return self.prompts - self.identical - self.near_ties
+
+
+def bundled_prompts() -> list[DemoPrompt]:
+    """The prompts that ship with the package; none of them was trained on."""
+    text = (files("paceline") / "bundled" / "prompts.jsonl").read_text(encoding="utf-8")
+    return [DemoPrompt(**json.loads(line)) for line in text.splitlines() if line.strip()]
+
+
+def run(
+    llm: LLM,
+    prompts: Sequence[DemoPrompt],
+    *,
+    max_tokens: int = 128,
+    repeats: int = 3,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[DemoRow]:
+    """Decode every prompt plainly and accelerated in turn, `repeats` times, after one warm-up prompt."""
+    plain, params = llm.with_speculative_config(None), SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    ids = [_tokens(llm, prompt.prompt) for prompt in prompts]
+    for one in (plain, llm):
+        one.generate({"prompt_token_ids": ids[0]}, params)
+    rows = []
+    for index, (prompt, tokens) in enumerate(zip(prompts, ids, strict=True)):
+        pairs = [(_timed(plain, tokens, params), _timed(llm, tokens, params)) for _ in range(repeats)]
+        (_, slow), (_, fast) = pairs[0]
+        outputs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
+        rows.append(
+            DemoRow(
+                prompt,
+                tokens=len(outputs[0]),
+                plain_seconds=median(seconds for (seconds, _), _ in pairs),
+                fast_seconds=median(seconds for _, (seconds, _) in pairs),
+                steps=fast.metrics.num_steps,
+                accepted=fast.metrics.num_accepted_tokens,
+                difference=first_difference(llm.runner, tokens, *outputs),
+            )
+        )
+        progress(index + 1, len(prompts))
+    return rows
+
+
+def _tokens(llm: LLM, message: str) -> list[int]:
+    if llm.tokenizer.has_chat_template:
+        return llm.chat_ids([{"role": "user", "content": message}])
+    return llm.tokenizer.encode(message)
+
+
+def _timed(llm: LLM, tokens: list[int], params: SamplingParams) -> tuple[float, RequestOutput]:
+    start = perf_counter()
+    (found,) = llm.generate({"prompt_token_ids": tokens}, params)
+    return perf_counter() - start, found
+
+
+def total(name: str, rows: Iterable[DemoRow]) -> Total:
+    """Add rows up."""
+    rows = list(rows)
+    tokens = sum(row.tokens for row in rows)
+    steps = sum(row.steps for row in rows)
+    return Total(
+        name,
+        prompts=len(rows),
+        tokens=tokens,
+        plain_rate=tokens / sum(row.plain_seconds for row in rows),
+        fast_rate=tokens / sum(row.fast_seconds for row in rows),
+        mean_acceptance_length=1.0 + sum(row.accepted for row in rows) / max(1, steps),
+        identical=sum(row.difference is None for row in rows),
+        near_ties=sum(row.difference is not None and row.difference.near_tie for row in rows),
+    )
+
+
+def totals(rows: Sequence[DemoRow]) -> list[Total]:
+    """One line per task, one for prompts with repetition, one for all."""
+    tasks = sorted({row.prompt.task for row in rows})
+    lines = [total(task, [row for row in rows if row.prompt.task == task]) for task in tasks]
+    repetitive = [row for row in rows if row.prompt.repetitive]
+    lines += [total("with repetition", repetitive)] if repetitive else []
+    return [*lines, total("all", rows)]
+
+
+def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
+    """JSON-ready: totals and rows."""
+    lines = [
+        {
+            "name": t.name,
+            "prompts": t.prompts,
+            "tokens": t.tokens,
+            "plain_tokens_per_second": round(t.plain_rate, 1),
+            "tokens_per_second": round(t.fast_rate, 1),
+            "speedup": round(t.speedup, 3),
+            "mean_acceptance_length": round(t.mean_acceptance_length, 3),
+            "identical": t.identical,
+            "near_ties": t.near_ties,
+        }
+        for t in totals(rows)
+    ]
+    each = [
+        {
+            "id": row.prompt.id,
+            "tokens": row.tokens,
+            "plain_seconds": row.plain_seconds,
+            "seconds": row.fast_seconds,
+            "identical": row.difference is None,
+        }
+        for row in rows
+    ]
+    return {"totals": lines, "prompts": each}

@@ -1,0 +1,107 @@
+"""`paceline verify`: proves on the user's own model that accelerated decoding says the same; exit 0 only if the claim holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.demo import progress_bar
+from paceline.cli.options import DEFAULT_SPEC, Model, Revision, Spec, Tokenizer, Trust, open_llm, with_flags
+from paceline.errors import PromptError
+
+if TYPE_CHECKING:
+    from paceline.bench.verify import Report
+    from paceline.llm import LLM
+
+MAX_PROMPTS = 10_000
+
+
+@with_flags(sampling=False)
+def command(
+    prompts: Annotated[Path | None, typer.Option("--prompts", help="Text, a prompt a line, or JSONL with a key prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=10.0, help="Of the sampling test; 0 skips it.")] = 1.0,
+    samples: Annotated[int, typer.Option("--samples", min=0, max=128, help="Sampled outputs per prompt.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sampling test.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
+    model: Model = None,
+    speculative_config: Spec = DEFAULT_SPEC,
+    tokenizer: Tokenizer = None,
+    revision: Revision = None,
+    trust_remote_code: Trust = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Decode plainly and accelerated, at temperature 0 and above, and compare texts and laws."""
+    from paceline.bench.verify import verify
+
+    llm = open_llm(model, tokenizer, revision, trust_remote_code, speculative_config, given)
+    items = read_prompts(prompts, llm)
+    with progress_bar() as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done)
+
+        report = verify(llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=progress)
+    print(json.dumps(report.to_dict()) if as_json else words(report))
+    raise typer.Exit(0 if report.holds else 1)
+
+
+def read_prompts(file: Path | None, llm: LLM) -> list[Any]:
+    """The prompts of a file, or the bundled ones.
+
+    Raises:
+        PromptError: a file that cannot be read, or holds no prompt.
+    """
+    if file is None:
+        from paceline.bench.demo import bundled_prompts
+
+        texts = [prompt.prompt for prompt in bundled_prompts()]
+        if llm.tokenizer.has_chat_template:
+            return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} for text in texts]
+        return list(texts)
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        found = [_prompt(line) for line in lines[:MAX_PROMPTS]] if file.suffix in (".jsonl", ".json") else lines[:MAX_PROMPTS]
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise PromptError(f"cannot read prompts from {str(file)!r} ({error}); give text lines, or JSONL with a key 'prompt'") from None
+    if not found:
+        raise PromptError(f"no prompts in {str(file)!r}; give at least one line")
+    return found
+
+
+def _prompt(line: str) -> str:
+    row = json.loads(line)
+    prompt = row.get("prompt") if isinstance(row, dict) else row
+    if not isinstance(prompt, str) or not prompt:
+        raise ValueError(f"a line has no text under 'prompt': {line[:60]}")
+    return prompt
+
+
+def words(report: Report) -> str:
+    """The report in a few lines."""
+    rate = report.near_ties / report.positions if report.positions else 0.0
+    lines = [
+        f"{report.model} ({report.dtype}): claimed {report.claimed[0]} at temperature 0, {report.claimed[1]} above",
+        f"temperature 0: {report.identical} of {report.prompts} outputs identical ({report.tokens} tokens), "
+        f"mean acceptance length {report.mean_acceptance_length:.2f}; near ties at {rate:.2%} of positions",
+    ]
+    for index, d in report.differences.items():
+        kind = "a near tie" if d.near_tie else "NOT a near tie"
+        lines.append(
+            f"  prompt {index}: first difference at token {d.position} ({d.plain} against {d.fast}), top-2 gap {d.gap:.4g}, "
+            f"epsilon {d.epsilon:.4g}: {kind}"
+        )
+    for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
+        if law is not None:
+            verdict = "no deviation" if law.holds else "DEVIATES"
+            lines.append(
+                f"temperature {report.temperature:g}, {name}: {verdict} from the model's own law, {law.tokens} tokens, "
+                f"p-value {law.p_value:.3g} (a false alarm has probability {law.error:g})"
+            )
+    return "\n".join([*lines, "the claim holds" if report.holds else "THE CLAIM DOES NOT HOLD"])

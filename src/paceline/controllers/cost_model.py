@@ -1,0 +1,239 @@
+"""What one step costs on this machine: seconds of a scoring pass by rows, batch and context, and of a draft by levels.
+
+In: a probe that times the target, and the times of real steps. Out: tables of seconds. Not here: what to do about them
+(`controllers.auto`), timing itself, the model.
+
+T_verify(batch, rows, context) is a curve over rows for each bucket of batch and context; the first is measured by the probe, at
+only as many rows as somebody asks about, and the others start as a copy of their nearest neighbour. What a step spends outside
+scoring (rules, verification, commit) is a second curve over rows. T_draft is a line over levels for each drafter and batch bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from paceline.controllers.base import StepTimes
+from paceline.controllers.cost_store import CostKey, CostStore
+from paceline.controllers.curve import GRID, PRIOR_SLOPE, Curve, Line
+
+logger = logging.getLogger("paceline.controllers")
+
+Probe = Callable[[int, int], float]
+Bucket = tuple[int, int]
+
+PRIOR_LEVEL: Final = 0.02
+"""Optimistic guess before a drafter was first timed: one level costs this share of plain decoding."""
+
+_CONTEXT_STEP = 2
+_REBUILD = 0.02
+_LONG_PROBE = 0.2
+
+
+def batch_bucket(batch: int) -> int:
+    """0 for a batch of 1, then one bucket per doubling: 2, 3-4, 5-8, ..."""
+    return max(batch - 1, 0).bit_length()
+
+
+def context_bucket(context: int) -> int:
+    """0 below 256 tokens, then one bucket per factor of 4."""
+    return max(context, 1).bit_length() // _CONTEXT_STEP if context >= 256 else 0
+
+
+class CostModel:
+    """Measured seconds, kept current and kept on disk.
+
+    Args:
+        key: what the measurements belong to; None keeps nothing on disk.
+        probe: `probe(rows, context) -> seconds` of one scoring pass of a single sequence; None learns from real steps alone.
+        directory: folder of the files on disk; None is the platform's cache folder.
+    """
+
+    def __init__(self, key: CostKey | None = None, *, probe: Probe | None = None, directory: Path | None = None) -> None:
+        self.probe = probe
+        self.store = CostStore(key, directory) if key is not None else None
+        self.curves: dict[Bucket, Curve] = {}
+        self.overheads: dict[int, Curve] = {}
+        self.lines: dict[tuple[str, int], Line] = {}
+        self.steps = 0
+        self._tables: dict[tuple[Bucket, int], list[float]] = {}
+        self._drift = 0.0
+        if self.store is not None and (costs := self.store.load()) is not None:
+            self._restore(costs)
+
+    # Reading
+
+    def verify(self, rows: int, *, batch: int = 1, context: int = 0) -> float:
+        """Seconds of one scoring pass over `rows` rows of the whole batch; 1.0 is the unit before anything was measured."""
+        return self._curve(batch_bucket(batch), context_bucket(context)).at(rows)
+
+    def table(self, batch: int, context: int, rows: int) -> list[float]:
+        """Seconds of a whole step apart from drafting, for 0..rows rows; shared, not to be changed by the caller."""
+        key = ((batch_bucket(batch), context_bucket(context)), rows)
+        found = self._tables.get(key)
+        if found is None:
+            overhead = self.overheads.get(key[0][0])
+            found = self._curve(*key[0]).table(rows)
+            if overhead is not None:
+                found = [a + b for a, b in zip(found, overhead.table(rows), strict=True)]
+            self._tables[key] = found
+        return found
+
+    def draft(self, drafter: str, levels: int, batch: int = 1) -> float:
+        """Seconds that `drafter` takes for a draft of so many levels for the whole batch."""
+        return self.line(drafter, batch).at(levels)
+
+    def line(self, drafter: str, batch: int = 1) -> Line:
+        """Fixed and per-level seconds of a drafter, those of the nearest batch size or the prior where it was never timed."""
+        bucket = batch_bucket(batch)
+        found = self.lines.get((drafter, bucket))
+        if found is not None:
+            return found
+        others = [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]
+        if others:
+            return min(others, key=lambda pair: pair[0])[1]
+        level = PRIOR_LEVEL * self._curve(bucket, 0).at(1)
+        return Line(level / 2, level)
+
+    def knows(self, drafter: str, batch: int = 1) -> bool:
+        """Whether the drafter was timed often enough for its first, slow calls to be over."""
+        line = self.lines.get((drafter, batch_bucket(batch)))
+        return line is not None and line.count >= 3
+
+    def _curve(self, batch: int, context: int) -> Curve:
+        """The bucket's curve, or the nearest one's, context before batch; the prior before anything is known."""
+        found = self.curves.get((batch, context))
+        if found:
+            return found
+        known = [(abs(b - batch) + 100 * abs(c - context), curve) for (b, c), curve in self.curves.items() if curve]
+        return min(known, key=lambda pair: pair[0])[1] if known else _UNIT
+
+    # Measuring
+
+    def prepare(self, rows: int, context: int = 0) -> None:
+        """Measure the grid points up to the first one at `rows` or beyond that nobody has measured yet.
+
+        A probe that fails is not asked again; real steps teach the model alone then, and the log says so.
+        """
+        if self.probe is None or any(self.curves.values()) and self._measured >= min(rows, GRID[-1]):
+            return
+        curve = self.curves.setdefault((0, context_bucket(context)), Curve())
+        wanted = [point for i, point in enumerate(GRID) if i == 0 or GRID[i - 1] < rows]
+        for point in wanted:
+            if point > self._measured:
+                try:
+                    curve.set(point, self._timed(self.probe, point, context))
+                except RuntimeError as error:
+                    logger.warning("measuring %d rows failed (%s); learning from real steps instead", point, error)
+                    self.probe = None
+                    break
+        self._tables.clear()
+        logger.debug("measured %s", self.describe())
+        self.save()
+
+    @property
+    def _measured(self) -> int:
+        return max((point for curve in self.curves.values() for point in curve.values), default=0)
+
+    @staticmethod
+    def _timed(probe: Probe, rows: int, context: int) -> float:
+        """The best of a few probes after one that warms up; one probe is enough where a pass takes long."""
+        start = perf_counter()
+        first = probe(rows, context)
+        if perf_counter() - start > _LONG_PROBE:
+            return first
+        return min(probe(rows, context) for _ in range(3))
+
+    def observe(
+        self, batch: int, context: int, times: StepTimes, drafters: Sequence[str] = (), levels: Sequence[int | None] = ()
+    ) -> None:
+        """Learn from a real step.
+
+        Args:
+            batch, context: sequences of the step, and the length of the longest.
+            times: what the step took; `times.draft` in the order of `drafters`.
+            levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
+        """
+        b, c = batch_bucket(batch), context_bucket(context)
+        curve = self.curves.get((b, c))
+        if not curve:
+            near = self._curve(b, c)
+            curve = self.curves[b, c] = near.copy() if near is not _UNIT else Curve()
+        overhead = self.overheads.setdefault(b, Curve())
+        rest = times.verify + times.other
+        moved = abs(curve.observe(times.rows, times.score))
+        overhead.observe(times.rows, rest)
+        for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
+            if count is not None:
+                self.lines.setdefault((name, b), Line()).observe(count, seconds)
+        self.steps += 1
+        self._drift += 0.1 * moved
+        if self._drift > _REBUILD or self.steps < 8:
+            self._drift = 0.0
+            self._tables.clear()
+        if self.steps >= 64 and self.steps & (self.steps - 1) == 0:
+            self.save()
+
+    # Keeping and showing
+
+    def save(self) -> None:
+        """Write what is known to disk, in one piece; without a key nothing happens."""
+        if self.store is None:
+            return
+        self.store.save(
+            {
+                "curves": [[b, c, _pairs(curve)] for (b, c), curve in self.curves.items()],
+                "overheads": [[b, _pairs(curve)] for b, curve in self.overheads.items()],
+                "lines": [[name, b, line.fixed, line.per_level, line.count] for (name, b), line in self.lines.items()],
+            }
+        )
+
+    def _restore(self, costs: dict[str, Any]) -> None:
+        try:
+            curves = {(int(b), int(c)): Curve(_values(pairs), 8.0) for b, c, pairs in costs["curves"]}
+            overheads = {int(b): Curve(_values(pairs), 8.0) for b, pairs in costs["overheads"]}
+            lines = {(str(n), int(b)): Line(_seconds(f), _seconds(p), int(k)) for n, b, f, p, k in costs["lines"]}
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
+            return
+        self.curves, self.overheads, self.lines = curves, overheads, lines
+
+    def describe(self) -> str:
+        """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""
+        if not any(self.curves.values()):
+            return f"costs: nothing measured yet (guess: each further row {PRIOR_SLOPE:.0%}, each draft level {PRIOR_LEVEL:.0%})"
+        lines = []
+        for (b, c), curve in sorted(self.curves.items()):
+            points = ", ".join(f"{x}: {1e3 * y:.3g}" for x, y in curve.values.items())
+            context = 4**c if c else 256
+            lines.append(f"score, batch <= {1 << b}, context ~{context}, ms by rows: {points}")
+        for b, curve in sorted(self.overheads.items()):
+            points = ", ".join(f"{x}: {1e3 * y:.3g}" for x, y in curve.values.items())
+            lines.append(f"rules, verification, commit, batch <= {1 << b}, ms by rows: {points}")
+        for (name, b), line in sorted(self.lines.items()):
+            lines.append(f"draft by {name}, batch <= {1 << b}: {1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms per level")
+        return "\n".join(lines)
+
+
+_UNIT: Final = Curve({1: 1.0})
+
+
+def _pairs(curve: Curve) -> list[list[float]]:
+    return [[x, y] for x, y in curve.values.items()]
+
+
+def _values(pairs: Any) -> dict[int, float]:
+    values = {int(x): _seconds(y) for x, y in pairs}
+    if not set(values) <= set(GRID):
+        raise ValueError(f"rows {sorted(values)} are not grid points")
+    return values
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < 1e4:
+        raise ValueError(f"{value!r} is not a time in seconds")
+    return seconds

@@ -1,0 +1,115 @@
+"""Measured costs on disk: one small JSON file a machine, model and version.
+
+In: a key and a JSON-able document. Out: the document again, in a later process; None where there is none to trust.
+Not here: what is in the document, and measuring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.models.base import ModelInfo
+
+logger = logging.getLogger("paceline.controllers")
+
+FORMAT = 1
+
+
+def cache_dir() -> Path:
+    """Where measured costs are kept: PACELINE_CACHE_DIR, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    if own := os.environ.get("PACELINE_CACHE_DIR"):
+        return Path(own) / "costs"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline" / "costs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostKey:
+    """What a measurement depends on; another value in any field is another file.
+
+    Attributes:
+        fingerprint: the model's shape (`ModelInfo.fingerprint`).
+        device, dtype: where and in what it computes.
+        threads: of PyTorch on the CPU.
+        torch, paceline: versions.
+    """
+
+    fingerprint: str
+    device: str
+    dtype: str
+    threads: int
+    torch: str
+    paceline: str
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> CostKey:
+        """The key of a loaded model in this process, with PyTorch's present number of threads."""
+        import torch
+
+        from paceline import __version__
+
+        device = str(info.device)
+        if info.device.type == "cuda":
+            device += " " + torch.cuda.get_device_name(info.device)
+        else:
+            device += " " + torch.backends.cpu.get_cpu_capability()
+        return cls(
+            fingerprint=info.fingerprint,
+            device=device,
+            dtype=str(info.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            paceline=__version__,
+        )
+
+
+class CostStore:
+    """One file of measured costs.
+
+    Args:
+        key: what the costs belong to.
+        directory: folder of the files; None is `cache_dir()`.
+    """
+
+    def __init__(self, key: CostKey, directory: Path | None = None) -> None:
+        self.key = asdict(key)
+        text = json.dumps(self.key, sort_keys=True)
+        self.path = (directory or cache_dir()) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def load(self) -> dict[str, Any] | None:
+        """The stored document, or None where the file is missing, broken or another key's (said in the log)."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("measured costs in %s cannot be read (%s); measuring again", self.path, error)
+            return None
+        if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("key") != self.key:
+            logger.warning("measured costs in %s belong to something else; measuring again", self.path)
+            return None
+        costs = found.get("costs")
+        return costs if isinstance(costs, dict) else None
+
+    def save(self, costs: dict[str, Any]) -> None:
+        """Write the document in one piece: a reader sees the old file or the new one. A failure is logged, not raised."""
+        temporary = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"format": FORMAT, "key": self.key, "costs": costs})
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+                temporary = Path(file.name)
+                file.write(text)
+            temporary.replace(self.path)
+        except OSError as error:
+            logger.warning("measured costs cannot be kept in %s (%s)", self.path, error)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)

@@ -1,0 +1,140 @@
+"""Measured time as a function of a count, kept current by observation: a monotone polyline, and a line.
+
+In: (count, seconds) pairs, some of them spoilt by a descheduled process. Out: seconds for any count.
+Not here: what the counts mean (rows of a scoring pass, levels of a draft), files, clocks.
+
+Both learn from a clipped error, so that one step that took a hundred times too long moves them no more than one that took a
+quarter too long, while a lasting change is followed within tens of steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import exp, log
+
+import numpy as np
+
+GRID = (1, 2, 4, 8, 16, 32, 64)
+PRIOR_SLOPE = 0.02
+"""Optimistic guess before the first measurement: each further row costs this share of the first."""
+
+_RATE = 0.1
+_SHARED = 0.2
+_CLIP, _CLIP_NEW = 0.25, 1.0
+_TINY = 1e-9
+
+
+class Curve:
+    """Seconds over rows: values at GRID points, some still unknown, linear in between, never decreasing."""
+
+    __slots__ = ("counts", "values")
+
+    def __init__(self, values: dict[int, float] | None = None, count: float = 0.0) -> None:
+        self.values: dict[int, float] = dict(sorted((values or {}).items()))
+        self.counts: dict[int, float] = dict.fromkeys(self.values, count)
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def copy(self) -> Curve:
+        """The same shape, to be corrected by new observations."""
+        return Curve(self.values)
+
+    def knots(self) -> tuple[list[float], list[float]]:
+        """Points of the polyline, the prior's slope before the first and a last slope at least as steep after the last."""
+        xs, ys = [float(x) for x in self.values], np.maximum.accumulate(list(self.values.values())).tolist()
+        base = ys[0] / (1 + PRIOR_SLOPE * (xs[0] - 1))
+        slope = base * PRIOR_SLOPE
+        if len(xs) > 1:
+            slope = max(slope, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]))
+        if xs[0] > 1:
+            xs, ys = [1.0, *xs], [base, *ys]
+        far = xs[-1] + 4096
+        return [*xs, far], [*ys, ys[-1] + slope * 4096]
+
+    def at(self, rows: float) -> float:
+        """Seconds of `rows` rows; 0 of an empty curve."""
+        return float(np.interp(rows, *self.knots())) if self.values else 0.0
+
+    def table(self, rows: int) -> list[float]:
+        """Seconds of 0..rows rows (0 rows cost what 1 does)."""
+        if not self.values:
+            return [0.0] * (rows + 1)
+        return np.interp(np.arange(rows + 1), *self.knots()).tolist()
+
+    def set(self, rows: int, seconds: float) -> None:
+        """A deliberate measurement at a grid point; replaces what was there."""
+        self.values[rows], self.counts[rows] = max(seconds, _TINY), 8.0
+        self._sort()
+
+    def observe(self, rows: int, seconds: float) -> float:
+        """Learn from one pass; returns by how much (as a logarithm) the estimate at `rows` was moved."""
+        seconds = max(seconds, _TINY)
+        if not self.values:
+            self.values[1], self.counts[1] = seconds / (1 + PRIOR_SLOPE * (rows - 1)), 0.0
+            if rows == 1:
+                return 1.0
+        weights = _neighbours(rows)
+        for point in weights:
+            if point not in self.values:
+                self.values[point], self.counts[point] = self.at(point), 0.0
+        self._sort()
+        seen = min(self.counts[point] for point in weights)
+        clip = _CLIP_NEW if seen < 3 else _CLIP
+        error = min(max(log(seconds / self.at(rows)), -clip), clip)
+        shared = exp(_SHARED * _RATE * error)
+        for point in self.values:
+            weight = weights.get(point, 0.0)
+            if weight:
+                rate = max(_RATE, 1 / (self.counts[point] + 2))
+                self.values[point] *= exp(rate * weight * error)
+                self.counts[point] = min(self.counts[point] + weight, 100.0)
+            else:
+                self.values[point] *= shared
+        return error
+
+    def _sort(self) -> None:
+        self.values = dict(sorted(self.values.items()))
+
+
+def _neighbours(rows: int) -> dict[int, float]:
+    """Grid points on both sides of `rows` with their weights in linear interpolation."""
+    if rows >= GRID[-1]:
+        return {GRID[-1]: 1.0}
+    right = bisect_left(GRID, rows)
+    if GRID[right] == rows:
+        return {rows: 1.0}
+    low, high = GRID[right - 1], GRID[right]
+    weight = (rows - low) / (high - low)
+    return {low: 1 - weight, high: weight}
+
+
+class Line:
+    """Seconds over levels: a fixed part and a part per level, learned by normalised least mean squares.
+
+    The first few observations may include warming up, so the smallest of them counts.
+    """
+
+    __slots__ = ("count", "fixed", "per_level")
+
+    def __init__(self, fixed: float = 0.0, per_level: float = 0.0, count: int = 0) -> None:
+        self.fixed, self.per_level, self.count = fixed, per_level, count
+
+    def at(self, levels: float) -> float:
+        """Seconds of a draft of so many levels."""
+        return self.fixed + self.per_level * levels
+
+    def observe(self, levels: int, seconds: float) -> None:
+        """Learn from one draft of `levels` levels (0: nothing was found to propose)."""
+        self.count += 1
+        if self.count <= 3:
+            per = seconds / (levels + 0.5)
+            if self.count == 1 or per * (levels + 0.5) < self.at(levels):
+                self.fixed, self.per_level = per / 2, per
+            return
+        predicted = max(self.at(levels), _TINY)
+        error = min(max(seconds - predicted, -predicted / 2), predicted / 2)
+        x = levels / 4
+        step = 0.15 * error / (1 + x * x)
+        self.fixed = max(self.fixed + step, 0.0)
+        self.per_level = max(self.per_level + step * x / 4, 0.0)

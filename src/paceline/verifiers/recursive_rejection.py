@@ -1,0 +1,121 @@
+"""Exact verification of a token tree at any temperature: sample-and-match for points, recursive rejection for draws.
+
+In:  a tree, the target's log-weights at its root and nodes, what drawn trials were drawn from. Out: the accepted path and one more
+token, distributed exactly as the target alone would write them.
+Not here: sampling rules (constraints), building trees (drafters), and which trials may be cut (`tree.select`).
+
+At a parent whose trials are all points the target's token z is drawn first and looked up among the children (multi-draft
+verification of point masses is the same in law), with noise keyed by position: any tree of points gives the very tokens of plain
+decoding. A parent with a drawn trial tries its children in order, each against what the failures before it have left of p.
+
+Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q the drafter, r the
+residual. Several trials: SpecInfer (arXiv:2305.09781); without replacement: recursive speculative decoding (arXiv:2402.14160).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.tree.token_tree import ROOT, TokenTree, Trial
+from paceline.tree.types import Verdict
+from paceline.verifiers.base import bad_row, sample, verify_each
+
+if TYPE_CHECKING:
+    from paceline.errors import NumericsError
+    from paceline.verifiers.base import Draws
+
+
+class RecursiveRejection:
+    """The exact verifier above temperature 0."""
+
+    name = "rejection_sampler"
+
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws]
+    ) -> list[Verdict | NumericsError]:
+        """See `Verifier.verify`."""
+        return verify_each(_verdict, trees, rows, draws)
+
+
+def _verdict(tree: TokenTree, rows_nv: torch.Tensor, draws: Draws) -> Verdict:
+    path: list[int] = []
+    accepted: list[int] = []
+    node: int | None = ROOT
+    while node is not None:
+        trials, weights_v = tree.trials_of(node), rows_nv[node + 1]
+        decide = reject if any(trial.drawn for trial in trials) else match
+        node, token = decide(trials, [int(tree.tokens[trial.node]) for trial in trials], weights_v, draws, len(path))
+        if node is not None:
+            path.append(node)
+            accepted.append(token)
+    return Verdict(tuple(path), tuple(accepted), token)
+
+
+def match(
+    trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
+) -> tuple[int | None, int]:
+    """Sample-and-match over point trials: (the child that the target's token is or None, that token).
+
+    Raises:
+        NumericsError: the row holds NaN, +infinity or nothing but -inf.
+    """
+    token = sample(draws, depth, weights_v)
+    return (trials[tokens.index(token)].node if token in tokens else None), token
+
+
+def reject(
+    trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
+) -> tuple[int | None, int]:
+    """Recursive rejection over a list that may mix drawn and point trials: (the child that stands or None, the token).
+
+    A trial x stands with probability min(1, r(x) / q(x)), q(x) = 1 for points. A drawn trial that its own q calls impossible
+    (q(x) is 0 or NaN) breaks the drafter's contract and is passed over.
+
+    Raises:
+        NumericsError: the row holds NaN, +infinity or nothing but -inf.
+    """
+    r_v = torch.softmax(weights_v, 0, dtype=torch.float64 if weights_v.dtype == torch.float64 else torch.float32)
+    if tokens and math.isnan(float(r_v[tokens[0]])):  # softmax spreads one bad entry over its row
+        raise bad_row(float(weights_v.max()), depth)
+    for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
+        q_v = proposal(trial, token, r_v)
+        r_x, q_x = torch.stack((r_v[token], q_v[token])).tolist()
+        if not q_x > 0.0:
+            continue
+        if draws.bernoulli(depth, number, acceptance(r_x, q_x)):
+            return trial.node, token
+        r_v = residual(r_v, q_v)
+    return None, draws.categorical(depth, r_v)
+
+
+def proposal(trial: Trial, token: int, like_v: torch.Tensor) -> torch.Tensor:
+    """(v,) q of a trial in the dtype and on the device of `like_v`: all mass on `token` for a point, else its row without what was
+    removed before the draw, normalised."""
+    if trial.row is None:
+        q_v = torch.zeros_like(like_v)
+        q_v[token] = 1.0
+        return q_v
+    q_v = trial.row.to(like_v)
+    if trial.removed:
+        q_v = q_v.index_fill(0, torch.tensor(trial.removed, device=q_v.device), 0.0)
+    return q_v / q_v.sum()
+
+
+def acceptance(r_x: float, q_x: float) -> float:
+    """Chance that a trial stands."""
+    return min(1.0, r_x / q_x)
+
+
+def residual(r_v: torch.Tensor, q_v: torch.Tensor) -> torch.Tensor:
+    """norm(max(r - q, 0)): what is left of r after a trial from q has failed.
+
+    Where nothing is left, r and q are equal up to rounding and the trial failed by rounding alone; r is then returned as it is. Either
+    way no token gets mass that has none in r, and so none that p forbids.
+    """
+    rest_v = (r_v - q_v).clamp_(min=0.0)
+    mass = float(rest_v.sum())
+    return rest_v.div_(mass) if mass > 0.0 else r_v

@@ -1,0 +1,241 @@
+"""ToyRunner: the Runner protocol without weights, for tests of everything that runs a model.
+
+In: token ids and trees. Out: logits that are a fixed pseudo-random function of the last `order` tokens (or of the whole text with
+`order=None`, so that one wrong token anywhere in a cache shows). It checks its callers: handles used after release, paths that are
+not paths of the tree last scored, `computed` inputs that changed, sequences that outgrow the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from paceline.models.base import Capabilities, ModelInfo
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Scores
+
+Rows = list[list[int]]
+
+
+class ToyError(AssertionError):
+    """The caller broke the Runner protocol."""
+
+
+def ensure(condition: bool, text: str) -> None:
+    if not condition:
+        raise ToyError(text)
+
+
+@dataclass(eq=False)
+class ToyCache:
+    """Committed tokens, and the inputs (root first) of the tree last scored."""
+
+    tokens: list[int] = field(default_factory=list)
+    inputs: list[tuple[int, int]] = field(default_factory=list)
+    released: bool = False
+
+    @property
+    def length(self) -> int:
+        ensure(not self.released, "length of a released cache")
+        return len(self.tokens)
+
+
+class ToyRunner:
+    """A model of `vocab_size` tokens without weights.
+
+    Args:
+        vocab_size: of the function; `pad` more (or, negative, fewer) columns appear in the logits, the added ones with high values,
+            as padded embeddings have.
+        order: how many last tokens the logits depend on; None for all of them.
+        seed: of the function. Two runners with equal seeds agree but for `noise`.
+        sharpness: standard deviation of the logits.
+        noise: standard deviation of what `noise_seed` adds, to make a draft model that resembles its target.
+        nan_from: logits are NaN after texts of at least this many tokens.
+        trees: declare and allow trees; False makes a runner of chains only.
+
+    Attributes:
+        open_caches: caches that were opened or forked and not released.
+        fed: input rows so far; `calls`: forward passes so far.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 16,
+        *,
+        order: int | None = 2,
+        seed: int = 0,
+        sharpness: float = 2.0,
+        noise: float = 0.0,
+        noise_seed: int = 1,
+        pad: int = 0,
+        max_context: int = 4096,
+        nan_from: int | None = None,
+        trees: bool = True,
+        hidden_size: int = 8,
+        num_layers: int = 4,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.vocab_size, self.order, self.seed, self.sharpness = vocab_size, order, seed, sharpness
+        self.noise, self.noise_seed, self.pad, self.nan_from = noise, noise_seed, pad, nan_from
+        self.info = ModelInfo(
+            name="toy",
+            family="toy",
+            vocab_size=vocab_size + pad,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            max_context=max_context,
+            device=torch.device("cpu"),
+            dtype=dtype,
+            weight_bytes=1000,
+            fingerprint=f"toy-{vocab_size}-{order}-{seed}",
+        )
+        self.capabilities = Capabilities(trees=trees, taps=True, fork=True)
+        self.open_caches = 0
+        self.fed = 0
+        self.calls = 0
+        self._rows: dict[tuple[int, ...], np.ndarray] = {}
+
+    def logits(self, text: Sequence[int]) -> torch.Tensor:
+        """(v,) logits after `text`, as `score` gives them."""
+        if self.nan_from is not None and len(text) >= self.nan_from:
+            return torch.full((self.info.vocab_size,), float("nan"), dtype=self.info.dtype)
+        return torch.from_numpy(self._row(self._key(text))).to(self.info.dtype)
+
+    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
+        """What plain greedy decoding of this model gives after `prompt`."""
+        text = list(prompt)
+        for _ in range(steps):
+            text.append(int(self.logits(text).argmax()))
+        return text[len(prompt) :]
+
+    def _key(self, text: Sequence[int]) -> tuple[int, ...]:
+        return tuple(text if self.order is None else text[-self.order :])
+
+    def _row(self, key: tuple[int, ...]) -> np.ndarray:
+        row = self._rows.get(key)
+        if row is None:
+            base = self._normal(self.seed, key) * self.sharpness
+            if self.noise:
+                base += self._normal(1_000_003 + self.noise_seed, key) * self.noise
+            extra = np.full(max(0, self.pad), 2 * self.sharpness, np.float32)
+            row = self._rows[key] = np.concatenate([base, extra])[: self.info.vocab_size]
+        return row
+
+    def _normal(self, seed: int, key: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng((seed, len(key), *key)).standard_normal(self.vocab_size).astype(np.float32)
+
+    def hidden(self, layer: int, text: Sequence[int]) -> torch.Tensor:
+        """(hidden,) state at `layer` of the last token of `text`."""
+        rng = np.random.default_rng((self.seed, layer + 2, *self._key(text)))
+        return torch.from_numpy(rng.standard_normal(self.info.hidden_size).astype(np.float32)).to(self.info.dtype)
+
+    def _scores(self, logit_texts: list[Rows], tap_texts: list[Rows], taps: Sequence[int]) -> Scores:
+        rows = [self.logits(text) for texts in logit_texts for text in texts]
+        states = {layer: torch.stack([self.hidden(layer, t) for texts in tap_texts for t in texts]) for layer in taps}
+        self.fed += sum(len(texts) for texts in tap_texts)
+        self.calls += 1
+        return Scores(torch.stack(rows), tuple(accumulate((len(texts) for texts in logit_texts), initial=0)), states)
+
+    def _check(self, caches: Sequence[ToyCache], *others: Sequence[object]) -> None:
+        ensure(len(caches) > 0, "an empty batch")
+        ensure(len({id(cache) for cache in caches}) == len(caches), "one cache twice in a batch")
+        ensure(not any(cache.released for cache in caches), "a cache was used after release")
+        ensure(all(len(other) == len(caches) for other in others), "columns of a batch differ in length")
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        ensure(all(0 <= int(t) < self.info.vocab_size for t in tokens), f"token ids out of range: {list(tokens)}")
+
+    def open(self) -> ToyCache:
+        self.open_caches += 1
+        return ToyCache()
+
+    def extend(
+        self,
+        caches: Sequence[ToyCache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        self._check(caches, tokens)
+        every: list[Rows] = []
+        for cache, chunk in zip(caches, tokens, strict=True):
+            ensure(len(chunk) > 0, "an empty chunk")
+            self._check_tokens(chunk)
+            start = cache.length
+            cache.tokens += [int(t) for t in chunk]
+            cache.inputs = []
+            ensure(cache.length <= self.info.max_context, "a sequence outgrew the context")
+            every.append([cache.tokens[: start + i + 1] for i in range(len(chunk))])
+        return self._scores(every if all_logits else [texts[-1:] for texts in every], every, taps)
+
+    def score(
+        self,
+        caches: Sequence[ToyCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Scores:
+        computed = [0] * len(caches) if computed is None else computed
+        self._check(caches, roots, trees, computed)
+        texts = [self._score_one(*each) for each in zip(caches, roots, trees, computed, strict=True)]
+        return self._scores(texts, texts, taps)
+
+    def _score_one(self, cache: ToyCache, root: int, tree: TokenTree, computed: int) -> Rows:
+        inputs = [(int(root), -2), *((int(t), int(p)) for t, p in zip(tree.tokens, tree.parents, strict=True))]
+        self._check_tokens([token for token, _ in inputs])
+        ensure(self.capabilities.trees or tree.is_chain, "this runner scores chains only")
+        ensure(0 <= computed < len(inputs), f"{computed} of {len(inputs)} inputs computed: at least one must be left")
+        ensure(inputs[:computed] == cache.inputs[:computed], "inputs said to be computed differ from those scored last")
+        ensure(cache.length + 1 + tree.max_depth <= self.info.max_context, "a tree outgrew the context")
+        cache.inputs = inputs
+        prefix = [*cache.tokens, int(root)]
+        texts = [prefix] + [prefix + [int(tree.tokens[j]) for j in tree.path(i)] for i in range(len(tree))]
+        return texts[computed:]
+
+    def commit(self, caches: Sequence[ToyCache], paths: Sequence[Sequence[int]]) -> None:
+        self._check(caches, paths)
+        for cache, path in zip(caches, paths, strict=True):
+            ensure(bool(cache.inputs), "commit without score")
+            parent = -1
+            for node in path:
+                ensure(0 <= node < len(cache.inputs) - 1, f"node {node} was not scored")
+                ensure(cache.inputs[node + 1][1] == parent, f"{list(path)} is not a path of the tree last scored")
+                parent = node
+            cache.tokens += [cache.inputs[0][0], *(cache.inputs[node + 1][0] for node in path)]
+            cache.inputs = []
+
+    def truncate(self, cache: ToyCache, length: int) -> None:
+        self._check([cache])
+        ensure(0 <= length <= cache.length, f"cannot truncate {cache.length} tokens to {length}")
+        del cache.tokens[length:]
+        cache.inputs = []
+
+    def fork(self, cache: ToyCache) -> ToyCache:
+        self._check([cache])
+        self.open_caches += 1
+        return ToyCache(list(cache.tokens))
+
+    def release(self, cache: ToyCache) -> None:
+        ensure(not cache.released, "a cache was released twice")
+        cache.released = True
+        self.open_caches -= 1
+
+
+def plain_decode(runner: ToyRunner, prompt: Sequence[int], steps: int) -> list[int]:
+    """Greedy decoding through `score` with empty trees: the loop's plain case, step by step."""
+    cache, text = runner.open(), list(prompt)
+    if len(prompt) > 1:
+        runner.extend([cache], [text[:-1]])
+    for _ in range(steps):
+        scores = runner.score([cache], [text[-1]], [EMPTY_TREE])
+        runner.commit([cache], [()])
+        text.append(int(scores.logits[0].argmax()))
+    runner.release(cache)
+    return text[len(prompt) :]
