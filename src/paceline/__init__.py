@@ -1,3 +1,73 @@
-"""Paceline: faster decoding of language models with the same output."""
+"""Paceline: faster decoding of language models with the same output.
+
+In: a checkpoint and prompts. Out: text, exactly as the model would have written it, sooner. The names below are the public API;
+everything else may change without notice. They are imported on first use, so that `import paceline` is fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.config import SamplingParams, SpeculativeConfig
+    from paceline.constraints.logprobs import Logprob
+    from paceline.engine.metrics import DrafterMetrics, RequestMetrics
+    from paceline.engine.outputs import CompletionOutput, RequestOutput, StreamChunk
+    from paceline.errors import (
+        CapabilityError,
+        CheckpointError,
+        ConfigError,
+        DrafterError,
+        NumericsError,
+        OutOfMemoryError,
+        PacelineError,
+        PromptError,
+        UnsupportedModelError,
+    )
+    from paceline.llm import LLM
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapabilityError",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "DrafterError",
+    "DrafterMetrics",
+    "Logprob",
+    "NumericsError",
+    "OutOfMemoryError",
+    "PacelineError",
+    "PromptError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "StreamChunk",
+    "UnsupportedModelError",
+]
+
+_HOMES = {
+    "LLM": "paceline.llm",
+    "SamplingParams": "paceline.config",
+    "SpeculativeConfig": "paceline.config",
+    "Logprob": "paceline.constraints.logprobs",
+    "RequestMetrics": "paceline.engine.metrics",
+    "DrafterMetrics": "paceline.engine.metrics",
+    "CompletionOutput": "paceline.engine.outputs",
+    "RequestOutput": "paceline.engine.outputs",
+    "StreamChunk": "paceline.engine.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "paceline.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -16,7 +16,9 @@ from typing import Any
 from paceline.bench.compare import Difference, first_difference
 from paceline.config import SamplingParams
 from paceline.engine.outputs import RequestOutput
-from paceline.llm import LLM
+from paceline.llm import BUNDLED, LLM
+
+BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class CostModel:
 
         A probe that fails is not asked again; real steps teach the model alone then, and the log says so.
         """
-        if self.probe is None or any(self.curves.values()) and self._measured >= min(rows, GRID[-1]):
+        if self.probe is None or self._measured >= min(rows, GRID[-1]):
             return
         curve = self.curves.setdefault((0, context_bucket(context)), Curve())
         wanted = [point for i, point in enumerate(GRID) if i == 0 or GRID[i - 1] < rows]
@@ -208,8 +208,8 @@ class CostModel:
         lines = []
         for (b, c), curve in sorted(self.curves.items()):
             points = ", ".join(f"{x}: {1e3 * y:.3g}" for x, y in curve.values.items())
-            context = 4**c if c else 256
-            lines.append(f"score, batch <= {1 << b}, context ~{context}, ms by rows: {points}")
+            context = f"context ~{4**c}" if c else "short context"
+            lines.append(f"score, batch <= {1 << b}, {context}, ms by rows: {points}")
         for b, curve in sorted(self.overheads.items()):
             points = ", ".join(f"{x}: {1e3 * y:.3g}" for x, y in curve.values.items())
             lines.append(f"rules, verification, commit, batch <= {1 << b}, ms by rows: {points}")

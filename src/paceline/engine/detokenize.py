@@ -43,7 +43,8 @@ class IncrementalDetokenizer:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._window, shown = self._tail(prompt_ids)
         self._shown = len(shown)  # characters of the window's decode that are out already
-        self._held = 0  # tokens at the end of the window since the text was last complete
+        self._piece = 0  # where in the window the piece of text starts that is not complete yet
+        self._waiting = 0  # tokens in a row that ended in a broken character and completed none
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Append tokens; returns the text they complete, possibly ""."""
@@ -55,31 +56,35 @@ class IncrementalDetokenizer:
         """No more tokens will come: returns what was held back, broken characters as U+FFFD."""
         delta = self._decode(self._window)[self._shown :]
         self._shown += len(delta)
-        self._held = 0
         self.text += delta
         return delta
 
     def _push(self, token: int) -> str:
         if not self._tokenizer.has_text(token, self._skip):
             return ""
-        start = len(self._window) - self._held
         self._window.append(token)
-        self._held += 1
-        text = self._decode(self._window)
-        stable = text.rstrip(BROKEN) if text.endswith(BROKEN) and self._held < PATIENCE else text
+        text = stable = self._decode(self._window)
+        if text.endswith(BROKEN):
+            stable = text.rstrip(BROKEN) if self._waiting + 1 < PATIENCE else text[:-1]
         delta = stable[self._shown :]
         if delta:
             self._shown = len(stable)
-        if delta and len(stable) == len(text):
-            self._complete(start)
+        if len(stable) < len(text):
+            self._waiting = 1 if delta else self._waiting + 1
+            if delta and len(self._window) >= 2 * WINDOW:
+                self._cut(len(self._window) - PATIENCE, held=len(text) - len(stable))
+        elif delta:
+            self._waiting = 0
+            if len(self._window) >= WINDOW:
+                self._cut(self._piece, held=0)
+            self._piece = len(self._window)
         return delta
 
-    def _complete(self, start: int) -> None:
-        """All of the window is out; its last piece began at token `start`. Cut the window there if it has grown long."""
-        self._held = 0
-        if len(self._window) >= WINDOW:
-            del self._window[:start]
-            self._shown = len(self._decode(self._window))
+    def _cut(self, start: int, held: int) -> None:
+        """Drop the window's tokens before `start`; `held` characters at its end are not out yet."""
+        del self._window[:start]
+        self._piece = max(0, self._piece - start)
+        self._shown = max(0, len(self._decode(self._window)) - held)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, self._skip)

@@ -39,9 +39,9 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
     if not messages:
         raise PromptError("messages must hold at least one message, got none")
     chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    names = {"tools": None, "documents": None, **variables}
+    names = {key: _plain(value) for key, value in {"tools": None, "documents": None, **variables, "messages": chat}.items()}
     try:
-        text = _compile(template).render(messages=_plain(chat), **{key: _plain(value) for key, value in names.items()})
+        text = _compile(template).render(names)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template cannot be read: {error.message} (line {error.lineno})") from error
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:

@@ -139,9 +139,10 @@ class Tokenizer:
         if not isinstance(text, str):
             raise PromptError(f"a prompt to encode must be a string, got {type(text).__name__}")
         try:
-            return self._backend.encode(text, add_special_tokens)
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode (lone surrogate at character {error.start})") from None
+        return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD."""
@@ -293,7 +294,10 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
     backend: Backend = _Slow(inner) if fast is None else _Fast(fast, clean_up=clean_up)
     named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
     template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
-    return Tokenizer(backend, name=str(folder), named=named, template=template)
+    tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)
+    if tokenizer.vocab_size <= len(tokenizer.special_ids):  # some classes make an empty tokenizer where their files are missing
+        raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER")
+    return tokenizer
 
 
 def _clean_up(text: str) -> str:

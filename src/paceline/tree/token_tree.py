@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -43,11 +44,14 @@ class Trial:
         node: index of the child node that this trial proposes.
         row: (v,) float32 probabilities on the drafter's device, or None for a point trial.
         removed: tokens taken out of `row` before this draw (sampling without replacement); empty with replacement.
+        order: when this draw was made, for drafters that do not draw level by level; equal orders mean level by level, parents in
+            node order. Cutting a tree follows it (`tree.select`).
     """
 
     node: int
     row: torch.Tensor | None = None
     removed: tuple[int, ...] = ()
+    order: int = 0
 
     @property
     def drawn(self) -> bool:
@@ -74,6 +78,7 @@ class TokenTree:
         kinds: (n,) int32, CANDIDATE, or PROBE for an extra input position that selection keeps and verifiers skip.
         trials: parent -> ordered trials, for parents with at least one drawn trial. Every other parent has one point
             trial per candidate child in node order (`trials_of` gives both alike).
+        also: node -> the drafters besides `sources[node]` that proposed it too, for credit; filled in by `merge`.
     """
 
     tokens: IntArray
@@ -84,6 +89,7 @@ class TokenTree:
     slots: IntArray
     kinds: IntArray
     trials: Mapping[int, tuple[Trial, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    also: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -179,15 +185,18 @@ class TokenTree:
                 reach_n[i] *= reach_n[parent]
         return reach_n
 
-    def to_xgrammar(self) -> tuple[IntArray, IntArray, IntArray]:
-        """First-child / next-sibling encoding for xgrammar's tree traversal, the root token included as position 0.
+    def to_xgrammar(self) -> tuple[LongArray, LongArray, LongArray]:
+        """First-child / next-sibling encoding for xgrammar's `GrammarMatcher.traverse_draft_tree`.
+
+        Position 0 is the root, whose token the matcher has accepted already and does not read; node i is position i + 1.
+        `torch.from_numpy` of each is what xgrammar takes; it insists on int64.
 
         Returns:
-            retrieve_next_token, retrieve_next_sibling: (n + 1,) int32 positions, -1 where there is none.
-            positions' tokens: (n + 1,) int32; entry 0 is -1, a place for the root's own token.
+            retrieve_next_token, retrieve_next_sibling: (n + 1,) int64 positions, -1 where there is none.
+            draft_tokens: (n + 1,) int64; entry 0 is -1, a place for the root's own token.
         """
         n = len(self)
-        first, sibling = np.full(n + 1, -1, np.int32), np.full(n + 1, -1, np.int32)
+        first, sibling = np.full(n + 1, -1, np.int64), np.full(n + 1, -1, np.int64)
         last: dict[int, int] = {}
         for position, parent in enumerate((self.parents + 1).tolist(), start=1):
             if parent in last:
@@ -195,7 +204,7 @@ class TokenTree:
             else:
                 first[parent] = position
             last[parent] = position
-        return first, sibling, np.concatenate([np.full(1, -1, np.int32), self.tokens])
+        return first, sibling, np.concatenate([np.full(1, -1, np.int64), self.tokens])
 
     def check_structure(self) -> None:
         """Raise DrafterError unless all columns have one length, nodes are unique and confidences are sane."""
@@ -225,7 +234,7 @@ class TokenTree:
 
     def replace(self, **columns: Any) -> TokenTree:
         """A copy with some columns replaced (and not checked again)."""
-        names = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds", "trials")
+        names = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds", "trials", "also")
         return TokenTree(**{name: columns.get(name, getattr(self, name)) for name in names})
 
 

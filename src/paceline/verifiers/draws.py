@@ -27,7 +27,7 @@ _RESIDUAL: Final = 2
 _COIN: Final = 3
 
 _BITS: Final = 10
-"""Table cells per octave of the uniform number, as a power of two; linear interpolation is then good to 1e-7, float32's own step."""
+"""Table cells per octave of the uniform number, as a power of two; interpolation is then good to 1e-7, float32's own step."""
 _SHIFT: Final = 23 - _BITS
 _POSITIVE: Final = 256 << _BITS
 _OFFSET: Final = (256 - 127) << _BITS

@@ -9,8 +9,9 @@ Source: blockwise parallel decoding (arXiv:1811.03115); over trees, SpecInfer (a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,34 +59,25 @@ def _tops(rows_nv: torch.Tensor) -> torch.Tensor:
 
 
 def _to_host(tops: Sequence[torch.Tensor]) -> list[tuple[list[float], list[int]]]:
-    """(largest, tokens) of each tensor, brought over in one transfer."""
+    """(largest, tokens) of each tensor, brought over in one transfer; the token of a row without a finite maximum is -1."""
     if not tops:
         return []
-    values, indices = torch.cat(list(tops), dim=1).tolist()
-    found, start = [], 0
-    for top in tops:
-        stop = start + top.shape[1]
-        found.append((values[start:stop], [int(index) for index in indices[start:stop]]))
-        start = stop
-    return found
+    values, indices = (tops[0] if len(tops) == 1 else torch.cat(list(tops), dim=1)).tolist()
+    tokens = [int(index) if math.isfinite(value) else -1 for value, index in zip(values, indices, strict=True)]
+    ends = list(accumulate(top.shape[1] for top in tops))
+    return [(values[i:j], tokens[i:j]) for i, j in pairwise((0, *ends))]
 
 
 def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> Verdict | NumericsError:
     """Descend along the argmax tokens; entry 0 is the root's, entry 1 + i that of node i."""
     path: list[int] = []
     at = ROOT
-    if not _finite(largest[0]):
-        return bad_row(largest[0], 0)
     if len(tree):
         columns = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.kinds.tolist(), strict=True)
         for node, (token, parent, kind) in enumerate(columns):  # children come after their parents, so one pass finds the path
             if parent == at and token == tokens[at + 1] and kind == CANDIDATE:
                 path.append(node)
                 at = node
-                if not _finite(largest[at + 1]):
-                    return bad_row(largest[at + 1], len(path))
-    return Verdict(tuple(path), tuple(tokens[1 + parent] for parent in (ROOT, *path[:-1])[: len(path)]), tokens[at + 1])
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0.0
+    if tokens[at + 1] < 0:
+        return bad_row(largest[at + 1], len(path))
+    return Verdict(tuple(path), tuple(int(tree.tokens[node]) for node in path), tokens[at + 1])

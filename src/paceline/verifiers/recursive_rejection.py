@@ -8,8 +8,8 @@ At a parent whose trials are all points the target's token z is drawn first and 
 verification of point masses is the same in law), with noise keyed by position: any tree of points gives the very tokens of plain
 decoding. A parent with a drawn trial tries its children in order, each against what the failures before it have left of p.
 
-Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q the drafter, r the
-residual. Several trials: SpecInfer (arXiv:2305.09781); without replacement: recursive speculative decoding (arXiv:2402.14160).
+Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q the drafter, r
+the residual. Several trials: SpecInfer (arXiv:2305.09781); without replacement: recursive speculative decoding (arXiv:2402.14160).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def reject(
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
     r_v = torch.softmax(weights_v, 0, dtype=torch.float64 if weights_v.dtype == torch.float64 else torch.float32)
-    if tokens and math.isnan(float(r_v[tokens[0]])):  # softmax spreads one bad entry over its row
+    if math.isnan(float(r_v[tokens[0]])):  # softmax spreads one bad entry over its row
         raise bad_row(float(weights_v.max()), depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         q_v = proposal(trial, token, r_v)
@@ -113,8 +113,8 @@ def acceptance(r_x: float, q_x: float) -> float:
 def residual(r_v: torch.Tensor, q_v: torch.Tensor) -> torch.Tensor:
     """norm(max(r - q, 0)): what is left of r after a trial from q has failed.
 
-    Where nothing is left, r and q are equal up to rounding and the trial failed by rounding alone; r is then returned as it is. Either
-    way no token gets mass that has none in r, and so none that p forbids.
+    Where nothing is left, r and q are equal up to rounding and the trial failed by rounding alone; r is then returned as it is.
+    Either way no token gets mass that has none in r, and so none that p forbids.
     """
     rest_v = (r_v - q_v).clamp_(min=0.0)
     mass = float(rest_v.sum())

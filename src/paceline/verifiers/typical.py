@@ -1,7 +1,7 @@
 """Typical acceptance, Medusa's rule: a guess stands if the target finds it plausible. Approximate by design.
 
-In:  trees and the target's log-weights after the rules, temperature included. Out: the longest path of plausible tokens, and a token
-of the target's own after it. The output law is NOT the target's: it leans towards what drafters propose.
+In:  trees and the target's log-weights after the rules, temperature included. Out: the longest path of plausible tokens, and a
+token of the target's own after it. The output law is NOT the target's: it leans towards what drafters propose.
 Not here: anything exact (`recursive_rejection`, `greedy`).
 
 Source: Medusa, section 2.3.1 (arXiv:2401.10774): x stands if p(x) > min(epsilon, delta * exp(-H(p))).
@@ -10,17 +10,22 @@ Source: Medusa, section 2.3.1 (arXiv:2401.10774): x stands if p(x) > min(epsilon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from paceline.tree.token_tree import CANDIDATE, ROOT, TokenTree
+from paceline.tree.token_tree import CANDIDATE, ROOT, IntArray, TokenTree
 from paceline.tree.types import Verdict
 from paceline.verifiers.base import sample, verify_each
 
 if TYPE_CHECKING:
     from paceline.errors import NumericsError
     from paceline.verifiers.base import Draws
+
+_LOG_OF_NOTHING: Final = -1e4
+"""Stands for log 0 where it is multiplied by that 0, as the entropy wants 0 * log 0 = 0."""
 
 
 class TypicalAcceptance:
@@ -54,21 +59,23 @@ class TypicalAcceptance:
 
     def _longest(self, tree: TokenTree, rows_nv: torch.Tensor) -> int:
         """The node at which the best accepted path ends, or ROOT."""
-        parents, kinds = tree.parents.tolist(), tree.kinds.tolist()
-        stands, logs = self.plausible(rows_nv[tree.parents + 1], torch.from_numpy(tree.tokens))
+        inner, row_n = np.unique(tree.parents, return_inverse=True)
+        stands, logs = self.plausible(rows_nv[inner + 1], row_n, tree.tokens)
         reached = {ROOT: (0, 0.0)}
-        for node, parent in enumerate(parents):
-            if parent in reached and stands[node] and kinds[node] == CANDIDATE:
+        for node, (parent, kind) in enumerate(zip(tree.parents.tolist(), tree.kinds.tolist(), strict=True)):
+            if parent in reached and stands[node] and kind == CANDIDATE:
                 length, log = reached[parent]
                 reached[node] = (length + 1, log + logs[node])
         return max(reached, key=lambda node: (*reached[node], -node))
 
-    def plausible(self, weights_nv: torch.Tensor, tokens_n: torch.Tensor) -> tuple[list[bool], list[float]]:
-        """Whether each token stands under its row, and its log probability; no token stands under a row with NaN."""
-        dtype = torch.float64 if weights_nv.dtype == torch.float64 else torch.float32
-        log_nv = torch.log_softmax(weights_nv, -1, dtype=dtype)
-        entropy_n = torch.special.entr(log_nv.exp()).sum(-1)
-        limit_n = (self.posterior_alpha * torch.exp(-entropy_n)).clamp(max=self.posterior_threshold)
-        log_n = log_nv.gather(1, tokens_n.to(log_nv.device, torch.int64)[:, None]).squeeze(1)
-        stands_n, logs_n = torch.stack(((log_n.exp() > limit_n).to(dtype), log_n)).tolist()
-        return [bool(stand) for stand in stands_n], logs_n
+    def plausible(
+        self, weights_rv: torch.Tensor, row_n: npt.NDArray[np.intp], tokens_n: IntArray
+    ) -> tuple[list[bool], list[float]]:
+        """Whether `tokens_n[i]` stands under row `row_n[i]`, and its log probability; no token stands under a row with NaN."""
+        log_rv = torch.log_softmax(weights_rv, -1, dtype=torch.float64 if weights_rv.dtype == torch.float64 else torch.float32)
+        entropy_r = -(log_rv.exp() * log_rv.clamp(min=_LOG_OF_NOTHING)).sum(-1)
+        limit_r = (self.posterior_alpha * torch.exp(-entropy_r)).clamp(max=self.posterior_threshold)
+        log_n = log_rv[row_n, tokens_n]
+        stands_n = log_n.exp() > limit_r[row_n]
+        stands, logs = torch.stack((stands_n.to(log_n.dtype), log_n)).tolist()
+        return [bool(stand) for stand in stands], logs

@@ -1,0 +1,120 @@
+"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model.
+
+In: callables to time. Out: medians, ratios with 95 % intervals, JSON under `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance() -> dict[str, Any]:
+    """Machine, versions, command, commit: what a figure must come with."""
+    packages = {}
+    for name in ("paceline", "torch", "transformers", "numpy", "tokenizers"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "absent"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "python": platform.python_version(),
+        "packages": packages,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int, *, progress: bool = True) -> dict[str, list[float]]:
+    """Seconds of each callable, run in turn `repeats` times after one warm-up of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for call in runs.values():
+        call()
+    for turn in range(repeats):
+        for name, call in runs.items():
+            start = perf_counter()
+            call()
+            seconds[name].append(perf_counter() - start)
+        if progress:
+            print(f"  alternation {turn + 1}/{repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in seconds.items()), file=sys.stderr)
+    return seconds
+
+
+def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, float]:
+    """Median of the paired ratios slow / fast with its 95 % bootstrap interval."""
+    pairs = np.array(slow) / np.array(fast)
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(pairs, (draws, len(pairs))), axis=1)
+    return {"median": float(np.median(pairs)), "low": float(np.quantile(medians, 0.025)), "high": float(np.quantile(medians, 0.975))}
+
+
+def read_bandwidth(megabytes: int = 256, repeats: int = 9) -> float:
+    """Bytes per second of summing a large float32 tensor: the measured speed of reading memory."""
+    data = torch.ones(megabytes * 1024 * 1024 // 4)
+    seconds = []
+    for _ in range(repeats):
+        start = perf_counter()
+        data.sum()
+        seconds.append(perf_counter() - start)
+    return megabytes * 1024 * 1024 / median(seconds)
+
+
+def random_llama(folder: Path) -> Path:
+    """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in bfloat16."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        intermediate_size=2816,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def save(name: str, result: Mapping[str, Any]) -> Path:
+    """Write a result with its provenance."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
+    print(f"wrote {path}")
+    return path

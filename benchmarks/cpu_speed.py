@@ -1,0 +1,173 @@
+"""Speed on a CPU against transformers with the same weights, dtype and threads, greedy, batch 1, in one run.
+
+usage: cpu_speed.py [--threads 2] [--repeats 7] [--model-dir DIR] [--only plain,large,demo]
+
+plain   the bundled target, `LLM(...)` without drafts against `generate`
+large   a random 291M Llama in bfloat16: the same, the share of the memory-bandwidth limit, and the cost of scoring trees
+demo    the bundled prompts: Paceline plain and "auto" against transformers' assisted generation and prompt lookup
+
+Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from common import alternate, random_llama, ratio, read_bandwidth, save
+
+from paceline import LLM, SamplingParams
+from paceline.bench.compare import first_difference
+from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
+from paceline.tree.token_tree import TokenTree
+
+
+def open_transformers(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+
+@torch.inference_mode()
+def hf_generate(model: Any, ids: list[int], tokens: int, **options: Any) -> list[int]:
+    inputs = torch.tensor([ids])
+    out = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens, do_sample=False, **options)
+    return out[0, len(ids) :].tolist()
+
+
+def ours(llm: LLM, ids: list[int], tokens: int) -> list[int]:
+    (found,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=tokens))
+    return found.outputs[0].token_ids
+
+
+def must_agree(llm: LLM, prompts: list[list[int]], a: list[list[int]], b: list[list[int]], what: str) -> dict[str, int]:
+    """Equal, or first different at a near tie; anything else ends the benchmark."""
+    differences = [first_difference(llm.runner, p, x, y) for p, x, y in zip(prompts, a, b, strict=True)]
+    wrong = [d for d in differences if d is not None and not d.near_tie]
+    if wrong:
+        raise SystemExit(f"{what}: outputs differ outside near ties, nothing is timed: {wrong[:3]}")
+    return {"prompts": len(prompts), "identical": sum(d is None for d in differences)}
+
+
+def plain(repeats: int, name: str, folder: Path, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Plain decoding, ours against transformers'."""
+    model, llm = open_transformers(folder), LLM(folder if name != "bundled" else None, speculative_config=None, tokenizer=BUNDLED_TARGET)
+    theirs, mine = ([hf_generate(model, p, tokens) for p in prompts], [ours(llm, p, tokens) for p in prompts])
+    agreement = must_agree(llm, prompts, mine, theirs, name)
+    seconds = alternate(
+        {
+            "transformers": lambda: [hf_generate(model, p, tokens) for p in prompts],
+            "paceline plain": lambda: [ours(llm, p, tokens) for p in prompts],
+        },
+        repeats,
+    )
+    made = {"transformers": sum(map(len, theirs)), "paceline plain": sum(map(len, mine))}
+    per_token = {key: [s / made[key] for s in values] for key, values in seconds.items()}
+    rates = {key: 1 / median(values) for key, values in per_token.items()}
+    return {
+        "agreement": agreement,
+        "tokens_per_second": rates,
+        "speedup": ratio(per_token["transformers"], per_token["paceline plain"]),
+        "seconds_per_token": per_token,
+    }
+
+
+def large(repeats: int, folder: Path) -> dict[str, Any]:
+    """The 291M model: plain speed, the share of the limit, rows."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(2)]
+    found = plain(repeats, "291M", folder, prompts, 64)
+    llm = LLM(folder, speculative_config=None, tokenizer=BUNDLED_TARGET)
+    limits, shares, steps = [], [], []
+    for _ in range(repeats):
+        bandwidth = read_bandwidth()
+        step = score_seconds(llm, 0)
+        limits.append(bandwidth)
+        steps.append(step)
+        shares.append(llm.runner.info.weight_bytes / bandwidth / step)
+    turns = [[score_seconds(llm, nodes) for nodes in (0, 1, 3, 7, 15)] for _ in range(repeats)]
+    cost = {nodes: [turn[i] / turn[0] for turn in turns] for i, nodes in enumerate((0, 1, 3, 7, 15))}
+    found["limit"] = {
+        "weight_bytes": llm.runner.info.weight_bytes,
+        "read_bandwidth": median(limits),
+        "step_seconds": median(steps),
+        "share_of_limit": median(shares),
+        "share_of_limit_generate": found["tokens_per_second"]["paceline plain"] * llm.runner.info.weight_bytes / median(limits),
+    }
+    found["tree_cost"] = {f"{nodes} nodes": {"median": median(v), "all": v} for nodes, v in cost.items()}
+    return found
+
+
+def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> float:
+    """Median seconds of scoring a root and a tree of so many nodes (two branches)."""
+    cache = llm.runner.open()
+    llm.runner.extend([cache], [[(7 * i) % 8192 for i in range(context)]])
+    tree = TokenTree.build([(11 * i) % 8192 for i in range(nodes)], [max(-1, i - 2) for i in range(nodes)])
+    seconds = []
+    for _ in range(repeats + 2):
+        start = perf_counter()
+        llm.runner.score([cache], [1], [tree]).logits[-1, 0].item()
+        seconds.append(perf_counter() - start)
+    llm.runner.release(cache)
+    return median(seconds[2:])
+
+
+def demo(repeats: int) -> dict[str, Any]:
+    """The bundled prompts four ways."""
+    llm = LLM()
+    off = llm.with_speculative_config(None)
+    model, draft = open_transformers(BUNDLED_TARGET), open_transformers(BUNDLED_DRAFT)
+    prompts = bundled_prompts()
+    ids = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in prompts]
+    tokens = 128
+    runs: dict[str, Any] = {
+        "transformers plain": lambda p: hf_generate(model, p, tokens),
+        "transformers assisted": lambda p: hf_generate(model, p, tokens, assistant_model=draft),
+        "transformers prompt lookup": lambda p: hf_generate(model, p, tokens, prompt_lookup_num_tokens=8),
+        "paceline plain": lambda p: ours(off, p, tokens),
+        "paceline auto": lambda p: ours(llm, p, tokens),
+    }
+    outputs = {name: [run(p) for p in ids] for name, run in runs.items()}
+    base = outputs["paceline plain"]
+    agreement = {name: must_agree(off, ids, base, out, name) for name, out in outputs.items()}
+    found: dict[str, Any] = {"agreement": agreement}
+    for group, picked in (("all", list(range(len(ids)))), ("with repetition", [i for i, p in enumerate(prompts) if p.repetitive])):
+        seconds = alternate({name: (lambda run=run: [run(ids[i]) for i in picked]) for name, run in runs.items()}, repeats)
+        made = {name: sum(len(outputs[name][i]) for i in picked) for name in runs}
+        per_token = {name: [s / made[name] for s in values] for name, values in seconds.items()}
+        found[group] = {
+            "tokens_per_second": {name: 1 / median(values) for name, values in per_token.items()},
+            "speedup of paceline auto over": {n: ratio(v, per_token["paceline auto"]) for n, v in per_token.items() if n != "paceline auto"},
+            "seconds_per_token": per_token,
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
+    parser.add_argument("--only", default="plain,large,demo")
+    parser.add_argument("--name", default="cpu_speed", help="name of the result file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    parts, result = given.only.split(","), {}
+    if "plain" in parts:
+        llm = LLM(speculative_config=None)
+        prompts = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[:6]]
+        result["plain"] = plain(given.repeats, "bundled", BUNDLED_TARGET, prompts, 128)
+    if "large" in parts:
+        result["large"] = large(given.repeats, random_llama(given.model_dir))
+    if "demo" in parts:
+        result["demo"] = demo(given.repeats)
+    save(given.name, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Drafts as much as pays: expected accepted tokens per second decide the number of nodes, zero included.
+
+In: measured costs (`CostModel`), calibrated acceptance (`Acceptance`), the outcome of every step. Out: budgets and cut trees.
+Not here: drafting, verifying, timing.
+
+A step is worth `gain - rate * time`: tokens that it is expected to add, minus the tokens that its extra time would have brought at
+the rate reached lately. Maximising that at every step maximises the long-run rate (Dinkelbach's method for fractional programs), and
+it is a sum over drafters, levels and nodes, so each is decided by itself:
+  - a drafter is asked if its best depth is worth more than nothing, by its mean acceptance and its measured time;
+  - while it drafts, `Voice` stops it before the level whose calibrated chance no longer pays for one more draft level and row;
+  - of what was proposed, nodes are kept in order of their calibrated reach up to the best number of rows;
+  - `Watch` puts a drafter to sleep whose *measured* net gain is not above zero, and tries it again at growing intervals.
+Source: the common form of the methods' adaptive controllers, such as SpecDec++ (arXiv:2405.19715) and DySpec (arXiv:2410.11744).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from paceline.config import GREEDY_EPSILON, need
+from paceline.controllers.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, Own
+from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.pick import best_count, cut, fixed_shape, order_by_reach
+from paceline.controllers.watch import Mode, Watch
+from paceline.tree.types import NO_BUDGET, Budget
+
+if TYPE_CHECKING:
+    from paceline.controllers.curve import Line
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Verdict
+
+logger = logging.getLogger("paceline.controllers")
+
+CHEAP: Final = 0.01
+"""A drafter whose question costs less than this share of a plain step is asked even while it sleeps."""
+
+FIRST_ROWS: Final = 8
+TRY_DEPTH: Final = 4
+_DECAY = 0.98
+_LEAST_REACH = 0.02
+
+
+class Voice:
+    """The controller's word while a drafter drafts: go on while the next level is worth its time (`Budget.go_on`).
+
+    It reads only confidences of tokens already drawn, never of the level that it decides about.
+    """
+
+    __slots__ = ("acceptance", "bucket", "levels", "own", "price", "raw", "reach", "source")
+
+    def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float, rival: bool) -> None:
+        self.acceptance, self.own, self.source, self.price = acceptance, own, source, price
+        self.bucket = RIVAL if rival else 1
+        self.raw = self.reach = 1.0
+        self.levels = 1
+
+    def __call__(self, depth: int, confidence: float, features: object) -> bool:
+        last = min(confidence / self.raw, 1.0) if self.raw > 0 else 0.0
+        self.raw = confidence
+        self.reach *= self.acceptance.node(self.own, self.source, self.bucket, last)
+        self.bucket = DEPTH_BUCKET[depth]
+        if self.reach * self.acceptance.level(self.own, self.source, self.bucket) <= self.price:
+            return False
+        self.levels = depth
+        return True
+
+
+class _Sequence:
+    """What is kept of one sequence across steps, and of the step under way."""
+
+    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "voices", "watches")
+
+    def __init__(self, greedy: bool, watches: list[Watch]) -> None:
+        self.greedy, self.watches = greedy, watches
+        self.own = Own(len(watches))
+        self.clear(0)
+
+    def clear(self, remaining: int) -> None:
+        self.remaining = remaining
+        self.modes = [Mode.SKIP] * len(self.watches)
+        self.voices: list[Voice | None] = [None] * len(self.watches)
+        self.rivals = [False] * len(self.watches)
+
+
+class AutoController:
+    """Maximises expected tokens per second.
+
+    Args:
+        cost_model: measured times; may be shared.
+        drafters: their names, cheap ones first, in the order of their source index.
+        max_nodes: most nodes of one sequence's tree.
+        max_depth: most levels.
+        disable_by_batch_size: no drafts at or above this number of sequences.
+    Raises:
+        ConfigError: a limit below 1.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        cost_model: CostModel,
+        drafters: Sequence[str],
+        *,
+        max_nodes: int = 32,
+        max_depth: int = 16,
+        disable_by_batch_size: int | None = None,
+    ) -> None:
+        need(max_nodes >= 1, "max_nodes", "be 1 or more", max_nodes)
+        need(1 <= max_depth < len(DEPTH_BUCKET), "max_depth", f"be in 1..{len(DEPTH_BUCKET) - 1}", max_depth)
+        self.cost, self.names = cost_model, tuple(drafters)
+        self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
+        self.acceptance = Acceptance(len(self.names))
+        self._known: dict[int, _Sequence] = {}
+        self._latest: dict[tuple[int, bool], Watch] = {}
+        self._rates: dict[int, list[float]] = {}
+        self._yields = [1.0] * len(self.names)
+        self._batch: list[_Sequence] = []
+        self._lines: list[Line] = []
+        self._levels: list[int | None] = []
+        self._table: list[float] = [0.0, 1.0]
+        self._rate, self._context, self._ready, self._off = 1.0, 0, 0, False
+
+    # The step
+
+    def plan(self, signals: Sequence[Signal]) -> None:
+        """Look up costs and the current rate for a batch of this size and context."""
+        size, known = len(signals), self._known
+        self._off = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
+        self._batch = []
+        for signal in signals:
+            sequence = known.get(signal.key)
+            if sequence is None:
+                sequence = known[signal.key] = self._new(signal)
+            sequence.clear(signal.remaining)
+            self._batch.append(sequence)
+        self._context = max((signal.length for signal in signals), default=0)
+        if not self._off and self._ready < size + FIRST_ROWS - 1:
+            self._prepare(size + FIRST_ROWS - 1)
+        self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
+        self._lines = [self.cost.line(name, size) for name in self.names]
+        self._levels = [None] * len(self.names)
+        recent = self._rates.get(batch_bucket(size))
+        plain = size / self._table[size]
+        self._rate = max(plain, recent[0] / recent[1]) if recent is not None else plain
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
+        sequence = self._batch[index]
+        nodes = self.max_nodes - len(so_far)
+        depth = min(self.max_depth, nodes, sequence.remaining - 1)
+        if self._off or depth < 1:
+            return NO_BUDGET
+        watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
+        cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
+        mode = watch.mode(self._worth(sequence, drafter, so_far, depth) > 0, cheap)
+        sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
+        if mode is Mode.SKIP:
+            return NO_BUDGET
+        if mode is Mode.EXPLORE:
+            depth = min(depth, self._try_depth(line))
+            watch.limit_to(self._try_cost(line, depth))
+            return Budget(nodes, depth)
+        price = self._rate * (line.per_level / len(self._batch) + self._row_seconds(len(so_far)))
+        voice = sequence.voices[drafter] = Voice(self.acceptance, sequence.own, drafter, price, rival)
+        return Budget(nodes, depth, voice)
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """Keep the nodes with the greatest calibrated reach, as many as are worth their rows.
+
+        Trees with drawn trials or probes stay whole: `Voice` has already kept them short, and cutting a drawn trial for what came
+        up in it would bend the law of the output.
+        """
+        self._note_proposals(trees)
+        chosen, rows, pool = list(trees), len(trees), []
+        for i, tree in enumerate(trees):
+            if fixed_shape(tree):
+                rows += len(tree)
+            elif len(tree):
+                pool.append((i, self.acceptance.reach(self._batch[i].own, tree), self._forced(self._batch[i], tree)))
+        if pool:
+            order, forced = order_by_reach(pool)
+            count = best_count([reach for reach, _, _ in order], forced, self._table, rows, self._rate)
+            kept: dict[int, list[int]] = {i: [] for i, _, _ in pool}
+            for _, i, node in order[:count]:
+                kept[i].append(node)
+            for i, nodes in kept.items():
+                chosen[i] = cut(trees[i], sorted(nodes), len(trees[i]))
+            rows += count
+        if rows > self._ready:
+            self._prepare(rows)
+        return chosen
+
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+        """Learn costs, acceptance and the rate, and judge every drafter that was asked."""
+        size = len(trees)
+        accepted = [
+            self.acceptance.observe(sequence.own, tree, verdict.path)
+            for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
+        ]
+        self._judge(trees, accepted, times)
+        tokens = sum(len(verdict.path) for verdict in verdicts) + size
+        predicted = self._table[min(times.rows, len(self._table) - 1)] + sum(times.draft)
+        self.cost.observe(size, self._context, times, self.names, self._levels)
+        spent = times.score + times.verify + times.other + sum(times.draft)
+        self._count(tokens, min(spent, 3 * predicted) if self.cost.steps > 8 else spent)
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended."""
+        self._known.pop(key, None)
+
+    def explain(self) -> str:
+        """What it believes at present: costs, acceptance by drafter and depth, the state of each drafter."""
+        size = max(len(self._batch), 1)
+        lines = [f"auto: {self._rate:.4g} tokens/s lately, plain {size / self._table[min(size, len(self._table) - 1)]:.4g}"]
+        for drafter, name in enumerate(self.names):
+            source = self.acceptance.sources[drafter]
+            levels = " ".join(f"{source.level(bucket):.2f}" for bucket in range(1, BUCKETS))
+            modes = ", ".join(sorted({sequence.modes[drafter].value for sequence in self._batch})) or "idle"
+            lines.append(f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {levels}; proposes in {self._yields[drafter]:.0%}; now: {modes}")
+        return "\n".join([*lines, self.cost.describe()])
+
+    # Estimates
+
+    def _worth(self, sequence: _Sequence, drafter: int, so_far: TokenTree, depth: int) -> float:
+        """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
+        line, table, size, rate = self._lines[drafter], self._table, len(self._batch), self._rate
+        base = size + len(so_far) if size == 1 else size
+        last, width = len(table) - 1, self.acceptance.sources[drafter].width * size
+        start, best, reach, gain, chance, bucket = min(base, last), -1e30, 1.0, 0.0, 0.0, -1
+        for level in range(1, depth + 1):
+            wanted = RIVAL if level == 1 and len(so_far) else DEPTH_BUCKET[level]
+            if wanted != bucket:
+                bucket, chance = wanted, self.acceptance.level(sequence.own, drafter, wanted)
+            reach *= chance
+            gain += reach
+            rows = min(base + int(level * width), last)
+            best = max(best, gain - rate * (line.per_level * level + table[rows] - table[start]) / size)
+            if reach < _LEAST_REACH:
+                break
+        return self._yields[drafter] * best - rate * line.fixed / size
+
+    def _row_seconds(self, taken: int) -> float:
+        """Seconds of one more row, the mean over the next four a sequence, where `taken` nodes are there already."""
+        size, table = len(self._batch), self._table
+        low = min(size + taken, len(table) - 2)
+        high = min(low + 4 * size, len(table) - 1)
+        return (table[high] - table[low]) / (high - low)
+
+    def _try_depth(self, line: Line) -> int:
+        return TRY_DEPTH if TRY_DEPTH * line.per_level < self._table[len(self._batch)] / 2 else TRY_DEPTH // 2
+
+    def _try_cost(self, line: Line, depth: int) -> float:
+        size, table = len(self._batch), self._table
+        return (line.at(depth) + table[min(size * (1 + depth), len(table) - 1)] - table[size]) / table[size]
+
+    def _prepare(self, rows: int) -> None:
+        self.cost.prepare(rows, self._context)
+        self._ready = rows
+
+    def _new(self, signal: Signal) -> _Sequence:
+        greedy = signal.temperature < GREEDY_EPSILON
+        latest = [self._latest.get((drafter, greedy)) for drafter in range(len(self.names))]
+        return _Sequence(greedy, [Watch() if watch is None else watch.for_new_sequence() for watch in latest])
+
+    # The outcome
+
+    def _forced(self, sequence: _Sequence, tree: TokenTree) -> Sequence[int]:
+        """Nodes that are scored whatever they seem worth, to learn."""
+        if Mode.EXPLORE not in sequence.modes:
+            return ()
+        return [node for node, depth in enumerate(tree.depths.tolist()) if depth <= TRY_DEPTH]
+
+    def _note_proposals(self, trees: Sequence[TokenTree]) -> None:
+        """Which drafter proposed how many levels: its time belongs to those, cut or not."""
+        for sequence, tree in zip(self._batch, trees, strict=True):
+            deepest: dict[int, int] = {}
+            for source, depth in zip(tree.sources.tolist(), tree.depths.tolist(), strict=True):
+                deepest[source] = max(deepest.get(source, 0), depth)
+            for drafter, mode in enumerate(sequence.modes):
+                if mode is Mode.SKIP:
+                    continue
+                found = deepest.get(drafter, 0)
+                self._yields[drafter] += 0.05 * ((found > 0 or sequence.rivals[drafter]) - self._yields[drafter])
+                voice = sequence.voices[drafter]
+                if voice is not None and (found or voice.levels > 1):
+                    found = max(found, voice.levels)
+                if found or not sequence.rivals[drafter]:
+                    self._levels[drafter] = max(self._levels[drafter] or 0, found)
+
+    def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
+        """Charge every asked drafter its measured drafting time and its rows, against the tokens it brought."""
+        size, table = len(trees), self._table
+        nodes = times.rows - size
+        row = (table[min(times.rows, len(table) - 1)] - table[size]) / nodes if nodes > 0 else 0.0
+        for drafter, name in enumerate(self.names):
+            asked = [i for i, sequence in enumerate(self._batch) if sequence.modes[drafter] is not Mode.SKIP]
+            if not asked or not self.cost.knows(name, size):
+                continue
+            levels = self._levels[drafter]
+            seconds = times.draft[drafter] if levels is None else min(times.draft[drafter], 2 * self._lines[drafter].at(levels))
+            for i in asked:
+                sequence = self._batch[i]
+                scored = trees[i].sources.tolist().count(drafter)
+                net = accepted[i][drafter] - self._rate * (seconds / len(asked) + scored * row)
+                watch = sequence.watches[drafter]
+                if watch.record(net, sequence.modes[drafter], scored):
+                    logger.debug("%s %s\n%s", name, "sleeps" if watch.asleep else "wakes", self.explain())
+                self._latest[drafter, sequence.greedy] = watch
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        recent = self._rates.setdefault(batch_bucket(len(self._batch)), [0.0, 0.0])
+        recent[0] = recent[0] * _DECAY + tokens
+        recent[1] = recent[1] * _DECAY + seconds

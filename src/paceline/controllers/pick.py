@@ -1,0 +1,90 @@
+"""Which nodes of the proposed trees are worth a row: pure functions, one scale for the whole batch.
+
+In: trees of point trials with the calibrated reach of every node. Out: the same trees, cut. Not here: estimates, and trees with
+drawn trials, whose shape must not depend on what came up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.tree.token_tree import EMPTY_TREE
+
+if TYPE_CHECKING:
+    from paceline.tree.token_tree import TokenTree
+
+Ranked = tuple[float, int, int]
+
+
+def fixed_shape(tree: TokenTree) -> bool:
+    """Whether a tree must stay as it is: it has drawn trials, or probes."""
+    return bool(tree.trials) or bool(tree.kinds.any())
+
+
+def order_by_reach(pool: Sequence[tuple[int, list[float], Sequence[int]]]) -> tuple[list[Ranked], int]:
+    """Rank all nodes of a batch, parents before their children.
+
+    Args:
+        pool: per tree its index, the reach of each node (never above its parent's), and the nodes that must come first, parents
+            included.
+    Returns:
+        (reach, tree, node) from the best down, and how many nodes at the front are forced.
+    """
+    front = [(reach[node], i, node) for i, reach, forced in pool for node in forced]
+    taken = {(i, node) for _, i, node in front}
+    rest = [(value, i, node) for i, reach, _ in pool for node, value in enumerate(reach)]
+    if taken:
+        rest = [ranked for ranked in rest if ranked[1:] not in taken]
+    rest.sort(key=_best_first)
+    return front + rest, len(front)
+
+
+def _best_first(ranked: Ranked) -> float:
+    return -ranked[0]
+
+
+def best_count(reach: Sequence[float], forced: int, table: Sequence[float], rows: int, rate: float) -> int:
+    """How many of the ranked nodes to keep: the most expected tokens after the price of time.
+
+    Args:
+        reach: chances from the best node down.
+        forced: at least so many.
+        table: seconds of a step by rows.
+        rows: rows that are fed anyway.
+        rate: tokens per second, the price of a second.
+    """
+    last = len(table) - 1
+    base = table[min(rows, last)]
+    best, best_worth, gain = forced, -1e30 if forced else 0.0, 0.0
+    for count, chance in enumerate(reach, start=1):
+        gain += chance
+        worth = gain - rate * (table[min(rows + count, last)] - base)
+        if count >= forced and worth > best_worth:
+            best, best_worth = count, worth
+    return best
+
+
+def cut(tree: TokenTree, nodes: Sequence[int], total: int) -> TokenTree:
+    """The tree reduced to some of its nodes, in their order; every node's parent must be among them."""
+    if len(nodes) == total:
+        return tree
+    if not nodes:
+        return EMPTY_TREE
+    kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else np.asarray(nodes)
+    parents = tree.parents[kept]
+    if not isinstance(kept, slice):
+        place = np.full(total + 1, -1, np.int32)
+        place[kept] = np.arange(len(nodes), dtype=np.int32)
+        parents = place[parents]
+    return tree.replace(
+        tokens=tree.tokens[kept],
+        parents=parents,
+        depths=tree.depths[kept],
+        sources=tree.sources[kept],
+        confidence=tree.confidence[kept],
+        slots=tree.slots[kept],
+        kinds=tree.kinds[kept],
+    )

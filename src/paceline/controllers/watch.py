@@ -1,0 +1,107 @@
+"""The guard of one drafter on one sequence: keeps it only while it measurably pays, and looks again at growing intervals.
+
+In: what each step brought, in tokens, after its measured time was charged at the current rate. Out: what to do with the drafter in
+the next step. Not here: where the numbers come from (`controllers.auto`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import sqrt
+from typing import Final
+
+FIRST_INTERVAL: Final = 4
+NEW_SEQUENCE_INTERVAL: Final = 16
+SHARE: Final = 0.01
+"""At most about this share of all time goes into trying drafters that did not pay."""
+
+_DECAY = 0.97
+_PATIENCE = 12
+_MARGIN = 0.5
+_HITS = 2
+
+
+class Mode(Enum):
+    """What one step does with one drafter."""
+
+    SKIP = "skip"
+    ASK = "ask"
+    LISTEN = "listen"
+    """Asked although it sleeps, since asking costs next to nothing; its nodes are scored only where they look worth it."""
+    EXPLORE = "explore"
+    """Asked and scored although it does not look worth it, to learn whether that has changed."""
+
+
+class Watch:
+    """Awake, the drafter is used wherever the plan wants it. Asleep, it is tried every `interval` steps.
+
+    It falls asleep when the lower confidence bound of its net gain drops below zero, or when the plan has no use for it; it wakes
+    after two tries in a row that paid.
+    """
+
+    __slots__ = ("asleep", "count", "hits", "interval", "limit", "mean", "square", "wait")
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.interval = self.wait = FIRST_INTERVAL
+        self.limit = 64
+        self.hits = 0
+        self.count = self.mean = self.square = 0.0
+
+    def for_new_sequence(self) -> Watch:
+        """A watch that begins with what this one found, but looks again soon."""
+        other = Watch()
+        other.asleep, other.limit = self.asleep, self.limit
+        other.interval = other.wait = min(self.interval, NEW_SEQUENCE_INTERVAL)
+        return other
+
+    def mode(self, pays: bool, cheap: bool) -> Mode:
+        """What to do now; `pays`: the plan wants the drafter, `cheap`: asking it costs next to nothing."""
+        if not self.asleep:
+            if pays:
+                return Mode.ASK
+            self.sleep()
+        self.wait -= 1
+        if self.wait <= 0:
+            return Mode.EXPLORE
+        return Mode.LISTEN if cheap else Mode.SKIP
+
+    def record(self, net: float, mode: Mode, scored: int) -> bool:
+        """What a step brought: tokens gained minus the price of its time; returns whether the drafter fell asleep or woke."""
+        if mode is Mode.ASK:
+            return self._judge(net)
+        if mode is Mode.LISTEN and not scored:
+            return False
+        if net > 0:
+            self.hits += 1
+            self.wait = 0
+            if self.hits >= _HITS:
+                self.asleep, self.interval, self.hits = False, FIRST_INTERVAL, 0
+                self.count = self.mean = self.square = 0.0
+                return True
+        else:
+            self.hits = 0
+            if mode is Mode.EXPLORE:
+                self.wait = self.interval = min(2 * self.interval, self.limit)
+        return False
+
+    def sleep(self) -> None:
+        """Stop using the drafter for now."""
+        self.asleep, self.hits = True, 0
+        self.wait = self.interval = min(self.interval, self.limit)
+
+    def limit_to(self, cost: float) -> None:
+        """Set the longest interval from what one try costs, as a share of a plain step's time."""
+        self.limit = int(min(max(cost / SHARE, FIRST_INTERVAL), 256))
+
+    def _judge(self, net: float) -> bool:
+        self.count = self.count * _DECAY + 1.0
+        delta = net - self.mean
+        self.mean += delta / self.count
+        self.square = self.square * _DECAY + delta * (net - self.mean)
+        deviation = sqrt(max(self.square, 0.0)) / self.count
+        if self.count >= _PATIENCE * 0.84 and self.mean < _MARGIN * deviation:
+            self.sleep()
+            self.count = self.mean = self.square = 0.0
+            return True
+        return False

@@ -1,0 +1,279 @@
+"""The decoder-only transformer, one implementation for all families, driven by a ModelSpec.
+
+In: canonical weights, hidden states, a `Step` (what the rows attend to). Out: hidden states, logits. Not here: caches and masks
+(models.cache, models.attention), tokens and sequences (models.native), checkpoints (models.families).
+
+Layers work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
+models.attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU (arXiv:2002.05202).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.models.attention import AttentionShape, Step
+from paceline.models.linear import Map, make_head_norm, make_linear, make_norm
+from paceline.models.moe import gated_mlp, make_moe
+from paceline.models.rope import Rope
+from paceline.models.spec import ModelSpec, RopeSpec
+
+Weights = dict[str, torch.Tensor]
+Rotation = tuple[torch.Tensor, torch.Tensor]
+Rotations = Mapping[str, Rotation]
+
+NOTHING: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """Which part of the stack a pass runs.
+
+    Attributes:
+        first, stop: layers first .. stop - 1 (None: all that follow); the input is the hidden state before layer `first`.
+        skip_attention, skip_mlp: layers whose sub-layer is left out; a layer in both is skipped as a whole.
+    """
+
+    first: int = 0
+    stop: int | None = None
+    skip_attention: Collection[int] = NOTHING
+    skip_mlp: Collection[int] = NOTHING
+
+
+ALL_LAYERS = LayerPlan()
+
+
+def attention_shape(spec: ModelSpec) -> AttentionShape:
+    """The spec's attention, layers sorted into window kinds."""
+    windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+    return AttentionShape(
+        groups=spec.num_heads // spec.num_kv_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        softcap=spec.attention_softcap,
+        windows=windows,
+        kind_of=tuple(windows.index(layer.window) for layer in spec.layers),
+    )
+
+
+class Rotary:
+    """Cosines and signed sines for given positions, in the model's dtype, each (r, 1, dims).
+
+    Tables are kept for the kinds whose angles depend on the position alone; dynamic and longrope also depend on the length.
+    """
+
+    def __init__(self, specs: Mapping[str, RopeSpec], device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._ropes = {key: Rope(spec, device) for key, spec in specs.items()}
+        self._by_length = {key for key, spec in specs.items() if spec.kind in {"dynamic", "longrope"}}
+        self._tables: dict[str, Rotation] = {}
+        self._size = 0
+
+    @property
+    def depends_on_length(self) -> bool:
+        return bool(self._by_length)
+
+    def at(self, positions: range | Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotations:
+        """Rotations of the rows; `lengths` gives runs of (rows, sequence length) for the kinds that depend on it."""
+        if len(self._ropes) == 0:
+            return {}
+        if (top := positions[-1] if isinstance(positions, range) else max(positions)) >= self._size:
+            self._grow(top + 1)
+        if isinstance(positions, range):
+            start, count = positions[0], len(positions)
+            found = {key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()}
+        else:
+            index = torch.tensor(positions, device=self._device)
+            found = {key: (c.index_select(0, index), s.index_select(0, index)) for key, (c, s) in self._tables.items()}
+        for key in self._by_length:
+            found[key] = self._dynamic(key, positions, lengths)
+        return found
+
+    def _grow(self, size: int) -> None:
+        self._size = max(512, 2 * size)
+        positions = torch.arange(self._size, device=self._device)
+        for key, rope in self._ropes.items():
+            if key not in self._by_length:
+                self._tables[key] = self._cast(rope.cos_sin(positions, self._size))
+
+    def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
+        index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
+        parts = [rope.cos_sin(part, length) for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)]
+        return self._cast((torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])))
+
+    def _cast(self, cos_sin: Rotation) -> Rotation:
+        cos, sin = (table.unsqueeze(1) for table in cos_sin)
+        half = sin.shape[-1] // 2
+        signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        return cos.to(self._dtype), signed.to(self._dtype)
+
+
+def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
+    """Rotary embedding in place on (r, heads, head dim), pairs being (i, i + dims / 2); dims beyond the table pass unchanged."""
+    cos, signed_sin = rotation
+    dims = cos.shape[-1]
+    if dims != heads.shape[-1]:
+        heads = heads.narrow(-1, 0, dims)
+    swapped = heads.roll(dims // 2, -1)
+    heads.mul_(cos).addcmul_(swapped, signed_sin)
+
+
+class DecoderLayer:
+    """One layer; takes its weights out of `weights` as it packs them."""
+
+    __slots__ = (
+        "_attn_norm", "_heads", "_index", "_mlp", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv",
+        "_residual", "_rope", "_rotated", "_shape",
+    )  # fmt: skip
+
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, weights: Weights) -> None:
+        layer = spec.layers[index]
+        self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
+        self._heads, self._rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
+        self._shape = (-1, self._heads, shape.head_dim)
+        own = _Own(weights, f"layers.{index}.", spec)
+        self._attn_norm, self._post_attn_norm = own.norm("attn_norm"), own.norm("post_attn_norm")
+        self._mlp_norm, self._post_mlp_norm = own.norm("mlp_norm"), own.norm("post_mlp_norm")
+        order = head_order(shape)
+        rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
+        self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
+        self._qk_norm = own.qk_norm(shape, order)
+        self._mlp = make_moe(spec, own.take("router.weight"), own.take("experts.gate_up"), own.take("experts.down")) if layer.moe \
+            else gated_mlp(own.linear("gate_up"), own.linear("down"), spec.activation)
+
+    def attention(self, x: torch.Tensor, step: Step, rotations: Rotations) -> None:
+        """Add the attention sub-layer's output to x (r, hidden)."""
+        h = x if self._attn_norm is None else self._attn_norm(x)
+        qkv = self._qkv(h).view(self._shape)
+        if self._qk_norm is not None:
+            self._qk_norm(qkv)
+        if self._rope is not None:
+            rotate_(qkv.narrow(1, 0, self._rotated), rotations[self._rope])
+        self._add(x, self._o(step.attend(self._index, qkv)), self._post_attn_norm)
+
+    def mlp(self, x: torch.Tensor) -> None:
+        """Add the MLP sub-layer's output to x (r, hidden)."""
+        h = x if self._mlp_norm is None else self._mlp_norm(x)
+        self._add(x, self._mlp(h), self._post_mlp_norm)
+
+    def _add(self, x: torch.Tensor, out: torch.Tensor, norm: Map | None) -> None:
+        if norm is not None:
+            out = norm(out)
+        if self._residual == 1.0:
+            x.add_(out)
+        else:
+            x.add_(out, alpha=self._residual)
+
+
+def head_order(shape: AttentionShape) -> torch.Tensor:
+    """Row order that turns query heads stored (h, g, d) into (g, h, d)."""
+    index = torch.arange(shape.heads * shape.head_dim).view(shape.kv_heads, shape.groups, shape.head_dim)
+    return index.transpose(0, 1).reshape(-1)
+
+
+class _Own:
+    """One layer's part of the weights, handed out once each."""
+
+    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec) -> None:
+        self._weights, self._prefix, self._spec = weights, prefix, spec
+
+    def take(self, name: str) -> torch.Tensor:
+        return self._weights.pop(self._prefix + name)
+
+    def norm(self, name: str) -> Map | None:
+        weight = self._weights.pop(f"{self._prefix}{name}.weight", None)
+        return None if weight is None else make_norm(weight, self._spec.norm_eps, offset=self._spec.norm_offset)
+
+    def linear(self, name: str, *, rows: torch.Tensor | None = None, columns: torch.Tensor | None = None) -> Map:
+        weight, bias = self.take(f"{name}.weight"), self._weights.pop(f"{self._prefix}{name}.bias", None)
+        if rows is not None:
+            weight = weight[rows.to(weight.device)]
+            bias = None if bias is None else bias[rows.to(bias.device)]
+        if columns is not None:
+            weight = weight[:, columns.to(weight.device)]
+        return make_linear(weight, bias)
+
+    def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
+        """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""
+        kind, eps, offset = self._spec.qk_norm, self._spec.norm_eps, self._spec.norm_offset
+        if kind is None:
+            return None
+        q, k = self.take("q_norm.weight"), self.take("k_norm.weight")
+        if kind == "head":
+            by_head = torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)])
+            return _in_place(make_head_norm(by_head, eps, offset=offset), (0, shape.heads + shape.kv_heads), flat=False)
+        q_norm = _in_place(make_norm(q[order.to(q.device)], eps, offset=offset), (0, shape.heads), flat=True)
+        k_norm = _in_place(make_norm(k, eps, offset=offset), (shape.heads, shape.kv_heads), flat=True)
+
+        def both(qkv: torch.Tensor) -> None:
+            q_norm(qkv)
+            k_norm(qkv)
+
+        return both
+
+
+def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[torch.Tensor], None]:
+    def apply(qkv: torch.Tensor) -> None:
+        part = qkv.narrow(1, *heads)
+        part.copy_(norm(part.flatten(1)).view_as(part) if flat else norm(part))
+
+    return apply
+
+
+class Decoder:
+    """All layers, the embedding and the head."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+        self.spec, self.shape = spec, attention_shape(spec)
+        self.embedding = weights.pop("embed.weight")
+        self.dtype = self.embedding.dtype
+        head = self.embedding if spec.tied else weights.pop("head.weight")
+        self._head, self._norm = make_linear(head), _final_norm(spec, weights)
+        self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
+        self.layers = [DecoderLayer(spec, self.shape, i, weights) for i in range(spec.num_layers)]
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) new tensor."""
+        if len(tokens) == 1:
+            x = self.embedding.narrow(0, tokens[0], 1).clone()
+        else:
+            x = self.embedding.index_select(0, torch.tensor(tokens, device=self.embedding.device))
+        return x if self._scale == 1.0 else x.mul_(self._scale)
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
+        logits = self._head(self._norm(hidden) if norm else hidden)
+        if self.spec.logit_multiplier != 1.0:
+            logits.mul_(self.spec.logit_multiplier)
+        if (cap := self.spec.logit_softcap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._norm(hidden)
+
+    def run(
+        self, x: torch.Tensor, step: Step, rotations: Rotations, plan: LayerPlan = ALL_LAYERS, taps: Collection[int] = ()
+    ) -> dict[int, torch.Tensor]:
+        """Run the planned layers in place on x (r, hidden); returns copies of x after the layers in `taps` (-1: before the first)."""
+        if plan is ALL_LAYERS and not taps:
+            for layer in self.layers:
+                layer.attention(x, step, rotations)
+                layer.mlp(x)
+            return {}
+        kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
+        for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
+            if index not in plan.skip_attention:
+                self.layers[index].attention(x, step, rotations)
+            if index not in plan.skip_mlp:
+                self.layers[index].mlp(x)
+            if index in taps:
+                kept[index] = x.clone()
+        return kept
+
+
+def _final_norm(spec: ModelSpec, weights: Weights) -> Map:
+    return make_norm(weights.pop("final_norm.weight"), spec.norm_eps, offset=spec.norm_offset)

@@ -1,0 +1,63 @@
+"""The gated MLP, and the sparse mixture of experts in its place.
+
+In: linear maps, or stacked expert weights. Out: a callable over rows. Not here: where it sits (models.decoder).
+Source: Mixtral of experts (arXiv:2401.04088).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional as F
+
+from paceline.errors import ConfigError
+from paceline.models.linear import Map, make_linear
+from paceline.models.spec import ModelSpec
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def gated_mlp(gate_up: Map, down: Map, activation: str) -> Map:
+    """down(act(gate) * up) with gate and up from one matrix."""
+    act = ACTIVATIONS[activation]
+
+    def mlp(x: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up(x).chunk(2, -1)
+        return down(act(gate).mul_(up))
+
+    return mlp
+
+
+def make_moe(spec: ModelSpec, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> Map:
+    """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
+
+    Args:
+        router: (experts, hidden). gate_up: (experts, 2 * inner, hidden), gate rows first. down: (experts, hidden, inner).
+    Raises:
+        ConfigError: the spec has no mixture.
+    """
+    moe = spec.moe
+    if moe is None:
+        raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
+    route = make_linear(router)
+    experts = [gated_mlp(make_linear(gate_up[e]), make_linear(down[e]), spec.activation) for e in range(moe.experts)]
+    top_k, normed = moe.top_k, moe.norm_top_k
+
+    def mixture(x: torch.Tensor) -> torch.Tensor:
+        share, chosen = torch.softmax(route(x), -1, dtype=torch.float32).topk(top_k, -1)
+        if normed:
+            share = share / share.sum(-1, keepdim=True)
+        share = share.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, rank = (chosen == expert).nonzero(as_tuple=True)
+            out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
+        return out
+
+    return mixture

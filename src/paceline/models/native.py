@@ -1,0 +1,296 @@
+"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for every family that ModelSpec describes.
+
+In: a ModelSpec with canonical weights; sequences, prompt chunks, roots and trees. Out: `Scores`. It keeps the promise of
+`models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`), from given hidden states, and the
+head on any hidden state. Not here: reading checkpoints (models.load), sampling, drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+
+from paceline.errors import ConfigError
+from paceline.models.attention import BatchStep, Masks, Segment, SequenceStep, Step
+from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.cache import Arena, NativeCache
+from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary, Weights
+from paceline.models.spec import ModelSpec
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Scores
+
+
+class NativeRunner:
+    """One decoder-only model behind the verbs of `models.base.Runner`.
+
+    Args:
+        spec: the model's shape.
+        weights: canonical weights on `device` in `dtype`; taken out of the mapping as they are packed.
+        name: folder or hub id, for messages.
+        max_context: most tokens of a sequence; None takes the checkpoint's.
+        cache_slots: cache slots allocated at first; the cache grows by doubling.
+        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
+    """
+
+    capabilities = Capabilities(
+        trees=True, taps=True, layer_subsets=True, early_exit=True, head=True, input_embeddings=True, fork=True
+    )
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_context: int | None = None,
+        cache_slots: int = 2048,
+        copy_limit: int = 1024,
+    ) -> None:
+        weight_bytes = _bytes_read(spec, weights)
+        with torch.inference_mode():
+            self.decoder = Decoder(spec, weights)
+            self.rotary = Rotary(spec.ropes, device, dtype)
+            self.arena = Arena(
+                spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
+                copy_limit=copy_limit,
+            )  # fmt: skip
+        self.masks = Masks(dtype)
+        self.spec = spec
+        self.info = ModelInfo(
+            name=name,
+            family=spec.family,
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            max_context=max_context or spec.max_context,
+            device=device,
+            dtype=dtype,
+            weight_bytes=weight_bytes,
+            fingerprint=_fingerprint(spec, dtype),
+        )
+
+    def open(self) -> NativeCache:
+        """A new, empty sequence."""
+        return NativeCache(self.arena)
+
+    @torch.inference_mode()
+    def extend(
+        self,
+        caches: Sequence[NativeCache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """See `Runner.extend`.
+
+        Raises:
+            ConfigError: an empty list of tokens, or a released cache.
+        """
+        segments = [_chunk(cache, len(own)) for cache, own in zip(caches, tokens, strict=True)]
+        x = self.decoder.embed(tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own])
+        kept = self._layers(segments, x, ALL_LAYERS, taps, chunk=True)
+        for segment in segments:
+            segment.cache.length += segment.inputs
+        if all_logits:
+            return Scores(self.decoder.head(x), _offsets(segments), kept)
+        if len(segments) == 1:
+            return Scores(self.decoder.head(x[-1:]), (0, 1), kept)
+        last = torch.tensor(_offsets(segments)[1:], device=x.device) - 1
+        return Scores(self.decoder.head(x.index_select(0, last)), tuple(range(len(segments) + 1)), kept)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Scores:
+        """See `Runner.score`.
+
+        Raises:
+            ConfigError: a released cache, or `computed` does not fit the previous call.
+        """
+        segments = self._segments(caches, trees, computed)
+        x = self.decoder.embed(_fed(roots, trees, segments))
+        kept = self._layers(segments, x, ALL_LAYERS, taps)
+        return Scores(self.decoder.head(x), _offsets(segments), kept)
+
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        hidden: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """A pass over part of the stack: layer subsets, early exit, resumption, input embeddings.
+
+        Args:
+            caches, roots, trees, computed: as for `score`; roots and tokens are not looked at when `hidden` is given.
+            plan: which layers and sub-layers run.
+            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0 (see `embed`), or what
+                an earlier call returned that stopped there, whose keys and values are still in scratch. Not modified.
+        Returns:
+            (r, hidden) states behind the last layer that was run, before the final norm (see `head`), and the taps.
+        Raises:
+            ConfigError: a pass that begins at a later layer without hidden states, or hidden states of the wrong shape.
+        """
+        segments = self._segments(caches, trees, computed)
+        rows = sum(segment.rows for segment in segments)
+        if hidden is None:
+            if plan.first:
+                raise ConfigError(f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden=")
+            x = self.decoder.embed(_fed(roots, trees, segments))
+        else:
+            if hidden.shape != (rows, self.info.hidden_size):
+                raise ConfigError(f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}")
+            x = hidden.to(self.info.dtype, copy=True)
+        kept = self._layers(segments, x, plan, taps)
+        return x, kept
+
+    @torch.inference_mode()
+    def extend_embeddings(
+        self, caches: Sequence[NativeCache], embeddings: Sequence[torch.Tensor], *, taps: Sequence[int] = ()
+    ) -> Scores:
+        """`extend` with input embeddings (rows, hidden) instead of tokens; logits of each sequence's last row."""
+        segments = [_chunk(cache, len(own)) for cache, own in zip(caches, embeddings, strict=True)]
+        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
+        kept = self._layers(segments, x, ALL_LAYERS, taps, chunk=True)
+        for segment in segments:
+            segment.cache.length += segment.inputs
+        last = torch.tensor(_offsets(segments)[1:], device=x.device) - 1
+        return Scores(self.decoder.head(x.index_select(0, last)), tuple(range(len(segments) + 1)), kept)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) input embeddings of tokens, the family's multiplier included."""
+        return self.decoder.embed(tokens)
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
+        return self.decoder.head(hidden, norm=norm)
+
+    def commit(self, caches: Sequence[NativeCache], paths: Sequence[Sequence[int]]) -> None:
+        """See `Runner.commit`; only a path that leaves the order of the slots moves anything."""
+        for cache, path in zip(caches, paths, strict=True):
+            cache.keep(path)
+
+    def truncate(self, cache: NativeCache, length: int) -> None:
+        """See `Runner.truncate`."""
+        cache.truncate(length)
+
+    def fork(self, cache: NativeCache) -> NativeCache:
+        """See `Runner.fork`."""
+        return cache.fork()
+
+    def release(self, cache: NativeCache) -> None:
+        """See `Runner.release`; a second release does nothing."""
+        cache.release()
+
+    def _segments(
+        self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None
+    ) -> list[Segment]:
+        segments = []
+        for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
+            done = computed[i] if computed is not None else 0
+            if not 0 <= done <= min(cache.scratch, len(tree)):
+                raise ConfigError(
+                    f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), got {done}"
+                )
+            segment = _segment(cache, tree, done)
+            cache.reserve(segment.inputs)
+            cache.scratch = segment.inputs
+            segments.append(segment)
+        return segments
+
+    def _layers(
+        self, segments: Sequence[Segment], x: torch.Tensor, plan: LayerPlan, taps: Collection[int], *, chunk: bool = False
+    ) -> dict[int, torch.Tensor]:
+        positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
+        lengths = _lengths(segments, positions, chunk) if self.rotary.depends_on_length else ()
+        kept = self.decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps)
+        if self.info.num_layers in taps:
+            kept[self.info.num_layers] = self.decoder.final_norm(x).contiguous()
+        return kept
+
+    def _step(self, segments: Sequence[Segment]) -> Step:
+        if len(segments) == 1:
+            return SequenceStep(self.decoder.shape, self.masks, segments[0])
+        return BatchStep(self.decoder.shape, self.masks, segments)
+
+
+def _chunk(cache: NativeCache, rows: int) -> Segment:
+    if rows == 0:
+        raise ConfigError("extend needs at least one token for each sequence, got none; leave that sequence out")
+    cache.reserve(rows)
+    cache.scratch = 0
+    return Segment(cache, rows)
+
+
+def _segment(cache: NativeCache, tree: TokenTree, done: int) -> Segment:
+    if tree is EMPTY_TREE:
+        return Segment(cache, 1)
+    inputs = 1 + len(tree)
+    if tree.is_chain:
+        return Segment(cache, inputs, done)
+    sees = np.zeros((inputs, inputs), np.bool_)
+    sees[:, 0] = True
+    sees[1:, 1:] = tree.ancestor_mask()
+    return Segment(cache, inputs, done, np.concatenate([[0], tree.depths]).astype(np.int64), sees)
+
+
+def _fed(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:
+    if len(roots) == 1 and segments[0].inputs == 1:
+        return roots
+    tokens: list[int] = []
+    for root, tree, segment in zip(roots, trees, segments, strict=True):
+        tokens.extend([root, *tree.tokens.tolist()][segment.done :])
+    return tokens
+
+
+def _offsets(segments: Sequence[Segment]) -> tuple[int, ...]:
+    offsets = [0]
+    for segment in segments:
+        offsets.append(offsets[-1] + segment.rows)
+    return tuple(offsets)
+
+
+def _lengths(segments: Sequence[Segment], positions: Sequence[int], chunk: bool) -> list[tuple[int, int]]:
+    """Runs of (rows, sequence length): a chunk counts as one sequence, scored rows as decoded one by one."""
+    if chunk:
+        return [(segment.rows, segment.cache.length + segment.inputs) for segment in segments]
+    return [(1, position + 1) for position in positions]
+
+
+def _bytes_read(spec: ModelSpec, weights: Weights) -> int:
+    """Bytes of weights that one pass of one row reads: all but the embedding (unless tied) and the experts left out."""
+    total = 0
+    for name, weight in weights.items():
+        share = 1.0
+        if name == "embed.weight" and not spec.tied:
+            continue
+        if ".experts." in name and spec.moe is not None:
+            share = spec.moe.top_k / spec.moe.experts
+        total += int(weight.nbytes * share)
+    return total
+
+
+def _fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
+    experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
+    return (
+        f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
+        f"-{spec.intermediate_size}{experts}-{spec.vocab_size}-{str(dtype).removeprefix('torch.')}"
+    )

@@ -1,0 +1,132 @@
+"""Cutting a tree down to the nodes that are worth verifying, without touching the output law.
+
+In: a tree, a number of nodes. Out: the most valuable part of it. Not here: how many nodes pay (controllers).
+
+What may be cut:
+
+* **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks whether it is
+  a child, so the law of that token does not depend on which children there are.
+* **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn (`Trial.order`,
+  then level by level, parents in node order, trials in order) until the first that might not fit, and all that were drawn later go
+  too. Whether a trial fits is decided before its token is looked at: it counts as a new node even where it fell on an old one.
+  Any rule that looks at the token (its confidence, whether it is new, what grew below it) breaks the law.
+* What a kept drawn trial stands on stays with it: its parent's ancestors, and the point trials tried before it at its parent.
+  Dropping these by what was drawn later would break the law as well.
+
+So drawn trials come first, and what is left of the budget goes to free point nodes by their estimated chance of being reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from paceline.tree.merge import prune
+from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+
+
+def select(
+    tree: TokenTree, nodes: int, *, max_depth: int | None = None, min_reach: float = 0.0, drawn_nodes: int | None = None
+) -> TokenTree:
+    """The part of `tree` to verify: at most `nodes` candidates, ancestors first.
+
+    Probes are inputs that a drafter needs: they stay with their parents and are not counted.
+
+    Args:
+        max_depth: deeper nodes are cut.
+        min_reach: free point nodes with a smaller estimated chance of being accepted are cut; drawn trials never are by this.
+        drawn_nodes: most nodes to spend on drawn trials and what they stand on; None is `nodes`. It must be chosen without looking
+            at this tree's drawn tokens, and so must `nodes` and `max_depth`.
+    """
+    if nodes <= 0:
+        return EMPTY_TREE
+    deepest = tree.max_depth if max_depth is None else max_depth
+    if not tree.trials and len(tree) <= nodes and tree.max_depth <= deepest and min_reach <= 0.0:
+        return tree
+    chosen = _Choice(tree, nodes, deepest)
+    if tree.trials:
+        chosen.take_drawn(nodes if drawn_nodes is None else min(nodes, drawn_nodes))
+    chosen.take_free(min_reach)
+    chosen.take_probes()
+    return prune(tree, chosen.keep_n, chosen.trials()) if tree.trials else prune(tree, chosen.keep_n)
+
+
+class _Choice:
+    """Which nodes and drawn trials of one tree stay."""
+
+    def __init__(self, tree: TokenTree, nodes: int, max_depth: int) -> None:
+        self.tree, self.nodes, self.max_depth = tree, nodes, max_depth
+        self.parents: list[int] = tree.parents.tolist()
+        self.keep_n = np.zeros(len(tree), np.bool_)
+        self.count = 0
+        self.drawn_kept: dict[int, int] = {}
+        """parent -> number of its leading trials up to and with the last drawn one that stays"""
+
+    def take_drawn(self, nodes: int) -> None:
+        """Keep drawn trials as a prefix of the order in which they were drawn."""
+        depths = self.tree.depths.tolist()
+        for parent, place in _drawing_order(self.tree):
+            depth = 0 if parent == ROOT else depths[parent]
+            if depth >= self.max_depth:
+                continue
+            needed = self._standing(parent, place)
+            if self.count + len(needed) + 1 > nodes:
+                return
+            needed.add(self.tree.trials[parent][place].node)
+            for node in needed:
+                self._keep(node)
+            self.drawn_kept[parent] = place + 1
+
+    def _standing(self, parent: int, place: int) -> set[int]:
+        """The nodes that the trial at `place` of `parent` stands on and that are not kept yet; its own node is not looked at."""
+        needed = {trial.node for trial in self.tree.trials[parent][:place] if not trial.drawn and not self.keep_n[trial.node]}
+        while parent != ROOT and not self.keep_n[parent]:
+            needed.add(parent)
+            parent = self.parents[parent]
+        return needed
+
+    def _keep(self, node: int) -> None:
+        if not self.keep_n[node]:
+            self.keep_n[node] = True
+            self.count += int(self.tree.kinds[node] != PROBE)
+
+    def take_free(self, min_reach: float) -> None:
+        """Fill up with point nodes, most likely reached first; a child is never more likely than its parent."""
+        reach_n = self.tree.reach()
+        allowed_n = (reach_n >= min_reach) & (self.tree.depths <= self.max_depth) & (self.tree.kinds != PROBE)
+        allowed_n[list(self._only_drawn())] = False
+        for node in np.argsort(-reach_n, kind="stable").tolist():
+            if self.count >= self.nodes:
+                return
+            parent = self.parents[node]
+            if allowed_n[node] and (parent == ROOT or self.keep_n[parent] or self.tree.kinds[parent] == PROBE):
+                self._keep(node)
+
+    def _only_drawn(self) -> set[int]:
+        """Nodes that no point trial names: they stay with a drawn trial or go."""
+        everywhere = [trial for trials in self.tree.trials.values() for trial in trials]
+        return {trial.node for trial in everywhere if trial.drawn} - {trial.node for trial in everywhere if not trial.drawn}
+
+    def take_probes(self) -> None:
+        """Probes stay with their parents."""
+        for node in np.flatnonzero(self.tree.kinds == PROBE).tolist():
+            parent = self.parents[node]
+            self.keep_n[node] = parent == ROOT or self.keep_n[parent]
+
+    def trials(self) -> dict[int, list[Trial]]:
+        """The trials that remain at parents with drawn ones: drawn ones that were kept, point ones whose node was."""
+        return {
+            parent: [t for i, t in enumerate(ts) if (i < self.drawn_kept.get(parent, 0) if t.drawn else self.keep_n[t.node])]
+            for parent, ts in self.tree.trials.items()
+        }
+
+
+def _drawing_order(tree: TokenTree) -> Iterator[tuple[int, int]]:
+    """(parent, place in its trials) of every drawn trial, as they were drawn."""
+    keys = []
+    for parent, trials in tree.trials.items():
+        depth = 0 if parent == ROOT else int(tree.depths[parent])
+        keys += [(trial.order, depth, parent, place) for place, trial in enumerate(trials) if trial.drawn]
+    for _, _, parent, place in sorted(keys):
+        yield parent, place

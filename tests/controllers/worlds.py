@@ -1,0 +1,149 @@
+"""Synthetic worlds for controllers: costs and acceptance are formulas, time is a sum, nothing is measured.
+
+A world drafts as told by the controller's budgets, decides with its own random numbers which nodes the target accepts, and adds
+up the seconds that its formulas give. Token RIGHT is what the target wants next; any other token is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.cost_model import CostModel
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Verdict
+
+RIGHT = 1
+Chance = Callable[[int, np.random.Generator], tuple[float, float]]
+
+
+def steady(chance: float) -> Chance:
+    """Every node is accepted with this chance, and the drafter says so."""
+    return lambda step, rng: (chance, chance)
+
+
+def informed(low: float, high: float) -> Chance:
+    """Easy and hard tokens in turn, told apart by the drafter's confidence."""
+
+    def draw(step: int, rng: np.random.Generator) -> tuple[float, float]:
+        chance = high if rng.random() < 0.6 else low
+        return chance, chance
+
+    return draw
+
+
+def overconfident(step: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Always wrong and always sure."""
+    return 0.0, 0.97
+
+
+@dataclass
+class Guesser:
+    """A drafter of chains: its chances, its seconds, how often it finds anything, whether it asks `go_on`."""
+
+    name: str
+    chance: Chance
+    fixed: float = 0.0
+    per_level: float = 0.0
+    finds: float = 1.0
+    sequential: bool = True
+
+    def propose(self, step: int, budget: Budget, rng: np.random.Generator) -> tuple[list[int], list[float], int]:
+        """Tokens, confidences and the number of levels that were drafted."""
+        tokens: list[int] = []
+        confidence: list[float] = []
+        if budget.nodes < 1 or rng.random() >= self.finds:
+            return tokens, confidence, 0
+        right, path = True, 1.0
+        for depth in range(1, min(budget.nodes, budget.depth) + 1):
+            if depth > 1 and self.sequential and not budget.go_on(depth, path, None):
+                break
+            true, claimed = self.chance(step, rng)
+            right = right and rng.random() < true
+            tokens.append(RIGHT if right else 2 + hash(self.name) % 7)
+            confidence.append(claimed)
+            path *= claimed
+        return tokens, confidence, len(tokens)
+
+
+def join(tree: TokenTree, tokens: Sequence[int], confidence: Sequence[float], source: int) -> TokenTree:
+    """Add a chain to a tree, sharing what is already there."""
+    rows = list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.confidence.tolist(), tree.sources.tolist(), strict=True))
+    place = {(parent, token): node for node, (token, parent, _, _) in enumerate(rows)}
+    parent = -1
+    for token, chance in zip(tokens, confidence, strict=True):
+        node = place.get((parent, token))
+        if node is None:
+            node = place[parent, token] = len(rows)
+            taken = sum(c for _, p, c, _ in rows if p == parent)
+            rows.append((token, parent, min(chance, 1 - taken), source))
+        parent = node
+    columns = list(zip(*rows, strict=True))
+    return TokenTree.build(columns[0], columns[1], confidence=columns[2], sources=columns[3])
+
+
+def judged(tree: TokenTree) -> Verdict:
+    """The path of RIGHT tokens."""
+    path: list[int] = []
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token == RIGHT and parent == (path[-1] if path else -1):
+            path.append(node)
+    return Verdict(tuple(path), (RIGHT,) * len(path), 0)
+
+
+@dataclass
+class World:
+    """Drafters, and the seconds of scoring so many rows."""
+
+    drafters: Sequence[Guesser]
+    seconds: Callable[[int], float]
+    batch: int = 1
+    jitter: float = 0.05
+    outliers: float = 0.01
+    remaining: int = 1000
+
+    @property
+    def names(self) -> list[str]:
+        return [drafter.name for drafter in self.drafters]
+
+    def costs(self, *, probe: bool = True) -> CostModel:
+        """A cost model that may probe this world."""
+        return CostModel(probe=(lambda rows, context: self.seconds(rows)) if probe else None)
+
+    def run(self, controller: Any, steps: int, *, seed: int = 0, start: int = 0) -> float:
+        """Tokens per second of true (unjittered) time over so many steps."""
+        rng = np.random.default_rng(seed)
+        tokens = elapsed = 0.0
+        for step in range(start, start + steps):
+            gained, spent = self.step(controller, step, rng)
+            tokens, elapsed = tokens + gained, elapsed + spent
+        return tokens / elapsed
+
+    def step(self, controller: Any, step: int, rng: np.random.Generator) -> tuple[int, float]:
+        """One step of the loop; tokens and seconds."""
+        controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
+        trees = [EMPTY_TREE] * self.batch
+        draft = []
+        for source, drafter in enumerate(self.drafters):
+            budgets = [controller.budget(i, source, trees[i]) for i in range(self.batch)]
+            deepest = 0
+            for i, budget in enumerate(budgets):
+                found, confidence, levels = drafter.propose(step, budget, rng)
+                deepest = max(deepest, levels)
+                if found:
+                    trees[i] = join(trees[i], found, confidence, source)
+            asked = any(budget.nodes for budget in budgets)
+            draft.append(drafter.fixed + drafter.per_level * deepest if asked else 0.0)
+        trees = controller.select(trees)
+        verdicts = [judged(tree) for tree in trees]
+        rows = self.batch + sum(len(tree) for tree in trees)
+        score = self.seconds(rows)
+        noise = np.exp(self.jitter * rng.standard_normal(len(draft) + 1)) * np.where(rng.random(len(draft) + 1) < self.outliers, 20, 1)
+        noisy = [seconds * factor for seconds, factor in zip([*draft, score], noise.tolist(), strict=True)]
+        controller.observe(trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows))
+        return sum(len(verdict.path) for verdict in verdicts) + self.batch, score + sum(draft)

@@ -1,0 +1,69 @@
+"""Defaults read from generation_config.json, with what stands behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokenizers import write
+from transformers import GenerationConfig
+
+import paceline
+from paceline.config import SamplingParams
+from paceline.errors import CheckpointError
+from paceline.models.generation_defaults import GenerationDefaults
+from paceline.models.tokenizer import Tokenizer
+
+
+def folder(tmp_path: Path, generation: Any = None, config: Any = None) -> Path:
+    for name, content in (("generation_config", generation), ("config", config)):
+        if content is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_the_bundled_target_ends_at_either_of_its_end_tokens() -> None:
+    found = GenerationDefaults.load(Path(paceline.__file__).parent / "bundled" / "target")
+    assert found.eos_ids == (3, 0)
+    assert found.sampling == {}
+
+
+@pytest.mark.parametrize(("value", "expected"), [(5, (5,)), ([7, 5, 7], (7, 5)), (0, (0,))])
+def test_end_tokens_of_generation_config_win(tmp_path: Path, value: Any, expected: tuple[int, ...]) -> None:
+    path = folder(tmp_path, {"eos_token_id": value}, {"eos_token_id": 2})
+    assert GenerationDefaults.load(path).eos_ids == expected
+
+
+def test_end_tokens_fall_back_to_config_then_to_the_tokenizer(tmp_path: Path) -> None:
+    assert GenerationDefaults.load(folder(tmp_path, {"eos_token_id": None}, {"eos_token_id": [2, 3]})).eos_ids == (2, 3)
+    assert GenerationDefaults.load(folder(tmp_path, {}, {"text_config": {"eos_token_id": 9}})).eos_ids == (9,)
+    assert GenerationDefaults.load(folder(tmp_path, {}, {})).eos_ids == ()
+    tokenizer = Tokenizer.load(write(tmp_path / "tokenizer", "byte_level"))
+    assert GenerationDefaults.load(folder(tmp_path, {}, {}), tokenizer).eos_ids == (2,)
+    assert GenerationDefaults.load(tmp_path / "tokenizer").eos_ids == ()
+
+
+def test_sampling_parameters_count_with_do_sample(tmp_path: Path) -> None:
+    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 77}
+    GenerationConfig(do_sample=True, **values).save_pretrained(str(tmp_path))
+    found = GenerationDefaults.load(tmp_path).sampling
+    assert found == {**{key: value for key, value in values.items() if key != "max_new_tokens"}, "max_tokens": 77}
+    assert SamplingParams(**found).top_k == 20
+    without = GenerationDefaults.load(folder(tmp_path, {**values, "do_sample": False})).sampling
+    assert without == {"repetition_penalty": 1.1, "max_tokens": 77}
+
+
+@pytest.mark.parametrize(
+    "generation", [{"eos_token_id": "2"}, {"eos_token_id": [True]}, {"do_sample": True, "top_p": 3.0}, {"repetition_penalty": "x"}]
+)
+def test_values_that_make_no_sense_are_the_checkpoints_fault(tmp_path: Path, generation: Any) -> None:
+    with pytest.raises(CheckpointError, match="correct the file"):
+        GenerationDefaults.load(folder(tmp_path, generation))
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        GenerationDefaults.load(tmp_path)

@@ -1,0 +1,186 @@
+"""Our tokenizer against transformers' AutoTokenizer, on the bundled model's files and on tiny ones of every kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_tokenizers import KINDS, write
+from transformers import AutoTokenizer
+
+import paceline
+from paceline.errors import CheckpointError, ConfigError, PromptError
+from paceline.models.tokenizer import Tokenizer, same_tokenizer
+
+BUNDLED = Path(paceline.__file__).parent / "bundled"
+TEXTS = [
+    "Hello world",
+    " leading and trailing ",
+    "two\n\nlines\twith tabs",
+    "don't stop, it's fine . ok ?",
+    "größer 東京 🙂🚀 русский",
+    "<s>special</s> inside <unk>",
+    "",
+    "   ",
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def assert_equal_to_transformers(folder: Path) -> None:
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(str(folder))
+    for text in TEXTS:
+        for special in (True, False):
+            ids = theirs.encode(text, add_special_tokens=special)
+            assert ours.encode(text, add_special_tokens=special) == ids
+            assert ours.decode(ids, skip_special_tokens=special) == theirs.decode(ids, skip_special_tokens=special)
+    assert ours.vocab_size == len(theirs)
+    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert set(theirs.all_special_ids) <= ours.special_ids
+
+
+def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
+    assert_equal_to_transformers(folder)
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_the_bundled_tokenizers_are_read_as_transformers_reads_them(name: str) -> None:
+    assert_equal_to_transformers(BUNDLED / name)
+
+
+def test_special_tokens_that_only_the_configuration_knows_are_added(tmp_path: Path) -> None:
+    folder = write(tmp_path, "byte_level", eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"])
+    assert_equal_to_transformers(folder)
+    ours = Tokenizer.load(folder)
+    assert ours.decode(ours.encode("<|im_start|>hello<|im_end|>")) == "hello"
+
+
+def test_older_files_name_special_tokens_in_special_tokens_map(tmp_path: Path) -> None:
+    folder = write(tmp_path, "metaspace")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    named = {"bos_token": {"content": "<s>", "lstrip": False, "normalized": False}, "eos_token": "</s>"}
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
+    assert_equal_to_transformers(folder)
+    assert Tokenizer.load(folder).bos_id == 1
+
+
+def test_added_tokens_decoder_of_transformers_4_files(tmp_path: Path) -> None:
+    entry = {"content": "<tool>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}
+    size = Tokenizer.load(write(tmp_path, "byte_level")).vocab_size
+    folder = write(tmp_path, "byte_level", added_tokens_decoder={str(size): entry})
+    assert_equal_to_transformers(folder)
+    ours = Tokenizer.load(folder)
+    assert ours.encode("<tool>") == [size]
+    assert ours.decode([size]) == "<tool>"
+
+
+def test_truncation_and_padding_in_the_file_do_not_cut_prompts(tmp_path: Path) -> None:
+    path = write(tmp_path, "byte_level") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(content))
+    assert len(Tokenizer.load(tmp_path).encode("hello world, how are you today?")) > 4
+
+
+def test_clean_up_applies_to_wordpiece_but_not_to_bpe(tmp_path: Path) -> None:
+    for kind in ("wordpiece", "byte_level"):
+        assert_equal_to_transformers(write(tmp_path / kind, kind, clean_up_tokenization_spaces=True))
+
+
+def test_a_folder_without_tokenizer_json_goes_to_transformers(tmp_path: Path) -> None:
+    content = json.loads((write(tmp_path / "full", "byte_level") / "tokenizer.json").read_text())["model"]
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps(content["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    names = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert_equal_to_transformers(folder)
+
+
+def test_loading_tokenizer_json_does_not_import_transformers() -> None:
+    code = (
+        "import sys; from paceline.models.tokenizer import Tokenizer; "
+        f"Tokenizer.load({str(BUNDLED / 'target')!r}).encode('hi'); "
+        "sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_token_text_keeps_the_leading_space(tmp_path: Path) -> None:
+    for kind in ("byte_level", "metaspace"):
+        ours = Tokenizer.load(write(tmp_path / kind, kind))
+        pieces = [ours.token_text(i) for i in ours.encode("hello world", add_special_tokens=False)]
+        assert "".join(pieces).strip() == "hello world"
+        assert ours.token_text(10**6) == ""
+
+
+def test_same_tokenizer_accepts_padding_and_names_the_first_difference(tmp_path: Path) -> None:
+    first = Tokenizer.load(write(tmp_path / "a", "byte_level"))
+    longer = Tokenizer.load(write(tmp_path / "b", "byte_level", additional_special_tokens=["<extra>"]))
+    other = Tokenizer.load(write(tmp_path / "c", "metaspace"))
+    assert same_tokenizer(first, longer) is None
+    assert same_tokenizer(longer, first) is None
+    why = same_tokenizer(first, other)
+    assert why is not None
+    assert "token 3 is '!'" in why
+    assert "'<0x00>'" in why
+    assert first.fingerprint() != longer.fingerprint() != other.fingerprint()
+    shutil.copytree(tmp_path / "a", tmp_path / "d")
+    assert Tokenizer.load(tmp_path / "d").fingerprint() == first.fingerprint()
+
+
+def test_missing_and_corrupt_files_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a folder"):
+        Tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"none of tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    folder = write(tmp_path / "half", "byte_level")
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:500])
+    with pytest.raises(CheckpointError, match="is no tokenizer"):
+        Tokenizer.load(folder)
+    write(folder, "byte_level")
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        Tokenizer.load(folder)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(CheckpointError, match="no tokenizer could be made"):
+        Tokenizer.load(tmp_path / "bad")
+
+
+def test_prompts_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    ours = Tokenizer.load(write(tmp_path, "byte_level"))
+    with pytest.raises(PromptError, match="must be a string"):
+        ours.encode(3)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(PromptError, match="not valid Unicode"):
+        ours.encode("bad \ud800 text")
+
+
+def test_no_chat_template_is_refused_with_a_hint(tmp_path: Path) -> None:
+    ours = Tokenizer.load(write(tmp_path, "byte_level"))
+    assert not ours.has_chat_template
+    with pytest.raises(ConfigError, match="has no chat template"):
+        ours.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("where", ["config", "list", "jinja", "json"])
+def test_the_default_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path, where: str) -> None:
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    named = [{"name": "rag", "template": "no"}, {"name": "default", "template": template}]
+    stored = {"config": {"chat_template": template}, "list": {"chat_template": named}}.get(where, {"chat_template": "no"})
+    folder = write(tmp_path, "byte_level", **stored)
+    if where == "jinja":
+        (folder / "chat_template.jinja").write_text(template)
+    if where == "json":
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert Tokenizer.load(folder).apply_chat_template([{"role": "user", "content": "hi"}]) == "<s>[user]hi"

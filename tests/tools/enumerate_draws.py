@@ -1,0 +1,147 @@
+"""Exact enumeration: run a random program once per branch of its decisions and add up the probabilities.
+
+In: a program that makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's).
+Out: the law of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens, in float64.
+
+    law = enumerate_law(lambda choices: coin + choices.choose([0.5, 0.5]))
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from itertools import product
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.tree.token_tree import PROBE, TokenTree
+from paceline.tree.types import Verdict
+from paceline.verifiers.base import Verifier
+
+T = TypeVar("T", bound=Hashable)
+Tokens = tuple[int, ...]
+Target = Callable[[Tokens], npt.NDArray[np.float64]]
+"""The tokens after the root -> (v,) probabilities of the next one."""
+Law = dict[Tokens, float]
+
+
+class Choices:
+    """The decisions of one run: follows a script of outcomes, then takes the first possible outcome of every new decision."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = list(script)
+        self.made: list[tuple[int, list[float]]] = []
+
+    def choose(self, probabilities: Sequence[float]) -> int:
+        """An outcome of a decision with these probabilities; impossible outcomes are not explored."""
+        law = [float(p) for p in probabilities]
+        place = len(self.made)
+        taken = self._script[place] if place < len(self._script) else next((i for i, p in enumerate(law) if p > 0), 0)
+        self.made.append((taken, law))
+        return taken
+
+    @property
+    def probability(self) -> float:
+        """Of the run so far."""
+        return float(np.prod([law[taken] for taken, law in self.made]))
+
+    def next_script(self) -> list[int] | None:
+        """The script of the next run in depth-first order, None after the last."""
+        for place in range(len(self.made) - 1, -1, -1):
+            taken, law = self.made[place]
+            for other in range(taken + 1, len(law)):
+                if law[other] > 0:
+                    return [*(t for t, _ in self.made[:place]), other]
+        return None
+
+
+def enumerate_law(program: Callable[[Choices], T]) -> dict[T, float]:
+    """The exact law of a program's result. The program must depend on nothing but its choices."""
+    law: defaultdict[T, float] = defaultdict(float)
+    script: list[int] | None = []
+    while script is not None:
+        choices = Choices(script)
+        result = program(choices)
+        law[result] += choices.probability
+        script = choices.next_script()
+    return dict(law)
+
+
+class EnumeratingDraws:
+    """`Draws` for one sequence in one step, whose decisions are enumerated.
+
+    Gumbel noise belongs to a depth: the same row at the same depth gives the same token again. A rule that would reuse the noise
+    of one decision for another one (two rows at a depth, two coins of one trial) is not enumerable and fails an assertion.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._known: dict[tuple[object, ...], tuple[list[float], int]] = {}
+
+    def gumbel(self, depth: int, weights_v: torch.Tensor) -> int:
+        return self._decide(("gumbel", depth), torch.softmax(weights_v.double(), 0).tolist())
+
+    def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
+        assert 0.0 <= probability <= 1.0, f"a coin with probability {probability}"
+        return self._decide(("coin", depth, trial), [probability, 1.0 - probability]) == 0
+
+    def categorical(self, depth: int, probabilities_v: torch.Tensor) -> int:
+        return self._decide(("categorical", depth), probabilities_v.tolist())
+
+    def _decide(self, key: tuple[object, ...], law: list[float]) -> int:
+        if key in self._known:
+            before, taken = self._known[key]
+            assert before == law, f"the noise of {key} was used for another decision before"
+            return taken
+        taken = self._choices.choose(law)
+        self._known[key] = (law, taken)
+        return taken
+
+
+def paths_of(tree: TokenTree) -> list[Tokens]:
+    """The tokens after the root that lead to the root and to each node, node included."""
+    return [(), *(tuple(int(tree.tokens[i]) for i in tree.path(node)) for node in range(len(tree)))]
+
+
+def rows_of(tree: TokenTree, target: Target) -> torch.Tensor:
+    """(1 + n, v) float64 log-weights of the target at the root and the nodes; rows of probes are NaN, since nobody may read them."""
+    with np.errstate(divide="ignore"):
+        rows = np.stack([np.log(target(path)) for path in paths_of(tree)])
+    rows[1:][tree.kinds == PROBE] = np.nan
+    return torch.from_numpy(rows)
+
+
+def output_law(verifier: Verifier, propose: Callable[[Choices], TokenTree], target: Target, length: int) -> Law:
+    """Law of the first `length` tokens written by one verified tree, completed by the target's own draws."""
+
+    def step(choices: Choices) -> Tokens:
+        tree = propose(choices)
+        (verdict,) = verifier.verify([tree], [rows_of(tree, target)], [EnumeratingDraws(choices)])
+        assert isinstance(verdict, Verdict), verdict
+        return verdict.tokens
+
+    law: defaultdict[Tokens, float] = defaultdict(float)
+    for tokens, probability in enumerate_law(step).items():
+        for text, share in target_law(target, length, tokens[:length]).items():
+            law[text] += probability * share
+    return dict(law)
+
+
+def target_law(target: Target, length: int, start: Tokens = ()) -> Law:
+    """Law of `length` tokens by plain decoding, given that they begin with `start`."""
+    law: Law = {}
+    vocabulary = range(len(target(())))
+    for rest in product(vocabulary, repeat=length - len(start)):
+        text, probability = start + rest, 1.0
+        for place in range(len(start), length):
+            probability *= float(target(text[:place])[text[place]])
+        law[text] = probability
+    return law
+
+
+def distance(law: Law, other: Law) -> float:
+    """Largest difference of the two probabilities of any text."""
+    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in law.keys() | other.keys())

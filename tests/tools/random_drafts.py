@@ -1,0 +1,105 @@
+"""Random targets and random drafters over tiny vocabularies, for exact enumeration and bit tests.
+
+In: a seed. Out: a Target, or a drafter whose trees mix everything a token tree may hold: point and drawn trials, with and without
+replacement, equal draws, probes, chains and branches. All that it decides besides its own draws is a function of what came before.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tools.enumerate_draws import Choices, Target, Tokens
+
+from paceline.tree.token_tree import CANDIDATE, PROBE, ROOT, TokenTree, Trial
+
+Weights = npt.NDArray[np.float64]
+
+
+def random_law(rng: np.random.Generator, vocabulary: int, zeros: float = 0.2) -> Weights:
+    """Probabilities of which some are exactly 0 and some are close to 1."""
+    weights = rng.gamma(rng.choice([0.3, 1.0, 5.0]), size=vocabulary) + 1e-6
+    weights[rng.random(vocabulary) < zeros] = 0.0
+    if not weights.any():
+        weights[rng.integers(vocabulary)] = 1.0
+    return np.asarray(weights / weights.sum())
+
+
+def random_target(seed: int, vocabulary: int, zeros: float = 0.2) -> Target:
+    """A target that depends on all tokens after the root."""
+
+    @lru_cache(maxsize=None)
+    def target(path: Tokens) -> Weights:
+        return random_law(np.random.default_rng([seed, 1, *path]), vocabulary, zeros)
+
+    return target
+
+
+class RandomDrafter:
+    """Proposes one tree per run; calling it makes its draws through `Choices`.
+
+    Args:
+        seed: fixes all but the draws.
+        vocabulary: number of tokens.
+        depth: most levels.
+        draws: most drawn trials of a tree, which keeps the enumeration small.
+    """
+
+    def __init__(self, seed: int, vocabulary: int, *, depth: int = 3, draws: int = 4, nodes: int = 9) -> None:
+        self.seed, self.vocabulary, self.depth, self.draws, self.nodes = seed, vocabulary, depth, draws, nodes
+
+    def __call__(self, choices: Choices) -> TokenTree:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._kinds: list[int] = []
+        self._left = self.draws
+        trials: dict[int, list[Trial]] = {}
+        queue: list[tuple[int, Tokens]] = [(ROOT, ())]
+        while queue:
+            parent, path = queue.pop(0)
+            made = self._grow(parent, path, choices)
+            if any(trial.drawn for trial in made):
+                trials[parent] = made
+            if len(path) + 1 < self.depth:
+                queue += [(node, (*path, self._tokens[node])) for node in dict.fromkeys(trial.node for trial in made)]
+        return TokenTree.build(self._tokens, self._parents, kinds=self._kinds, trials=trials)
+
+    def _grow(self, parent: int, path: Tokens, choices: Choices) -> list[Trial]:
+        """The trials at one parent: how many, of which kind and from which row is fixed by the path to it."""
+        rng = np.random.default_rng([self.seed, 2, *path])
+        laws = [random_law(rng, self.vocabulary) for _ in range(2)]
+        rows = [torch.from_numpy(law) for law in laws]
+        trials: list[Trial] = []
+        for _ in range(int(rng.choice([0, 1, 2, 3], p=[0.1, 0.35, 0.35, 0.2]))):
+            point, which, remove = rng.random() < 0.4, int(rng.integers(2)), rng.random() < 0.5
+            token = int(rng.integers(self.vocabulary))
+            if len(self._tokens) >= self.nodes:
+                break
+            if point:
+                trials.append(Trial(self._node(parent, token)))
+            elif self._left > 0:
+                tried = {self._tokens[trial.node] for trial in trials} if remove else set()
+                removed = tuple(sorted(tried))
+                q = laws[which].copy()
+                q[list(removed)] = 0.0
+                if q.sum() > 0:
+                    self._left -= 1
+                    trials.append(Trial(self._node(parent, choices.choose(list(q / q.sum()))), rows[which], removed))
+        self._add_probe(rng, parent, trials)
+        return trials if any(trial.drawn for trial in trials) else [Trial(n) for n in dict.fromkeys(t.node for t in trials)]
+
+    def _node(self, parent: int, token: int, kind: int = CANDIDATE) -> int:
+        for node, known in enumerate(zip(self._parents, self._tokens, strict=True)):
+            if known == (parent, token):
+                return node
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._kinds.append(kind)
+        return len(self._tokens) - 1
+
+    def _add_probe(self, rng: np.random.Generator, parent: int, trials: list[Trial]) -> None:
+        free = sorted(set(range(self.vocabulary)) - {self._tokens[trial.node] for trial in trials})
+        if free and rng.random() < 0.3:
+            self._node(self._node(parent, free[0], PROBE), free[0], PROBE)
