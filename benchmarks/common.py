@@ -64,7 +64,10 @@ def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int, *, progress: 
             call()
             seconds[name].append(perf_counter() - start)
         if progress:
-            print(f"  alternation {turn + 1}/{repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in seconds.items()), file=sys.stderr)
+            print(
+                f"  alternation {turn + 1}/{repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in seconds.items()),
+                file=sys.stderr,
+            )
     return seconds
 
 
@@ -73,7 +76,11 @@ def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, 
     pairs = np.array(slow) / np.array(fast)
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(pairs, (draws, len(pairs))), axis=1)
-    return {"median": float(np.median(pairs)), "low": float(np.quantile(medians, 0.025)), "high": float(np.quantile(medians, 0.975))}
+    return {
+        "median": float(np.median(pairs)),
+        "low": float(np.quantile(medians, 0.025)),
+        "high": float(np.quantile(medians, 0.975)),
+    }
 
 
 def read_bandwidth(megabytes: int = 256, repeats: int = 9) -> float:

@@ -56,7 +56,10 @@ def must_agree(llm: LLM, prompts: list[list[int]], a: list[list[int]], b: list[l
 
 def plain(repeats: int, name: str, folder: Path, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
     """Plain decoding, ours against transformers'."""
-    model, llm = open_transformers(folder), LLM(folder if name != "bundled" else None, speculative_config=None, tokenizer=BUNDLED_TARGET)
+    model, llm = (
+        open_transformers(folder),
+        LLM(folder if name != "bundled" else None, speculative_config=None, tokenizer=BUNDLED_TARGET),
+    )
     theirs, mine = ([hf_generate(model, p, tokens) for p in prompts], [ours(llm, p, tokens) for p in prompts])
     agreement = must_agree(llm, prompts, mine, theirs, name)
     seconds = alternate(
@@ -142,7 +145,9 @@ def demo(repeats: int) -> dict[str, Any]:
         per_token = {name: [s / made[name] for s in values] for name, values in seconds.items()}
         found[group] = {
             "tokens_per_second": {name: 1 / median(values) for name, values in per_token.items()},
-            "speedup of paceline auto over": {n: ratio(v, per_token["paceline auto"]) for n, v in per_token.items() if n != "paceline auto"},
+            "speedup of paceline auto over": {
+                n: ratio(v, per_token["paceline auto"]) for n, v in per_token.items() if n != "paceline auto"
+            },
             "seconds_per_token": per_token,
         }
     return found

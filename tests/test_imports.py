@@ -69,7 +69,9 @@ def test_modules_say_what_they_are() -> None:
 
 
 def test_files_and_functions_stay_small() -> None:
-    long_files = [f"{p.name}: {len(p.read_text().splitlines())}" for p in SRC.rglob("*.py") if len(p.read_text().splitlines()) > 300]
+    long_files = [
+        f"{p.name}: {len(p.read_text().splitlines())}" for p in SRC.rglob("*.py") if len(p.read_text().splitlines()) > 300
+    ]
     assert not long_files
     lengths = {
         f"{p.name}:{node.name}": node.end_lineno - node.lineno + 1

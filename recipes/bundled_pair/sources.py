@@ -105,38 +105,72 @@ SOURCES: dict[str, Source] = {
     ),
 }
 
+# Never trained on.
+EVALUATION: dict[str, Source] = {
+    "gsm8k-test": Source(
+        local="gsm8k/test.first-half.jsonl",
+        repository="openai/grade-school-math",
+        commit="3101c7d5072418e28b9008a6636bde82a006892c",
+        path="grade_school_math/data/test.jsonl",
+        sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+        cut_sha256="651a538889e5becb430196c446231fb0f05164f0c8993e2832bfb7ac5be78410",
+        licence="MIT",
+    ),
+    "humaneval": Source(
+        local="humaneval/HumanEval.even.jsonl",
+        repository="openai/human-eval",
+        commit="6d43fb980f9fee3c892a914eda09951f772ad10d",
+        path="data/HumanEval.jsonl.gz",
+        sha256="1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2",
+        cut_sha256="41ca66bdb2c8d9a23aea692c6e2bc57d270b69f990e162a06558b625b6b99a1a",
+        licence="MIT",
+    ),
+    "scitldr-dev": Source(
+        local="scitldr/dev.jsonl",
+        repository="allenai/scitldr",
+        commit="5ccad9c00a60ad75c9e04abf7f27d0f53f983b20",
+        path="SciTLDR-Data/SciTLDR-A/dev.jsonl",
+        sha256="3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e",
+        licence="Apache-2.0",
+    ),
+}
+
 
 def read_source(source: Source, data: Path | None, cache: Path) -> str:
     """The text of one file, from `data` if given, else from `cache`, else fetched into it. Raises SystemExit with the reason."""
-    allowed = {source.sha256, source.cut_sha256} if data else {source.sha256}
-    path = (data or cache) / source.local
+    path = data / source.local if data else cache / source.repository / source.path.removesuffix(".gz")
     packed = path.with_name(path.name + ".gz")
     if packed.is_file():
         content, path = gzip.decompress(packed.read_bytes()), packed
     elif path.is_file():
         content = path.read_bytes()
     elif data:
-        raise SystemExit(f"{path} is missing; fill the folder given to --data, or leave --data out to fetch {source.url}")
+        raise SystemExit(f"{path} is missing; complete the folder given to --data, or leave --data out to fetch {source.url}")
     else:
         content = fetch(source.url)
-    found = hashlib.sha256(content).hexdigest()
-    if found not in allowed:
-        raise SystemExit(f"{path} has SHA-256 {found}, expected {source.sha256}; delete the file and fetch it again")
+    check(content, source, path, cut_allowed=data is not None)
     if not data and not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return content.decode("utf-8", errors="replace")
 
 
+def check(content: bytes, source: Source, path: Path, *, cut_allowed: bool) -> None:
+    """Raises SystemExit when the bytes are not the published ones (or, where allowed, their known part)."""
+    found = hashlib.sha256(content).hexdigest()
+    if found != source.sha256 and not (cut_allowed and found == source.cut_sha256):
+        raise SystemExit(f"{path} has SHA-256 {found}, expected {source.sha256} as published at {source.url}; get the file again")
+
+
 def fetch(url: str, timeout: float = 60.0) -> bytes:
-    """The bytes behind an address. Raises SystemExit naming the address and the reason."""
+    """The bytes behind an address, unpacked if it ends in .gz. Raises SystemExit naming the address and the reason."""
     print(f"fetching {url}", flush=True)
     try:
         with urllib.request.urlopen(url, timeout=timeout) as reply:
             content: bytes = reply.read()
     except (urllib.error.URLError, TimeoutError) as error:
         raise SystemExit(f"cannot fetch {url}: {error}; check the network, or pass --data with a local copy") from error
-    return content
+    return gzip.decompress(content) if url.endswith(".gz") else content
 
 
 def rows(text: str) -> Iterator[Any]:
@@ -227,3 +261,30 @@ def load_sources(data: Path | None, cache: Path) -> dict[str, list[str]]:
     """All texts by source name, the standard library as `code`."""
     texts = {name: READERS[name](read_source(source, data, cache)) for name, source in SOURCES.items()}
     return texts | {"code": standard_library()}
+
+
+def gsm8k_test(text: str) -> list[tuple[str, str]]:
+    """The first half of the published rows."""
+    return [(chat(row["question"]), row["answer"]) for row in [*rows(text)][:659]]
+
+
+def human_eval(text: str) -> list[tuple[str, str]]:
+    """The even tasks, as plain code to be continued."""
+    chosen = (row for row in rows(text) if int(row["task_id"].removeprefix("HumanEval/")) % 2 == 0)
+    return [(row["prompt"], row["canonical_solution"]) for row in chosen]
+
+
+def scitldr_dev(text: str) -> list[tuple[str, str]]:
+    return [(chat("Summarize: " + " ".join(row["source"])), row["target"][0]) for row in rows(text)]
+
+
+EVALUATION_READERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
+    "gsm8k-test": gsm8k_test,
+    "humaneval": human_eval,
+    "scitldr-dev": scitldr_dev,
+}
+
+
+def evaluation_texts(data: Path | None, cache: Path) -> dict[str, list[tuple[str, str]]]:
+    """(prompt, published answer) pairs by set name; for measuring only."""
+    return {name: EVALUATION_READERS[name](read_source(source, data, cache)) for name, source in EVALUATION.items()}

@@ -78,8 +78,10 @@ class LLM:
             torch.set_num_threads(self.config.threads)
         name = str(BUNDLED / "target") if model is None else str(model)
         folder = resolve(name, revision=revision)
-        self.tokenizer = Tokenizer.load(folder if tokenizer is None else resolve(str(tokenizer)))
-        self.defaults = GenerationDefaults.load(folder)
+        self.tokenizer = Tokenizer.load(
+            folder if tokenizer is None else resolve(str(tokenizer)), trust_remote_code=trust_remote_code
+        )
+        self.defaults = GenerationDefaults.load(folder, self.tokenizer)
         options = {"dtype": self.config.dtype, "device": self.config.device, "trust_remote_code": trust_remote_code}
         self.runner = load_runner(name, revision=revision, max_context=self.config.max_model_len, **options)
         self._default_draft = str(BUNDLED / "draft") if model is None else None

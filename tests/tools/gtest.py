@@ -52,4 +52,6 @@ def independence(table: npt.NDArray[np.int64]) -> float:
 def assert_follows(counts: Numbers, probabilities: Numbers, error: float = ERROR) -> None:
     """Fail if the counts are less likely than `error` under the law; a right sampler fails in that share of seeds."""
     p_value = g_test(counts, probabilities)
-    assert p_value >= error, f"G-test p-value {p_value:.2e} < declared error {error:.0e}: counts {counts} do not follow {probabilities}"
+    assert p_value >= error, (
+        f"G-test p-value {p_value:.2e} < declared error {error:.0e}: counts {counts} do not follow {probabilities}"
+    )

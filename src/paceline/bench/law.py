@@ -68,5 +68,7 @@ def uniform_test(values: torch.Tensor) -> LawTest:
     counts = torch.histc(values.clamp(0.0, 1.0), bins=BINS, min=0.0, max=1.0)
     expected = len(values) / BINS
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    p_value = float(torch.special.gammaincc(torch.tensor((BINS - 1) / 2, dtype=torch.float64), torch.tensor(statistic / 2).double()))
+    p_value = float(
+        torch.special.gammaincc(torch.tensor((BINS - 1) / 2, dtype=torch.float64), torch.tensor(statistic / 2).double())
+    )
     return LawTest(len(values), statistic, p_value)

@@ -63,7 +63,8 @@ class Report:
         """JSON-ready."""
         found = asdict(self)
         found["differences"] = [
-            {"prompt": index, **asdict(difference), "near_tie": difference.near_tie} for index, difference in self.differences.items()
+            {"prompt": index, **asdict(difference), "near_tie": difference.near_tie}
+            for index, difference in self.differences.items()
         ]
         return found | {"holds": self.holds, "greedy_holds": self.greedy_holds, "law_holds": self.law_holds}
 
@@ -98,7 +99,9 @@ def verify(
         progress: told (stage, done, total).
     """
     plain = llm.with_speculative_config(None)
-    report = Report(llm.runner.info.name, claimed_class(llm), str(llm.runner.info.dtype).removeprefix("torch."), prompts=len(prompts))
+    report = Report(
+        llm.runner.info.name, claimed_class(llm), str(llm.runner.info.dtype).removeprefix("torch."), prompts=len(prompts)
+    )
     report.temperature = temperature
     steps = accepted = 0
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
@@ -118,7 +121,13 @@ def verify(
     report.mean_acceptance_length = 1.0 + accepted / steps if steps else 1.0
     if samples and temperature > 0:
         report.law, report.plain_law = (
-            _law(one, prompts, SamplingParams(temperature=temperature, max_tokens=max_tokens, n=samples, seed=seed + k), name, progress)
+            _law(
+                one,
+                prompts,
+                SamplingParams(temperature=temperature, max_tokens=max_tokens, n=samples, seed=seed + k),
+                name,
+                progress,
+            )
             for k, (one, name) in enumerate(((llm, "sampling"), (plain, "plain sampling")))
         )
     return report
@@ -136,5 +145,3 @@ def _law(
             values.append(integral_values(llm.runner, found.prompt_token_ids, output.token_ids, params.temperature, noise))
         progress(stage, index + 1, len(prompts))
     return uniform_test(torch.cat(values))
-
-

@@ -37,6 +37,11 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list o
     for row in rows:
         needs = ", ".join(row["needs"]) or "-"
         table.add_row(
-            str(row["name"]), str(row["kind"]), str(row["exactness_greedy"]), str(row["exactness_sampling"]), needs, str(row["paper"])
+            str(row["name"]),
+            str(row["kind"]),
+            str(row["exactness_greedy"]),
+            str(row["exactness_sampling"]),
+            needs,
+            str(row["paper"]),
         )
     Console().print(table)

@@ -137,5 +137,3 @@ def open_llm(model: str | None, tokenizer: str | None, revision: str | None, tru
         trust_remote_code=trust,
         **engine_options(given),
     )
-
-

@@ -69,7 +69,9 @@ def read_prompts(file: Path | None, llm: LLM) -> list[Any]:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         found = [_prompt(line) for line in lines[:MAX_PROMPTS]] if file.suffix in (".jsonl", ".json") else lines[:MAX_PROMPTS]
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise PromptError(f"cannot read prompts from {str(file)!r} ({error}); give text lines, or JSONL with a key 'prompt'") from None
+        raise PromptError(
+            f"cannot read prompts from {str(file)!r} ({error}); give text lines, or JSONL with a key 'prompt'"
+        ) from None
     if not found:
         raise PromptError(f"no prompts in {str(file)!r}; give at least one line")
     return found

@@ -96,7 +96,8 @@ def _nucleus(below_m: Floats, top_p: float, scale: float) -> Indices:
     weights = weights_m[likely]
     sorted_down = np.sort(weights)[::-1]
     last = int(np.searchsorted(np.cumsum(sorted_down, dtype=np.float64), top_p * total))
-    return likely[weights >= sorted_down[min(last, len(weights) - 1)]]
+    inside: Indices = likely[weights >= sorted_down[min(last, len(weights) - 1)]]
+    return inside
 
 
 def _filter_on_device(logits_rv: torch.Tensor, top_k: int, top_p: float, min_p: float) -> None:

@@ -30,10 +30,10 @@ BINS: Final = len(EDGES) + 1
 _PRIOR_BIN: Final = (0.10, 0.25, 0.38, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92)
 _PRIOR: Final = 0.6
 _PRIOR_RIVAL: Final = 0.3
-_STRENGTH: Final = 2.0
-_DECAY: Final = 0.98
+_STRENGTH: Final = 4.0
+_DECAY: Final = 0.99
 _SURPRISE, _FORGET = 0.05, 0.6
-_OWN_DECAY, _OWN_STRENGTH = 0.95, 4.0
+_OWN_DECAY, _OWN_STRENGTH = 0.98, 8.0
 
 
 class Tally:

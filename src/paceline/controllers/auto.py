@@ -38,7 +38,7 @@ CHEAP: Final = 0.01
 """A drafter whose question costs less than this share of a plain step is asked even while it sleeps."""
 
 FIRST_ROWS: Final = 8
-TRY_DEPTH: Final = 4
+TRY_DEPTHS: Final = (2, 4, 8)
 _DECAY = 0.98
 _LEAST_REACH = 0.02
 
@@ -71,7 +71,7 @@ class Voice:
 class _Sequence:
     """What is kept of one sequence across steps, and of the step under way."""
 
-    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "voices", "watches")
+    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches")
 
     def __init__(self, greedy: bool, watches: list[Watch]) -> None:
         self.greedy, self.watches = greedy, watches
@@ -79,7 +79,7 @@ class _Sequence:
         self.clear(0)
 
     def clear(self, remaining: int) -> None:
-        self.remaining = remaining
+        self.remaining, self.tried = remaining, 0
         self.modes = [Mode.SKIP] * len(self.watches)
         self.voices: list[Voice | None] = [None] * len(self.watches)
         self.rivals = [False] * len(self.watches)
@@ -156,12 +156,13 @@ class AutoController:
             return NO_BUDGET
         watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
         cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
-        mode = watch.mode(self._worth(sequence, drafter, so_far, depth) > 0, cheap)
+        special = rival or depth < min(self.max_depth, self.max_nodes)
+        mode = watch.mode(self._worth(sequence, drafter, so_far, depth) > 0, cheap, special)
         sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
         if mode is Mode.SKIP:
             return NO_BUDGET
         if mode is Mode.EXPLORE:
-            depth = min(depth, self._try_depth(line))
+            depth = sequence.tried = min(depth, self._try_depth(line))
             watch.limit_to(self._try_cost(line, depth))
             return Budget(nodes, depth)
         price = self._rate * (line.per_level / len(self._batch) + self._row_seconds(len(so_far)))
@@ -220,7 +221,9 @@ class AutoController:
             source = self.acceptance.sources[drafter]
             levels = " ".join(f"{source.level(bucket):.2f}" for bucket in range(1, BUCKETS))
             modes = ", ".join(sorted({sequence.modes[drafter].value for sequence in self._batch})) or "idle"
-            lines.append(f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {levels}; proposes in {self._yields[drafter]:.0%}; now: {modes}")
+            lines.append(
+                f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {levels}; proposes in {self._yields[drafter]:.0%}; now: {modes}"
+            )
         return "\n".join([*lines, self.cost.describe()])
 
     # Estimates
@@ -244,14 +247,17 @@ class AutoController:
         return self._yields[drafter] * best - rate * line.fixed / size
 
     def _row_seconds(self, taken: int) -> float:
-        """Seconds of one more row, the mean over the next four a sequence, where `taken` nodes are there already."""
+        """Seconds of a second level's row, the mean over four levels, where `taken` nodes are there already; the step from no nodes
+        to the first was decided before."""
         size, table = len(self._batch), self._table
-        low = min(size + taken, len(table) - 2)
+        low = min(2 * size + taken, len(table) - 2)
         high = min(low + 4 * size, len(table) - 1)
         return (table[high] - table[low]) / (high - low)
 
     def _try_depth(self, line: Line) -> int:
-        return TRY_DEPTH if TRY_DEPTH * line.per_level < self._table[len(self._batch)] / 2 else TRY_DEPTH // 2
+        """Levels of a try: more than the fewest where they cost little more."""
+        limit = 1.5 * self._try_cost(line, TRY_DEPTHS[0])
+        return max(depth for depth in TRY_DEPTHS if depth == TRY_DEPTHS[0] or self._try_cost(line, depth) <= limit)
 
     def _try_cost(self, line: Line, depth: int) -> float:
         size, table = len(self._batch), self._table
@@ -270,9 +276,9 @@ class AutoController:
 
     def _forced(self, sequence: _Sequence, tree: TokenTree) -> Sequence[int]:
         """Nodes that are scored whatever they seem worth, to learn."""
-        if Mode.EXPLORE not in sequence.modes:
+        if not sequence.tried:
             return ()
-        return [node for node, depth in enumerate(tree.depths.tolist()) if depth <= TRY_DEPTH]
+        return [node for node, depth in enumerate(tree.depths.tolist()) if depth <= sequence.tried]
 
     def _note_proposals(self, trees: Sequence[TokenTree]) -> None:
         """Which drafter proposed how many levels: its time belongs to those, cut or not."""
@@ -307,7 +313,7 @@ class AutoController:
                 scored = trees[i].sources.tolist().count(drafter)
                 net = accepted[i][drafter] - self._rate * (seconds / len(asked) + scored * row)
                 watch = sequence.watches[drafter]
-                if watch.record(net, sequence.modes[drafter], scored):
+                if watch.record(net, sequence.modes[drafter], scored, accepted[i][drafter]):
                     logger.debug("%s %s\n%s", name, "sleeps" if watch.asleep else "wakes", self.explain())
                 self._latest[drafter, sequence.greedy] = watch
 

@@ -12,12 +12,11 @@ from typing import Final
 
 FIRST_INTERVAL: Final = 4
 NEW_SEQUENCE_INTERVAL: Final = 16
-SHARE: Final = 0.01
+SHARE: Final = 0.015
 """At most about this share of all time goes into trying drafters that did not pay."""
 
-_DECAY = 0.97
-_PATIENCE = 12
-_MARGIN = 0.5
+_DECAY = 0.99
+_FEW, _MANY = 10, 50
 _HITS = 2
 
 
@@ -35,8 +34,8 @@ class Mode(Enum):
 class Watch:
     """Awake, the drafter is used wherever the plan wants it. Asleep, it is tried every `interval` steps.
 
-    It falls asleep when the lower confidence bound of its net gain drops below zero, or when the plan has no use for it; it wakes
-    after two tries in a row that paid.
+    It falls asleep when its mean net gain over some hundred steps is not above zero, after few steps already when it lies a standard
+    error below, or when the plan has no use for it; it wakes after two tries in a row that paid.
     """
 
     __slots__ = ("asleep", "count", "hits", "interval", "limit", "mean", "square", "wait")
@@ -55,24 +54,41 @@ class Watch:
         other.interval = other.wait = min(self.interval, NEW_SEQUENCE_INTERVAL)
         return other
 
-    def mode(self, pays: bool, cheap: bool) -> Mode:
-        """What to do now; `pays`: the plan wants the drafter, `cheap`: asking it costs next to nothing."""
+    def mode(self, pays: bool, cheap: bool, special: bool) -> Mode:
+        """What to do now.
+
+        Args:
+            pays: the plan wants the drafter.
+            cheap: asking it costs next to nothing.
+            special: the step says little about others (an earlier drafter has proposed already, the end is near), so that a drafter
+                without use in it need not sleep, and trying one would teach little.
+        """
         if not self.asleep:
             if pays:
                 return Mode.ASK
+            if special:
+                return Mode.LISTEN if cheap else Mode.SKIP
             self.sleep()
         self.wait -= 1
-        if self.wait <= 0:
+        if self.wait <= (-self.interval if special else 0):
             return Mode.EXPLORE
         return Mode.LISTEN if cheap else Mode.SKIP
 
-    def record(self, net: float, mode: Mode, scored: int) -> bool:
-        """What a step brought: tokens gained minus the price of its time; returns whether the drafter fell asleep or woke."""
+    def record(self, net: float, mode: Mode, scored: int, accepted: int) -> bool:
+        """What a step brought.
+
+        Args:
+            net: tokens gained minus the price of their time.
+            mode: how the drafter was used.
+            scored, accepted: its nodes; a try whose nodes were all accepted promises more than it could show.
+        Returns:
+            whether the drafter fell asleep or woke.
+        """
         if mode is Mode.ASK:
             return self._judge(net)
         if mode is Mode.LISTEN and not scored:
             return False
-        if net > 0:
+        if net > 0 or 0 < scored == accepted:
             self.hits += 1
             self.wait = 0
             if self.hits >= _HITS:
@@ -100,7 +116,8 @@ class Watch:
         self.mean += delta / self.count
         self.square = self.square * _DECAY + delta * (net - self.mean)
         deviation = sqrt(max(self.square, 0.0)) / self.count
-        if self.count >= _PATIENCE * 0.84 and self.mean < _MARGIN * deviation:
+        bound = -deviation if self.count < _MANY else 0.0
+        if self.count >= _FEW and self.mean < bound:
             self.sleep()
             self.count = self.mean = self.square = 0.0
             return True

@@ -14,6 +14,8 @@ from typing import Any
 from paceline import registry
 from paceline.config import EngineConfig, SpeculativeConfig, reject_unknown
 from paceline.controllers.base import Controller
+from paceline.controllers.cost_model import CostModel
+from paceline.controllers.cost_store import CostKey
 from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.engine.crew import Crew
 from paceline.engine.loop import Parts
@@ -23,6 +25,7 @@ from paceline.models.base import Capabilities, Runner
 from paceline.models.hub import resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer, same_tokenizer
+from paceline.verifiers.greedy import GreedyVerifier
 
 logger = logging.getLogger("paceline")
 
@@ -62,7 +65,7 @@ def build_parts(
     config = SpeculativeConfig(method=()) if config is None else config
     methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) in EXPENSIVE)
     drafters = [_drafter(one, index, runner, load) for index, one in enumerate(methods)]
-    crew = Crew(drafters, runner.info.vocab_size)
+    crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
     relaxed = config.acceptance_method != "rejection_sampler"
     options: dict[str, Any] = {}
     if relaxed:
@@ -71,7 +74,7 @@ def build_parts(
         runner=runner,
         crew=crew,
         controller=_controller(config, runner, crew.names),
-        greedy=registry.load("verifiers", "greedy")(),
+        greedy=GreedyVerifier(),
         sampled=registry.load("verifiers", config.acceptance_method)(**options),
         relaxed=relaxed,
     )
@@ -118,15 +121,18 @@ def _drafter(config: SpeculativeConfig, index: int, runner: Runner, load: Callab
 
 
 def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str]) -> Controller:
+    """The policy by name; "fixed" where the user fixed the number of tokens."""
     fixed = config.num_speculative_tokens is not None
-    name = config.controller or ("fixed" if fixed else "auto")
-    factory = registry.load("controllers", name)
-    controller: Controller = factory.build(
-        names,
-        runner.info,
-        Probe(runner),
-        num_speculative_tokens=config.num_speculative_tokens,
-        disable_by_batch_size=config.disable_by_batch_size,
-        chains_only=not runner.capabilities.trees,
-    )
+    factory = registry.load("controllers", config.controller or ("fixed" if fixed or not names else "auto"))
+    options: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
+    known = inspect.signature(factory).parameters
+    if "num_speculative_tokens" in known:
+        options["num_speculative_tokens"] = config.num_speculative_tokens or 0
+    if "drafters" in known:
+        options["drafters"] = names
+    if "cost_model" in known:
+        options["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
+    if "max_nodes" in known and config.num_speculative_tokens:
+        options["max_nodes"] = config.num_speculative_tokens
+    controller: Controller = factory(**options)
     return controller

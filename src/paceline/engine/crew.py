@@ -30,9 +30,11 @@ class Crew:
     Args:
         drafters: in the order of their source index.
         vocab_size: of the target.
+        chains_only: the target's runner scores no branches; then the first drafter that has something to say is the only one asked.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
+        self.chains_only = chains_only
         self.drafters = list(drafters)
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
@@ -60,9 +62,12 @@ class Crew:
         for index in range(len(self.drafters)):
             start = perf_counter()
             asked = [(i, controller.budget(i, index, trees[i])) for i, s in enumerate(batch) if s.states[index] is not None]
-            asked = [(i, budget) for i, budget in asked if budget.nodes > 0 and budget.depth > 0]
+            taken = [bool(len(tree)) and self.chains_only for tree in trees]
+            asked = [(i, budget) for i, budget in asked if budget.nodes > 0 and budget.depth > 0 and not taken[i]]
             if asked:
-                proposed = self._propose_one(index, [batch[i] for i, _ in asked], [b for _, b in asked], [trees[i] for i, _ in asked])
+                proposed = self._propose_one(
+                    index, [batch[i] for i, _ in asked], [b for _, b in asked], [trees[i] for i, _ in asked]
+                )
                 for (i, _), tree in zip(asked, proposed, strict=True):
                     if len(tree):
                         trees[i] = merge([trees[i], tree]) if len(trees[i]) else tree
@@ -75,7 +80,9 @@ class Crew:
         drafter = self.drafters[index]
 
         def call(picked: Sequence[int]) -> list[TokenTree]:
-            found = drafter.propose([batch[i].states[index] for i in picked], [budgets[i] for i in picked], [so_far[i] for i in picked])
+            found = drafter.propose(
+                [batch[i].states[index] for i in picked], [budgets[i] for i in picked], [so_far[i] for i in picked]
+            )
             if len(found) != len(picked):
                 raise DrafterError(f"proposed {len(found)} trees for {len(picked)} sequences")
             return [self._checked(tree, index, budgets[i]) for i, tree in zip(picked, found, strict=True)]
@@ -88,12 +95,12 @@ class Crew:
         tree.check(self.vocab_size, budget.nodes)
         if tree.max_depth > budget.depth:
             raise DrafterError(f"a tree of depth {tree.max_depth} exceeds the budget of {budget.depth}")
+        if self.chains_only and not tree.is_chain:
+            raise DrafterError("proposed a tree with branches, but the runner of this model scores chains only; draft chains")
         sources = tree.sources
         return tree if bool((sources == index).all()) else tree.replace(sources=sources * 0 + index)
 
-    def observe(
-        self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores
-    ) -> None:
+    def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Tell every drafter what became of the trees; contexts already hold the new tokens."""
         for index in range(len(self.drafters)):
             at = [i for i, sequence in enumerate(batch) if sequence.states[index] is not None]

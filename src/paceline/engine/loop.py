@@ -88,9 +88,7 @@ class Engine:
         trees, draft_seconds = parts.crew.propose(batch, parts.controller)
         trees = parts.controller.select(trees)
         drafted = perf_counter()
-        scores = parts.runner.score(
-            [s.cache for s in batch], [s.root for s in batch], trees, taps=parts.crew.taps
-        )
+        scores = parts.runner.score([s.cache for s in batch], [s.root for s in batch], trees, taps=parts.crew.taps)
         scored = perf_counter()
         verdicts = self._verify(batch, trees, scores)
         verified = perf_counter()

@@ -31,9 +31,7 @@ class Scheduler:
         eos_ids: end tokens.
     """
 
-    def __init__(
-        self, runner: Runner, crew: Crew, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()
-    ) -> None:
+    def __init__(self, runner: Runner, crew: Crew, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
         self.runner, self.crew, self.config = runner, crew, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
         self.waiting: deque[Request] = deque()
@@ -76,9 +74,7 @@ class Scheduler:
         for index in range(request.params.n):
             transcript = Transcript(request.params, request.prompt_ids, self.tokenizer, self.eos_ids, request.max_tokens)
             cache = self.runner.open() if index == 0 else None
-            made.append(
-                Sequence(request, index, next(self._keys), rules=self._rules(request), transcript=transcript, cache=cache)
-            )
+            made.append(Sequence(request, index, next(self._keys), rules=self._rules(request), transcript=transcript, cache=cache))
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
 

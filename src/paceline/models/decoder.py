@@ -101,7 +101,9 @@ class Rotary:
 
     def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
         index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
-        parts = [rope.cos_sin(part, length) for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)]
+        parts = [
+            rope.cos_sin(part, length) for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)
+        ]
         return self._cast((torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])))
 
     def _cast(self, cos_sin: Rotation) -> Rotation:
@@ -141,8 +143,11 @@ class DecoderLayer:
         rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
         self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
         self._qk_norm = own.qk_norm(shape, order)
-        self._mlp = make_moe(spec, own.take("router.weight"), own.take("experts.gate_up"), own.take("experts.down")) if layer.moe \
+        self._mlp = (
+            make_moe(spec, own.take("router.weight"), own.take("experts.gate_up"), own.take("experts.down"))
+            if layer.moe
             else gated_mlp(own.linear("gate_up"), own.linear("down"), spec.activation)
+        )
 
     def attention(self, x: torch.Tensor, step: Step, rotations: Rotations) -> None:
         """Add the attention sub-layer's output to x (r, hidden)."""

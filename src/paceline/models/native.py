@@ -151,7 +151,9 @@ class NativeRunner:
         rows = sum(segment.rows for segment in segments)
         if hidden is None:
             if plan.first:
-                raise ConfigError(f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden=")
+                raise ConfigError(
+                    f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden="
+                )
             x = self.decoder.embed(_fed(roots, trees, segments))
         else:
             if hidden.shape != (rows, self.info.hidden_size):
@@ -200,9 +202,7 @@ class NativeRunner:
         """See `Runner.release`; a second release does nothing."""
         cache.release()
 
-    def _segments(
-        self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None
-    ) -> list[Segment]:
+    def _segments(self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None) -> list[Segment]:
         segments = []
         for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
             done = computed[i] if computed is not None else 0

@@ -4,8 +4,8 @@ In: a tree, a number of nodes. Out: the most valuable part of it. Not here: how 
 
 What may be cut:
 
-* **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks whether it is
-  a child, so the law of that token does not depend on which children there are.
+* **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks whether it
+  is a child, so the law of that token does not depend on which children there are.
 * **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn (`Trial.order`,
   then level by level, parents in node order, trials in order) until the first that might not fit, and all that were drawn later go
   too. Whether a trial fits is decided before its token is looked at: it counts as a new node even where it fell on an old one.

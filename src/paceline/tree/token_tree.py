@@ -129,13 +129,22 @@ class TokenTree:
         return tree
 
     @classmethod
-    def chain(
-        cls, tokens: Sequence[int], *, confidence: Sequence[float] | None = None, source: int = 0
-    ) -> TokenTree:
-        """A tree without branches: token i+1 continues token i."""
-        if not len(tokens):
+    def chain(cls, tokens: Sequence[int], *, confidence: Sequence[float] | None = None, source: int = 0) -> TokenTree:
+        """A tree without branches: token i+1 continues token i. Raises DrafterError as `build` does."""
+        n = len(tokens)
+        if not n:
             return EMPTY_TREE
-        return cls.build(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32), confidence=confidence, sources=source)
+        tree = cls(
+            tokens=_ints(tokens),
+            parents=np.arange(-1, n - 1, dtype=np.int32),
+            depths=np.arange(1, n + 1, dtype=np.int32),
+            sources=np.full(n, source, np.int32),
+            confidence=np.full(n, 0.5, np.float32) if confidence is None else np.asarray(confidence, np.float32),
+            slots=np.full(n, -1, np.int32),
+            kinds=np.zeros(n, np.int32),
+        )
+        tree.check_columns()
+        return tree
 
     def children(self, parent: int) -> list[int]:
         """Candidate children of a node (or of ROOT) in node order; probes are left out."""
@@ -206,17 +215,27 @@ class TokenTree:
             last[parent] = position
         return first, sibling, np.concatenate([np.full(1, -1, np.int64), self.tokens])
 
-    def check_structure(self) -> None:
-        """Raise DrafterError unless all columns have one length, nodes are unique and confidences are sane."""
+    def check_columns(self) -> None:
+        """Raise DrafterError unless all columns have one length and confidences are sane."""
         n = len(self)
-        for name in ("depths", "sources", "confidence", "slots", "kinds"):
+        for name in ("parents", "depths", "sources", "confidence", "slots", "kinds"):
             if (got := getattr(self, name).shape) != (n,):
                 raise DrafterError(f"tree column {name!r} has shape {got}, need ({n},)")
+        if not bool(((self.confidence >= 0) & (self.confidence <= 1)).all()):
+            raise DrafterError("tree confidences must lie between 0 and 1 (and not be NaN)")
+
+    def check_structure(self) -> None:
+        """Raise DrafterError unless columns fit together, nodes are unique and trials name their parent's children."""
+        self.check_columns()
+        n = len(self)
+        above_n = np.clip(self.parents, 0, None)
+        if not bool(((self.parents >= ROOT) & (self.parents < np.arange(n))).all()):
+            raise DrafterError("parents must come before their children and start at -1")
+        if n and not bool((self.depths == np.where(self.parents < 0, 1, self.depths[above_n] + 1)).all()):
+            raise DrafterError(f"tree depths {self.depths.tolist()} do not follow from the parents; use TokenTree.build")
         keys = set(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
         if len(keys) != n:
             raise DrafterError(f"a tree's nodes must be unique by (parent, token), got {n - len(keys)} duplicates; merge them")
-        if not bool(np.all((self.confidence >= 0) & (self.confidence <= 1))):
-            raise DrafterError("tree confidences must lie between 0 and 1 (and not be NaN)")
         for parent, trials in self.trials.items():
             _check_trials(self, parent, trials)
 
@@ -224,13 +243,19 @@ class TokenTree:
         """The boundary check before a proposed tree meets the model.
 
         Raises:
-            DrafterError: token ids outside the vocabulary, more nodes than the budget, or a broken structure.
+            DrafterError: token ids or rows that do not fit the vocabulary, more nodes than the budget, or a broken structure.
         """
         if len(self) > max_nodes:
             raise DrafterError(f"a tree of {len(self)} nodes exceeds the budget of {max_nodes}")
         if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):
             raise DrafterError(f"tree tokens must lie in 0..{vocab_size - 1}, got {self.tokens.min()}..{self.tokens.max()}")
         self.check_structure()
+        for parent, trials in self.trials.items():
+            for trial in trials:
+                if trial.row is not None and tuple(trial.row.shape) != (vocab_size,):
+                    raise DrafterError(
+                        f"a drawn trial at node {parent} has a row of {tuple(trial.row.shape)}, need ({vocab_size},)"
+                    )
 
     def replace(self, **columns: Any) -> TokenTree:
         """A copy with some columns replaced (and not checked again)."""

@@ -58,7 +58,7 @@ def draw_seed(seed: int, *keys: int) -> int:
     """
     state = _mix((seed + _WEYL) & _MASK)
     for key in keys:
-        state = _mix(((state ^ _mix((key + _WEYL) & _MASK)) + _WEYL) & _MASK)
+        state = _mix(((state ^ (key & _MASK)) + _WEYL) & _MASK)
     return state >> 1
 
 

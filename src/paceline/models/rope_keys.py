@@ -1,0 +1,116 @@
+"""Rotary parameters of a `config.json`, in the form of transformers 5 (`rope_parameters`) or the older ones, as a RopeSpec.
+
+In: ConfigKeys. Out: RopeSpec. Not here: angles (models.rope), which layer uses which table (models.families).
+
+Older files have `rope_theta` and `partial_rotary_factor` beside `rope_scaling`, whose kind may be called `type`, and "su" for
+longrope. What a kind needs and lacks is an error; a parameter that is not known refuses the model, since it would change the angles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models.config_keys import ConfigKeys
+from paceline.models.spec import RopeSpec
+
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""Kinds, and the parameters that have no default."""
+
+OPTIONAL = ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+NUMBERS = (*OPTIONAL, "low_freq_factor", "high_freq_factor")
+LISTS = ("short_factor", "long_factor")
+KNOWN = (*NUMBERS, *LISTS, "truncate")
+APART = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
+"""Keys that are read elsewhere, or say nothing about the angles."""
+
+
+def rope_spec(keys: ConfigKeys, head_dim: int) -> RopeSpec:
+    """The one rotary table of a model.
+
+    Raises:
+        CheckpointError: a parameter is missing or of the wrong kind.
+        UnsupportedModelError: a kind or parameter that is not implemented.
+    """
+    given = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise UnsupportedModelError(f"{keys.family}: rope_parameters for each layer type are not implemented for this family")
+    return make_spec(keys, given, head_dim, theta=keys.number("rope_theta"))
+
+
+def local_and_global(keys: ConfigKeys, head_dim: int) -> dict[str, RopeSpec]:
+    """The tables of Gemma 3 by layer type; older files scale the global one only.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: see `rope_spec`.
+    """
+    given = keys.mapping("rope_parameters")
+    if given and not given.keys() & {"full_attention", "sliding_attention"}:
+        raise UnsupportedModelError(
+            f"{keys.family}: rope_parameters need full_attention and sliding_attention, got {sorted(given)}"
+        )
+    whole = {**(given.get("full_attention") or {}), **keys.mapping("rope_scaling")}
+    sliding = given.get("sliding_attention") or {}
+    return {
+        "full_attention": make_spec(keys, whole, head_dim, theta=keys.number("rope_theta")),
+        "sliding_attention": make_spec(keys, sliding, head_dim, theta=keys.number("rope_local_base_freq")),
+    }
+
+
+def make_spec(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, theta: float) -> RopeSpec:
+    """One table from one set of parameters; `theta` is used where they name none."""
+    kind = str(given.get("rope_type") or given.get("type") or "default")
+    if kind == "su" or (keys.family == "phi3" and kind == "yarn"):
+        kind = "longrope"
+    if kind not in NEEDED:
+        raise UnsupportedModelError(f"{keys.family}: rope type {kind!r} is not implemented; known are {', '.join(NEEDED)}")
+    unknown = [key for key, value in given.items() if key not in (*KNOWN, *APART) and value is not None]
+    if unknown:
+        raise UnsupportedModelError(f"{keys.family}: rope parameter {unknown[0]!r} is not implemented")
+    if isinstance(given.get("rope_theta"), int | float):
+        theta = float(given["rope_theta"])
+    if theta <= 1.0:
+        raise CheckpointError(f"config.json: rope_theta must be above 1, got {theta}; repair or download it again")
+    dims = _dims(keys, given, head_dim)
+    scaling = _scaling(keys, kind, given, dims) if kind != "default" else {}
+    return RopeSpec(theta=theta, dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings"))
+
+
+def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
+    part = given.get("partial_rotary_factor")
+    if part is None:
+        part = keys.optional_number("partial_rotary_factor")
+    if part is not None and (not isinstance(part, int | float) or not 0 < part <= 1):
+        raise CheckpointError(f"config.json: partial_rotary_factor must lie in 0..1, got {part!r}; repair or download it again")
+    dims = int(head_dim * (1.0 if part is None else part))
+    if dims < 2 or dims % 2:
+        raise CheckpointError(f"config.json: {dims} rotated dimensions of each head, but they come in pairs; check head_dim")
+    return dims
+
+
+def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -> dict[str, object]:
+    scaling: dict[str, object] = {key: given[key] for key in KNOWN if given.get(key) is not None}
+    if kind in {"yarn", "longrope", "llama3"}:
+        outside = keys.optional_size("original_max_position_embeddings")
+        if outside is not None:
+            scaling["original_max_position_embeddings"] = outside
+        scaling.setdefault("original_max_position_embeddings", keys.size("max_position_embeddings"))
+    for key in NEEDED[kind]:
+        if key not in scaling:
+            raise CheckpointError(f"config.json: rope type {kind!r} needs {key!r}; repair or download it again")
+    for key in NUMBERS:
+        if key in scaling and (isinstance(scaling[key], bool) or not isinstance(scaling[key], int | float)):
+            raise CheckpointError(f"config.json: rope parameter {key!r} must be a number, got {scaling[key]!r}")
+    for key in LISTS if kind == "longrope" else ():
+        values = scaling[key]
+        if not isinstance(values, list) or len(values) != dims // 2 or not all(isinstance(v, int | float) for v in values):
+            raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} numbers")
+    return scaling

@@ -1,0 +1,47 @@
+"""An engine over the toy runner, for tests of the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toys import ToyRunner
+
+from paceline.config import EngineConfig, SamplingParams
+from paceline.controllers.fixed import FixedController
+from paceline.engine.crew import Crew
+from paceline.engine.loop import Engine, Parts
+from paceline.engine.request import Request, check_prompt
+from paceline.verifiers.greedy import GreedyVerifier
+from paceline.verifiers.recursive_rejection import RecursiveRejection
+
+
+def engine(
+    runner: ToyRunner, drafters: Sequence[Any] = (), tokens: int = 0, *, sampled: Any = None, controller: Any = None, **sizes: Any
+) -> Engine:
+    """An engine that drafts `tokens` tokens a step with each drafter."""
+    crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
+    parts = Parts(runner, crew, controller or FixedController(tokens), GreedyVerifier(), sampled or RecursiveRejection())
+    return Engine(parts, EngineConfig(**sizes), eos_ids=(0,))
+
+
+def run(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams], seed: int = 7
+) -> list[Request]:
+    """Decode prompts to their ends; request i has seed `seed + i`."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    info = engine.parts.runner.info
+    requests = [
+        Request(f"r{i}", None, list(p), q, seed + i, check_prompt(list(p), info.vocab_size, info.max_context, q.max_tokens))
+        for i, (p, q) in enumerate(zip(prompts, each, strict=True))
+    ]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return requests
+
+
+def tokens(requests: Sequence[Request]) -> list[list[list[int]]]:
+    """Token ids of every output of every request."""
+    return [[output.token_ids for output in request.outputs] for request in requests]
