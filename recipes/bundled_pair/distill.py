@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from common import (
     VOCAB_SIZE,
     encode,
@@ -64,9 +63,11 @@ class Reached:
     moment_hh: Tensor
 
 
-def corpus_stream(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
-    """Tokens of the training documents and a mask of positions whose next token is an answer's (or plain text's)."""
+def corpus_stream(corpus: Path, tokenizer: PreTrainedTokenizerFast, most: int) -> tuple[Tensor, Tensor]:
+    """Tokens of the training documents, at most about `most`, and a mask of positions whose next token is an answer's or plain text's."""
     documents = [d for d in read_documents(corpus) if not d.heldout]
+    size = sum(len(d.text) for d in documents) // 3  # tokens, roughly
+    documents = documents[: max(1, len(documents) * min(most, size) // size)]
     bodies = encode(tokenizer, [d.text for d in documents])
     prompts = encode(tokenizer, [prompt_of(d.text) or "" for d in documents])
     return stream(bodies, [len(p) for p in prompts])
@@ -131,7 +132,8 @@ def start_from(target: LlamaForCausalLM, draft: LlamaForCausalLM, reached: Reach
     u_vw, s_w, v_wh = u_vw[:, :width], s_w[:width], v_wh[:width]
     mean_h = reached.sums_vh.sum(0) / reached.counts_v.sum().clamp(min=1)
     states_vh = (reached.sums_vh + mean_h) / (reached.counts_v[:, None] + 1)
-    states_vw = s_w.sqrt() * torch.linalg.solve_triangular(root_hh, states_vh.T, upper=False).T @ v_wh.T
+    whitened_vh = torch.linalg.solve_triangular(root_hh, states_vh.T, upper=False).T
+    states_vw = (whitened_vh @ v_wh.T) * s_w.sqrt()
     scale = states_vw.square().mean().sqrt()  # the final norm brings states to unit size; its weight restores the scale
     draft.lm_head.weight.copy_(u_vw * s_w.sqrt())
     draft.model.norm.weight.fill_(float(scale))
@@ -208,7 +210,7 @@ def load_lessons(options: argparse.Namespace, target: LlamaForCausalLM) -> tuple
         return Lessons(**kept["written"]), Lessons(**kept["corpus"]), Reached(**kept["reached"])
     width, tokenizer = target.config.hidden_size, load_tokenizer(options.target)
     reached = Reached(sums_vh=torch.zeros(VOCAB_SIZE, width), counts_v=torch.zeros(VOCAB_SIZE), moment_hh=torch.zeros(width, width))
-    streams = written_stream(options.written, options.seed), corpus_stream(options.corpus, tokenizer)
+    streams = written_stream(options.written, options.seed), corpus_stream(options.corpus, tokenizer, options.corpus_tokens)
     written, corpus = (label(target, *pair, reached, k=options.k, length=options.length) for pair in streams)
     if options.labels:
         fields = {name: {f: getattr(x, f) for f in x.__slots__} for name, x in zip(("written", "corpus", "reached"), (written, corpus, reached))}
@@ -243,6 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--mlp", type=int, default=384)
     parser.add_argument("--tied", action="store_true", help="one table for input and head; half the file, less agreement")
     parser.add_argument("--tokens", type=int, default=12_000_000, help="tokens to train on (%(default)s)")
+    parser.add_argument("--corpus-tokens", type=int, default=4_000_000, help="of the corpus, label about so many (%(default)s)")
     parser.add_argument("--written-share", type=float, default=0.75, help="share of the target's own texts (%(default)s)")
     parser.add_argument("--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)")
     parser.add_argument("--k", type=int, default=16, help="likeliest tokens kept as labels (%(default)s)")

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from constraints.slow_rules import TEXTS, VOCAB, WORDS
 from hypothesis import given, settings
-from slow_rules import TEXTS, VOCAB, WORDS
 from transformers import NoBadWordsLogitsProcessor
 
 from paceline.constraints.bad_words import BadWords, bad_word_token_ids

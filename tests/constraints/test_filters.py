@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from slow_rules import random_logits, slow_kept
+from constraints.slow_rules import random_logits, slow_kept
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from paceline.constraints.filters import _filter_on_device, filter_rows

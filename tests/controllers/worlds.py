@@ -143,7 +143,9 @@ class World:
         verdicts = [judged(tree) for tree in trees]
         rows = self.batch + sum(len(tree) for tree in trees)
         score = self.seconds(rows)
-        noise = np.exp(self.jitter * rng.standard_normal(len(draft) + 1)) * np.where(rng.random(len(draft) + 1) < self.outliers, 20, 1)
+        noise = np.exp(self.jitter * rng.standard_normal(len(draft) + 1)) * np.where(
+            rng.random(len(draft) + 1) < self.outliers, 20, 1
+        )
         noisy = [seconds * factor for seconds, factor in zip([*draft, score], noise.tolist(), strict=True)]
         controller.observe(trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows))
         return sum(len(verdict.path) for verdict in verdicts) + self.batch, score + sum(draft)

@@ -24,7 +24,7 @@ MESSAGES: list[dict[str, Any]] = [
 TEMPLATES = [
     "{% for m in messages %}\n    {% if m['role'] == 'user' %}\nU: {{ m['content'] }}\n    {% endif %}\n{% endfor %}\nend",
     "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",
     "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ bos_token }}",
     "{% if tools is none %}no tools{% endif %}{% if add_generation_prompt %}<go>{% endif %}{{ strftime_now('%Y') }}",
@@ -52,7 +52,7 @@ def test_the_bundled_template_renders_as_transformers_does() -> None:
 
 
 def test_a_template_that_refuses_says_so_in_one_line() -> None:
-    with pytest.raises(PromptError, match="refused the messages: roles must alternate$"):
+    with pytest.raises(PromptError, match=r"refused the messages: roles must alternate$"):
         render("{{ raise_exception('roles must\n alternate') }}", MESSAGES, {})
 
 
@@ -74,5 +74,5 @@ def test_templates_cannot_leave_the_sandbox_or_change_messages() -> None:
 
 
 def test_objects_with_methods_are_refused() -> None:
-    with pytest.raises(PromptError, match="got [A-Za-z]*Path$"):
+    with pytest.raises(PromptError, match=r"got [A-Za-z]*Path$"):
         render("x", [{"role": "user", "content": Path()}], {})

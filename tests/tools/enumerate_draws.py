@@ -107,7 +107,7 @@ def paths_of(tree: TokenTree) -> list[Tokens]:
 
 
 def rows_of(tree: TokenTree, target: Target) -> torch.Tensor:
-    """(1 + n, v) float64 log-weights of the target at the root and the nodes; rows of probes are NaN, since nobody may read them."""
+    """(1 + n, v) float64 log-weights of the target at the root and the nodes; rows of probes are NaN: nobody may read them."""
     with np.errstate(divide="ignore"):
         rows = np.stack([np.log(target(path)) for path in paths_of(tree)])
     rows[1:][tree.kinds == PROBE] = np.nan

@@ -6,7 +6,7 @@ replacement, equal draws, probes, chains and branches. All that it decides besid
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ def random_law(rng: np.random.Generator, vocabulary: int, zeros: float = 0.2) ->
 def random_target(seed: int, vocabulary: int, zeros: float = 0.2) -> Target:
     """A target that depends on all tokens after the root."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def target(path: Tokens) -> Weights:
         return random_law(np.random.default_rng([seed, 1, *path]), vocabulary, zeros)
 

@@ -160,6 +160,13 @@ def test_forbidden_tokens_change_no_bit(size, kept):
         assert KeyedDraws(9, position).gumbel(0, weights) == int((weights + noise).argmax())
 
 
+@pytest.mark.parametrize("size", [40, 20_000])
+def test_narrow_dtypes_are_widened(size):
+    weights = torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for position in range(10):
+        assert KeyedDraws(9, position).gumbel(0, weights) == KeyedDraws(9, position).gumbel(0, weights.float())
+
+
 def test_noise_has_known_bits():
     """A change of these numbers changes every seeded text: say so in the changelog."""
     assert draw_seed(0) == 8147104208329303767

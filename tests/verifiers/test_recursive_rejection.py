@@ -15,6 +15,7 @@ from tools.enumerate_draws import (
     rows_of,
     target_law,
 )
+from tools.gtest import ERROR, g_test
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
@@ -247,6 +248,51 @@ def test_the_check_catches_the_trap(propose):
 @pytest.mark.parametrize("propose", [cut_by_an_earlier_draw, point_beside(first=False)])
 def test_what_depends_on_earlier_draws_alone_is_no_trap(propose):
     assert error_of(propose, lambda path: P_4, 2) < TOLERANCE
+
+
+# ------------------------------------------------------------------------------------------------ with the real noise
+
+
+class Dice:
+    """Stands in for Choices: draws instead of enumerating."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def choose(self, probabilities: list[float]) -> int:
+        return int(self._rng.choice(len(probabilities), p=probabilities))
+
+
+def keyed_p_value(samples: int = 4000) -> float:
+    """G-test of the first token over positions, float32, two drawn trials without replacement and a point at the root."""
+    p, q = torch.tensor([0.35, 0.3, 0.2, 0.1, 0.05]), np.array([0.1, 0.1, 0.2, 0.3, 0.3])
+    two, row, counts = draw_two(replace=False, q=q), torch.from_numpy(q).float(), np.zeros(5)
+    for position in range(samples):
+        first, second = two(Dice(position)).tokens.tolist()
+        tokens = list(dict.fromkeys([first, 1, second]))
+        trials = [Trial(0, row), Trial(tokens.index(1)), Trial(tokens.index(second), row, (first,))]
+        tree = TokenTree.build(tokens, [ROOT] * len(tokens), trials={ROOT: trials})
+        (verdict,) = RecursiveRejection().verify([tree], [p.log().repeat(1 + len(tokens), 1)], [KeyedDraws(3, position)])
+        assert isinstance(verdict, Verdict)
+        counts[verdict.tokens[0]] += 1
+    return g_test(counts, p.double().numpy())
+
+
+def test_keyed_noise_in_float32_follows_the_target():
+    assert keyed_p_value() > ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("acceptance", lambda r_x, q_x: r_x),
+        ("residual", lambda r_v, q_v: r_v),
+        ("proposal", without_removal),
+    ],
+)
+def test_the_g_test_catches_a_wrong_rule(monkeypatch, name, wrong):
+    monkeypatch.setattr(recursive_rejection, name, wrong)
+    assert keyed_p_value() < ERROR
 
 
 # ------------------------------------------------------------------------------------------------ numerics and errors

@@ -104,8 +104,9 @@ class Rules:
         self._filters = not params.greedy and (0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0)
         self.trivial = params.greedy and not self._edits
 
-    def __len__(self) -> int:
-        """Number of generated tokens."""
+    @property
+    def num_generated(self) -> int:
+        """Number of committed tokens after the prompt."""
         return len(self._generated)
 
     def advance(self, tokens: Sequence[int]) -> None:

@@ -3,9 +3,10 @@
 In: scored trees and their verdicts. Out: probabilities by drafter, depth and the drafter's own confidence. Not here: costs and
 decisions (`controllers.auto`).
 
-Evidence comes only from parents that the target reached: the root and the accepted path. There the accepted child is a success and
-every other child a failure; nodes further below a rejected one say nothing. Counts decay, so that the estimate follows the text, and
-decay faster on an outcome that was thought nearly impossible. A sequence that behaves unlike the others gets odds of its own.
+Evidence comes only from parents that the target reached: the root and the accepted path. There the accepted child is a success
+and every other child a failure; nodes further below a rejected one say nothing. Counts decay, so that the estimate follows the
+text, and decay faster on an outcome that was thought nearly impossible. A sequence that behaves unlike the others gets odds of
+its own.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _PRIOR: Final = 0.6
 _PRIOR_RIVAL: Final = 0.3
 _STRENGTH: Final = 4.0
 _DECAY: Final = 0.99
+_REFRESH: Final = 16
 _SURPRISE, _FORGET = 0.05, 0.6
 _OWN_DECAY, _OWN_STRENGTH = 0.98, 8.0
 
@@ -48,34 +50,64 @@ class Tally:
         """Posterior mean under a weak Beta prior with this mean."""
         return (self.hits + _STRENGTH * prior) / (self.tries + _STRENGTH)
 
-    def add(self, success: bool, expected: float) -> None:
-        """One more trial, whose success had the chance `expected`."""
-        decay = _FORGET if success and expected < _SURPRISE else _DECAY
+    def add(self, success: bool, decay: float) -> None:
+        """One more trial, all earlier ones weighing less."""
         self.hits = self.hits * decay + success
         self.tries = self.tries * decay + 1.0
 
 
 class Source:
-    """What is known of one drafter: by confidence bin, by bin and depth, and by depth alone (any of its children accepted)."""
+    """What is known of one drafter: by confidence bin, by bin and depth, and by depth alone (any of its children accepted).
 
-    __slots__ = ("bins", "cells", "levels", "width")
+    Attributes:
+        chance: per cell (depth bucket * BINS + bin), P(accepted | parent accepted), kept ready for reading.
+        level: per depth bucket, P(one of its children of an accepted parent is accepted), whatever their confidence.
+        width: mean number of its children at a parent.
+    """
+
+    __slots__ = ("_news", "bins", "cells", "chance", "level", "levels", "width")
 
     def __init__(self) -> None:
         self.bins = [Tally() for _ in range(BINS)]
         self.cells = [Tally() for _ in range(BINS * BUCKETS)]
         self.levels = [Tally() for _ in range(BUCKETS + 1)]  # the last: all depths together
         self.width = 1.0
+        self.chance: list[float] = []
+        self.level: list[float] = []
+        self._news = 0
+        self._refresh()
 
-    def node(self, bucket: int, bin_: int) -> float:
-        """Chance that a node of this depth bucket and confidence bin is accepted at its accepted parent."""
-        prior = self.bins[bin_].mean(_PRIOR_BIN[bin_])
-        return self.cells[bucket * BINS + bin_].mean(prior)
+    def learn(self, cell: int, success: bool) -> None:
+        """The outcome of one node, written out for speed. Other cells of its bin hear of it at the next refresh."""
+        tally, bin_ = self.cells[cell], self.bins[cell % BINS]
+        decay = _FORGET if success and self.chance[cell] < _SURPRISE else _DECAY
+        tally.hits = tally.hits * decay + success
+        tally.tries = tally.tries * decay + 1.0
+        bin_.hits = bin_.hits * decay + success
+        bin_.tries = bin_.tries * decay + 1.0
+        prior = (bin_.hits + _STRENGTH * _PRIOR_BIN[cell % BINS]) / (bin_.tries + _STRENGTH)
+        self.chance[cell] = (tally.hits + _STRENGTH * prior) / (tally.tries + _STRENGTH)
+        self._news += 1
+        if self._news >= _REFRESH:
+            self._refresh()
 
-    def level(self, bucket: int) -> float:
-        """Chance that one of the drafter's children of an accepted parent is accepted."""
-        if bucket == RIVAL:
-            return self.levels[RIVAL].mean(_PRIOR_RIVAL)
-        return self.levels[bucket].mean(self.levels[BUCKETS].mean(_PRIOR))
+    def learn_level(self, bucket: int, children: int, success: bool) -> None:
+        """The outcome of one accepted parent with so many children of this drafter."""
+        decay = _FORGET if success and self.level[bucket] < _SURPRISE else _DECAY
+        self.levels[bucket].add(success, decay)
+        if bucket != RIVAL:
+            self.levels[BUCKETS].add(success, decay)
+        self.level[bucket] = self._level(bucket)
+        self.width += 0.05 * (children - self.width)
+
+    def _level(self, bucket: int) -> float:
+        return self.levels[bucket].mean(_PRIOR_RIVAL if bucket == RIVAL else self.levels[BUCKETS].mean(_PRIOR))
+
+    def _refresh(self) -> None:
+        priors = [tally.mean(prior) for tally, prior in zip(self.bins, _PRIOR_BIN, strict=True)] * BUCKETS
+        self.chance = [tally.mean(prior) for tally, prior in zip(self.cells, priors, strict=True)]
+        self.level = [self._level(bucket) for bucket in range(BUCKETS)]
+        self._news = 0
 
 
 class Own:
@@ -85,16 +117,13 @@ class Own:
 
     def __init__(self, sources: int) -> None:
         self.odds = [1.0] * sources
-        self.counts = [[0.0, 0.0, 0.0] for _ in range(sources)]
+        self.counts = [(0.0, 0.0, 0.0)] * sources
 
-    def add(self, source: int, success: bool, expected: float) -> None:
-        """One more trial of a node of `source`, thought to succeed with the chance `expected`."""
-        counts = self.counts[source]
-        hits = counts[0] = counts[0] * _OWN_DECAY + success
-        foreseen = counts[1] = counts[1] * _OWN_DECAY + expected
-        tries = counts[2] = counts[2] * _OWN_DECAY + 1.0
-        k = _OWN_STRENGTH
-        self.odds[source] = (hits + k) * (tries - foreseen + k) / ((foreseen + k) * (tries - hits + k))
+    def add(self, source: int, hits: int, foreseen: float, tries: int) -> None:
+        """The outcome of one step: nodes accepted, the sum of their chances as thought, nodes tried."""
+        decay, k, old = _OWN_DECAY**tries, _OWN_STRENGTH, self.counts[source]
+        now = self.counts[source] = (old[0] * decay + hits, old[1] * decay + foreseen, old[2] * decay + tries)
+        self.odds[source] = (now[0] + k) * (now[2] - now[1] + k) / ((now[1] + k) * (now[2] - now[0] + k))
 
 
 def shifted(chance: float, odds: float) -> float:
@@ -114,21 +143,27 @@ class Acceptance:
 
     def node(self, own: Own, source: int, bucket: int, confidence: float) -> float:
         """P(accepted | parent accepted) of a node with this confidence, `bucket` from DEPTH_BUCKET (or RIVAL)."""
-        return shifted(self.sources[source].node(bucket, bisect_right(EDGES, confidence)), own.odds[source])
+        return shifted(self.sources[source].chance[bucket * BINS + bisect_right(EDGES, confidence)], own.odds[source])
 
     def level(self, own: Own, source: int, bucket: int) -> float:
         """P(one of the drafter's nodes accepted | parent accepted) before anything is drafted."""
-        return shifted(self.sources[source].level(bucket), own.odds[source])
+        return shifted(self.sources[source].level[bucket], own.odds[source])
+
+    def levels(self, own: Own, source: int) -> list[float]:
+        """`level` for all depth buckets."""
+        odds = own.odds[source]
+        return [chance * odds / (1.0 + chance * (odds - 1.0)) for chance in self.sources[source].level]
 
     def reach(self, own: Own, tree: TokenTree) -> list[float]:
         """Per node, the calibrated chance that it is accepted: the product along its path."""
         parents, sources = tree.parents.tolist(), tree.sources.tolist()
-        depths, confidence = tree.depths.tolist(), tree.confidence.tolist()
         first = first_source(parents, sources)
+        chances, odds = [source.chance for source in self.sources], own.odds
         reach: list[float] = []
-        for parent, source, depth, own_confidence in zip(parents, sources, depths, confidence, strict=True):
+        for parent, source, depth, confidence in zip(parents, sources, tree.depths.tolist(), tree.confidence.tolist(), strict=True):
             bucket = RIVAL if parent < 0 and source > first else DEPTH_BUCKET[depth]
-            chance = self.node(own, source, bucket, own_confidence)
+            chance = chances[source][bucket * BINS + bisect_right(EDGES, confidence)]
+            chance = chance * odds[source] / (1.0 + chance * (odds[source] - 1.0))
             reach.append(chance if parent < 0 else chance * reach[parent])
         return reach
 
@@ -137,36 +172,32 @@ class Acceptance:
         accepted = [0] * len(self.sources)
         parents, sources, depths = tree.parents.tolist(), tree.sources.tolist(), tree.depths.tolist()
         confidence, kinds = tree.confidence.tolist(), tree.kinds.tolist()
-        first = first_source(parents, sources)
-        stands = set(path)
-        won: dict[tuple[int, int, int], list[int]] = {}
+        first, stands = first_source(parents, sources), set(path)
+        foreseen, tries = [0.0] * len(accepted), [0] * len(accepted)
+        families: dict[tuple[int, int, int], list[int]] = {}
         for node, parent in enumerate(parents):
-            if kinds[node] or (parent >= 0 and parent not in stands):
+            if (parent >= 0 and parent not in stands) or kinds[node]:
                 continue
             source, success = sources[node], node in stands
             bucket = RIVAL if parent < 0 and source > first else DEPTH_BUCKET[depths[node]]
-            self._add(own, source, bucket, confidence[node], success)
-            family = won.setdefault((parent, source, bucket), [0, 0])
+            cell, known = bucket * BINS + bisect_right(EDGES, confidence[node]), self.sources[source]
+            foreseen[source] += known.chance[cell]
+            tries[source] += 1
+            accepted[source] += success
+            known.learn(cell, success)
+            family = families.setdefault((parent, source, bucket), [0, 0])
             family[0] += success
             family[1] += 1
-            accepted[source] += success
-        for (_, source, bucket), (success, width) in won.items():
-            known = self.sources[source]
-            expected = known.level(bucket)
-            known.levels[bucket].add(success > 0, expected)
-            if bucket != RIVAL:
-                known.levels[BUCKETS].add(success > 0, expected)
-            known.width += 0.05 * (width - known.width)
+        for (_, source, bucket), (successes, children) in families.items():
+            self.sources[source].learn_level(bucket, children, successes > 0)
+        for source, count in enumerate(tries):
+            if count:
+                own.add(source, accepted[source], foreseen[source], count)
         return accepted
-
-    def _add(self, own: Own, source: int, bucket: int, confidence: float, success: bool) -> None:
-        known, bin_ = self.sources[source], bisect_right(EDGES, confidence)
-        expected = known.node(bucket, bin_)
-        own.add(source, success, expected)
-        known.cells[bucket * BINS + bin_].add(success, expected)
-        known.bins[bin_].add(success, expected)
 
 
 def first_source(parents: Sequence[int], sources: Sequence[int]) -> int:
     """The earliest drafter with a first-level node; 0 of an empty tree."""
-    return min((source for parent, source in zip(parents, sources, strict=True) if parent < 0), default=0)
+    if not sources or len(set(sources)) == 1:
+        return sources[0] if sources else 0
+    return min(source for parent, source in zip(parents, sources, strict=True) if parent < 0)

@@ -4,8 +4,8 @@ In: measured costs (`CostModel`), calibrated acceptance (`Acceptance`), the outc
 Not here: drafting, verifying, timing.
 
 A step is worth `gain - rate * time`: tokens that it is expected to add, minus the tokens that its extra time would have brought at
-the rate reached lately. Maximising that at every step maximises the long-run rate (Dinkelbach's method for fractional programs), and
-it is a sum over drafters, levels and nodes, so each is decided by itself:
+the rate reached lately. Maximising that at every step maximises the long-run rate (Dinkelbach's method for fractional programs),
+and it is a sum over drafters, levels and nodes, so each is decided by itself:
   - a drafter is asked if its best depth is worth more than nothing, by its mean acceptance and its measured time;
   - while it drafts, `Voice` stops it before the level whose calibrated chance no longer pays for one more draft level and row;
   - of what was proposed, nodes are kept in order of their calibrated reach up to the best number of rows;
@@ -40,7 +40,7 @@ CHEAP: Final = 0.01
 FIRST_ROWS: Final = 8
 TRY_DEPTHS: Final = (2, 4, 8)
 _DECAY = 0.98
-_LEAST_REACH = 0.02
+_LEAST_REACH = 0.05
 
 
 class Voice:
@@ -219,7 +219,7 @@ class AutoController:
         lines = [f"auto: {self._rate:.4g} tokens/s lately, plain {size / self._table[min(size, len(self._table) - 1)]:.4g}"]
         for drafter, name in enumerate(self.names):
             source = self.acceptance.sources[drafter]
-            levels = " ".join(f"{source.level(bucket):.2f}" for bucket in range(1, BUCKETS))
+            levels = " ".join(f"{source.level[bucket]:.2f}" for bucket in range(1, BUCKETS))
             modes = ", ".join(sorted({sequence.modes[drafter].value for sequence in self._batch})) or "idle"
             lines.append(
                 f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {levels}; proposes in {self._yields[drafter]:.0%}; now: {modes}"
@@ -231,20 +231,22 @@ class AutoController:
     def _worth(self, sequence: _Sequence, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
         line, table, size, rate = self._lines[drafter], self._table, len(self._batch), self._rate
-        base = size + len(so_far) if size == 1 else size
-        last, width = len(table) - 1, self.acceptance.sources[drafter].width * size
-        start, best, reach, gain, chance, bucket = min(base, last), -1e30, 1.0, 0.0, 0.0, -1
+        levels, width = self.acceptance.levels(sequence.own, drafter), self.acceptance.sources[drafter].width * size
+        base, last = size + len(so_far) if size == 1 else size, len(table) - 1
+        price, start = rate / size, table[min(base, last)]
+        best, reach, gain, chance = -1e30, 1.0, 0.0, levels[RIVAL if len(so_far) else 1]
         for level in range(1, depth + 1):
-            wanted = RIVAL if level == 1 and len(so_far) else DEPTH_BUCKET[level]
-            if wanted != bucket:
-                bucket, chance = wanted, self.acceptance.level(sequence.own, drafter, wanted)
+            if level > 1:
+                chance = levels[DEPTH_BUCKET[level]]
             reach *= chance
             gain += reach
-            rows = min(base + int(level * width), last)
-            best = max(best, gain - rate * (line.per_level * level + table[rows] - table[start]) / size)
-            if reach < _LEAST_REACH:
+            rows = base + int(level * width)
+            worth = gain - price * (line.per_level * level + table[rows if rows < last else last] - start)
+            if worth > best:
+                best = worth
+            elif reach < _LEAST_REACH:
                 break
-        return self._yields[drafter] * best - rate * line.fixed / size
+        return self._yields[drafter] * best - price * line.fixed
 
     def _row_seconds(self, taken: int) -> float:
         """Seconds of a second level's row, the mean over four levels, where `taken` nodes are there already; the step from no nodes
@@ -313,7 +315,7 @@ class AutoController:
                 scored = trees[i].sources.tolist().count(drafter)
                 net = accepted[i][drafter] - self._rate * (seconds / len(asked) + scored * row)
                 watch = sequence.watches[drafter]
-                if watch.record(net, sequence.modes[drafter], scored, accepted[i][drafter]):
+                if watch.record(net, sequence.modes[drafter], scored, accepted[i][drafter]) and logger.isEnabledFor(logging.DEBUG):
                     logger.debug("%s %s\n%s", name, "sleeps" if watch.asleep else "wakes", self.explain())
                 self._latest[drafter, sequence.greedy] = watch
 

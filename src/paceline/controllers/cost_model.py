@@ -29,7 +29,10 @@ PRIOR_LEVEL: Final = 0.02
 """Optimistic guess before a drafter was first timed: one level costs this share of plain decoding."""
 
 _CONTEXT_STEP = 2
-_REBUILD = 0.02
+_REBUILD = 0.03
+_SETTLED, _EVERY = 64, 4
+"""After so many steps, one step in so many is learned from: learning costs microseconds, and so do some models' steps."""
+
 _LONG_PROBE = 0.2
 
 
@@ -157,24 +160,29 @@ class CostModel:
             times: what the step took; `times.draft` in the order of `drafters`.
             levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
         """
+        self.steps += 1
+        if self.steps > _SETTLED and self.steps % _EVERY:
+            return
         b, c = batch_bucket(batch), context_bucket(context)
         curve = self.curves.get((b, c))
         if not curve:
             near = self._curve(b, c)
             curve = self.curves[b, c] = near.copy() if near is not _UNIT else Curve()
-        overhead = self.overheads.setdefault(b, Curve())
-        rest = times.verify + times.other
-        moved = abs(curve.observe(times.rows, times.score))
-        overhead.observe(times.rows, rest)
+        overhead = self.overheads.get(b)
+        if overhead is None:
+            overhead = self.overheads[b] = Curve()
+        self._drift += 0.1 * curve.observe(times.rows, times.score)
+        overhead.observe(times.rows, times.verify + times.other)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
-                self.lines.setdefault((name, b), Line()).observe(count, seconds)
-        self.steps += 1
-        self._drift += 0.1 * moved
-        if self._drift > _REBUILD or self.steps < 8:
+                line = self.lines.get((name, b))
+                if line is None:
+                    line = self.lines[name, b] = Line()
+                line.observe(count, seconds)
+        if abs(self._drift) > _REBUILD or self.steps % _SETTLED == 0 or self.steps < 8:
             self._drift = 0.0
             self._tables.clear()
-        if self.steps >= 64 and self.steps & (self.steps - 1) == 0:
+        if self.steps >= _SETTLED and self.steps & (self.steps - 1) == 0:
             self.save()
 
     # Keeping and showing

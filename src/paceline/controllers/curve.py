@@ -53,8 +53,18 @@ class Curve:
         return [*xs, far], [*ys, ys[-1] + slope * 4096]
 
     def at(self, rows: float) -> float:
-        """Seconds of `rows` rows; 0 of an empty curve."""
-        return float(np.interp(rows, *self.knots())) if self.values else 0.0
+        """Seconds of `rows` rows; 0 of an empty curve. The same polyline as `table`, without building it."""
+        if not self.values:
+            return 0.0
+        below, low, high = 0.0, 0.0, 0.0
+        for x, y in self.values.items():
+            high = max(low, y)
+            if x >= rows:
+                if x == rows or not below:
+                    return high if x == rows else float(np.interp(rows, *self.knots()))
+                return low + (high - low) * (rows - below) / (x - below)
+            below, low = x, high
+        return float(np.interp(rows, *self.knots()))
 
     def table(self, rows: int) -> list[float]:
         """Seconds of 0..rows rows (0 rows cost what 1 does)."""
@@ -75,22 +85,21 @@ class Curve:
             if rows == 1:
                 return 1.0
         weights = _neighbours(rows)
-        for point in weights:
-            if point not in self.values:
-                self.values[point], self.counts[point] = self.at(point), 0.0
-        self._sort()
+        if not weights.keys() <= self.values.keys():
+            for point in weights:
+                if point not in self.values:
+                    self.values[point], self.counts[point] = self.at(point), 0.0
+            self._sort()
         seen = min(self.counts[point] for point in weights)
         clip = _CLIP_NEW if seen < 3 else _CLIP
         error = min(max(log(seconds / self.at(rows)), -clip), clip)
         shared = exp(_SHARED * _RATE * error)
-        for point in self.values:
-            weight = weights.get(point, 0.0)
-            if weight:
-                rate = max(_RATE, 1 / (self.counts[point] + 2))
-                self.values[point] *= exp(rate * weight * error)
-                self.counts[point] = min(self.counts[point] + weight, 100.0)
-            else:
-                self.values[point] *= shared
+        for point, value in self.values.items():
+            self.values[point] = value * shared
+        for point, weight in weights.items():
+            rate = max(_RATE, 1 / (self.counts[point] + 2))
+            self.values[point] *= exp((rate * weight - _SHARED * _RATE) * error)
+            self.counts[point] = min(self.counts[point] + weight, 100.0)
         return error
 
     def _sort(self) -> None:

@@ -21,7 +21,7 @@ Ranked = tuple[float, int, int]
 
 def fixed_shape(tree: TokenTree) -> bool:
     """Whether a tree must stay as it is: it has drawn trials, or probes."""
-    return bool(tree.trials) or bool(tree.kinds.any())
+    return bool(tree.trials) or any(tree.kinds.tolist())
 
 
 def order_by_reach(pool: Sequence[tuple[int, list[float], Sequence[int]]]) -> tuple[list[Ranked], int]:
@@ -33,6 +33,11 @@ def order_by_reach(pool: Sequence[tuple[int, list[float], Sequence[int]]]) -> tu
     Returns:
         (reach, tree, node) from the best down, and how many nodes at the front are forced.
     """
+    if len(pool) == 1 and not pool[0][2]:
+        index, values, _ = pool[0]
+        ranked = [(value, index, node) for node, value in enumerate(values)]
+        ranked.sort(key=_best_first)
+        return ranked, 0
     front = [(reach[node], i, node) for i, reach, forced in pool for node in forced]
     taken = {(i, node) for _, i, node in front}
     rest = [(value, i, node) for i, reach, _ in pool for node, value in enumerate(reach)]

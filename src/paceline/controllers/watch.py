@@ -34,14 +34,15 @@ class Mode(Enum):
 class Watch:
     """Awake, the drafter is used wherever the plan wants it. Asleep, it is tried every `interval` steps.
 
-    It falls asleep when its mean net gain over some hundred steps is not above zero, after few steps already when it lies a standard
-    error below, or when the plan has no use for it; it wakes after two tries in a row that paid.
+    It falls asleep when its mean net gain over some hundred steps is not above zero, after few steps already when it lies a
+    standard error below, or when the plan has no use for it. It wakes after two tries in a row that paid, and where only the plan
+    was against it, as soon as the plan has changed.
     """
 
-    __slots__ = ("asleep", "count", "hits", "interval", "limit", "mean", "square", "wait")
+    __slots__ = ("asleep", "count", "distrusted", "hits", "interval", "limit", "mean", "square", "wait")
 
     def __init__(self) -> None:
-        self.asleep = False
+        self.asleep = self.distrusted = False
         self.interval = self.wait = FIRST_INTERVAL
         self.limit = 64
         self.hits = 0
@@ -50,7 +51,7 @@ class Watch:
     def for_new_sequence(self) -> Watch:
         """A watch that begins with what this one found, but looks again soon."""
         other = Watch()
-        other.asleep, other.limit = self.asleep, self.limit
+        other.asleep, other.distrusted, other.limit = self.asleep, self.distrusted, self.limit
         other.interval = other.wait = min(self.interval, NEW_SEQUENCE_INTERVAL)
         return other
 
@@ -63,6 +64,8 @@ class Watch:
             special: the step says little about others (an earlier drafter has proposed already, the end is near), so that a drafter
                 without use in it need not sleep, and trying one would teach little.
         """
+        if self.asleep and pays and not self.distrusted:
+            self._wake()
         if not self.asleep:
             if pays:
                 return Mode.ASK
@@ -92,8 +95,7 @@ class Watch:
             self.hits += 1
             self.wait = 0
             if self.hits >= _HITS:
-                self.asleep, self.interval, self.hits = False, FIRST_INTERVAL, 0
-                self.count = self.mean = self.square = 0.0
+                self._wake()
                 return True
         else:
             self.hits = 0
@@ -119,6 +121,11 @@ class Watch:
         bound = -deviation if self.count < _MANY else 0.0
         if self.count >= _FEW and self.mean < bound:
             self.sleep()
-            self.count = self.mean = self.square = 0.0
+            self.distrusted = True
             return True
         return False
+
+    def _wake(self) -> None:
+        self.asleep = self.distrusted = False
+        self.interval, self.hits = FIRST_INTERVAL, 0
+        self.count = self.mean = self.square = 0.0

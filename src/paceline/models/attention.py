@@ -7,7 +7,7 @@ Not here: projections, rotary embedding, norms (models.decoder).
 Axes: r = rows fed in this pass, n = rows of one sequence, s = cache slots seen, g = query heads per kv head, h = kv heads, d = head
 dim. Query heads come ordered (g, h): the heads of all groups for kv head order, so that (r, g * h, d) read as (r * g, h, d) needs
 no copy, neither in nor out; the packing of the weights sees to that order.
-Sources: SpecInfer's tree attention (arXiv:2305.09781), grouped queries (arXiv:2305.13245), soft-capping of Gemma 2 (arXiv:2408.00118).
+Sources: SpecInfer's tree attention (arXiv:2305.09781), grouped queries (arXiv:2305.13245), soft caps of Gemma 2 (arXiv:2408.00118).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.models.cache import BLOCK, NativeCache, Views
+from paceline.models.cache import Views
+from paceline.models.segments import Segment, reach, span
 
 FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared mask)."""
@@ -43,36 +44,6 @@ class AttentionShape:
         return self.groups * self.kv_heads
 
 
-@dataclass(slots=True)
-class Segment:
-    """One sequence's part of a pass.
-
-    Attributes:
-        cache: committed tokens, `length` of them, with room for `inputs` more.
-        inputs: size of the pending input (root and nodes, or a chunk); input i lives in the slot of position length + i.
-        done: the first `done` inputs are in their slots already; rows are fed for the rest.
-        depths: (inputs,) position of each input behind the committed length; None for a chain.
-        sees: (inputs, inputs) bool, which inputs an input attends to, itself included; None for a chain.
-    """
-
-    cache: NativeCache
-    inputs: int
-    done: int = 0
-    depths: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
-    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.inputs - self.done
-
-    def positions(self) -> range | list[int]:
-        """Positions of the fed rows."""
-        length = self.cache.length
-        if self.depths is None:
-            return range(length + self.done, length + self.inputs)
-        return (self.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
-
-
 class Step(Protocol):
     """The attention of one forward pass."""
 
@@ -83,17 +54,17 @@ class Step(Protocol):
 class Masks:
     """Additive masks in the model's dtype, with constant parts made once."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._row = torch.empty(0, dtype=dtype)
-        self._chain = torch.empty(0, 0, dtype=dtype)
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._row = torch.empty(0, dtype=dtype, device=device)
+        self._chain = torch.empty(0, 0, dtype=dtype, device=device)
 
     def row(self, visible: int, width: int) -> torch.Tensor:
         """(1, 1, 1, width): the first `visible` slots are seen; a view of a constant."""
         half = len(self._row) // 2
         if half < width:
             half = max(4096, 2 * width)
-            self._row = torch.zeros(2 * half, dtype=self.dtype)
+            self._row = torch.zeros(2 * half, dtype=self.dtype, device=self.device)
             self._row[half:] = -torch.inf
         return self._row.narrow(0, half - visible, width).view(1, 1, 1, width)
 
@@ -101,44 +72,29 @@ class Masks:
         """(n, n): each input sees those before it and itself."""
         if len(self._chain) < n:
             size = max(64, 2 * n)
-            self._chain = torch.full((size, size), -torch.inf, dtype=self.dtype).triu_(1)
+            self._chain = torch.full((size, size), -torch.inf, dtype=self.dtype, device=self.device).triu_(1)
         return self._chain[:n, :n]
 
     def build(self, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
         """(n, stop - start): what each fed row sees of the positions start .. stop - 1."""
         length, inputs, done = segment.cache.length, segment.inputs, segment.done
-        mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype)
+        mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype, device=self.device)
         mask[:, : length - start] = 0
         at = length - start
         mask[:, at : at + inputs] = self._block(segment)[done:]
-        if window is not None and segment_reach(segment) > window:
+        if window is not None and reach(segment) > window:
             depths = np.arange(inputs) if segment.depths is None else segment.depths
             keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - inputs, length)])
             queries = length + depths[done:]
-            mask.masked_fill_(torch.from_numpy(keys[None] <= queries[:, None] - window), -torch.inf)
+            far = torch.from_numpy(keys[None] <= queries[:, None] - window)
+            mask.masked_fill_(far.to(self.device), -torch.inf)
         return mask
 
     def _block(self, segment: Segment) -> torch.Tensor:
         if segment.sees is None:
             return self.chain(segment.inputs)
-        block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype)
-        return block.masked_fill_(torch.from_numpy(segment.sees), 0.0)
-
-
-def segment_reach(segment: Segment) -> int:
-    """Number of positions from 0 to the deepest fed row."""
-    depth = segment.inputs - 1 if segment.depths is None else int(segment.depths.max())
-    return segment.cache.length + depth + 1
-
-
-def span(segment: Segment, window: int | None) -> tuple[int, int]:
-    """Positions [start, stop) that the fed rows may see, on block borders."""
-    stop = -(-(segment.cache.length + segment.inputs) // BLOCK) * BLOCK
-    if window is None:
-        return 0, stop
-    first = segment.cache.length + (segment.done if segment.depths is None else 0)
-    start = max(0, first - window + 1) // BLOCK * BLOCK
-    return min(start, segment.cache.length // BLOCK * BLOCK), stop
+        block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
+        return block.masked_fill_(torch.from_numpy(segment.sees).to(self.device), 0.0)
 
 
 @dataclass(slots=True)
@@ -162,7 +118,7 @@ class SequenceStep:
         at = cache.length + segment.done
         self._slot, self._slots = cache.base + at, None
         if cache.base < 0:
-            self._slots = torch.from_numpy(cache.slot_index(at, at + n))
+            self._slots = torch.from_numpy(cache.slot_index(at, at + n)).to(masks.device)
         self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
 
     def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _Kind:
@@ -172,7 +128,7 @@ class SequenceStep:
         if cache.base >= 0:
             kind.views = cache.views(start, stop)
         else:
-            kind.slots = torch.from_numpy(cache.slot_index(start, stop))
+            kind.slots = torch.from_numpy(cache.slot_index(start, stop)).to(masks.device)
         return kind
 
     def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:

@@ -190,7 +190,7 @@ class NativeCache:
         return True
 
     def _relocate(self, need: int, shared: int) -> None:
-        """Move to a run of twice the size: everything, or, for a long sequence that shares its prefix, all behind block `shared`."""
+        """Move to a run of twice the size: everything, or, for a long sequence with a shared prefix, all behind block `shared`."""
         private = bool((self.arena.pool.counts[self.blocks] == 1).all())
         keep = 0 if private or self.length <= self.arena.copy_limit else shared
         count = 2 * (need - keep)

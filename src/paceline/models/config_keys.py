@@ -21,10 +21,15 @@ class ConfigKeys:
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], family: str) -> None:
         self._values = {**defaults, **config}
+        self._defaults = defaults
         self.family = family
 
     def get(self, name: str) -> Any:
         return self._values.get(name)
+
+    def known(self, name: str) -> bool:
+        """Whether the family reads this key, which is so if it has a default."""
+        return name in self._defaults
 
     def given(self, name: str) -> bool:
         """Whether the key has a value other than null."""

@@ -70,7 +70,7 @@ class Rotary:
         self._ropes = {key: Rope(spec, device) for key, spec in specs.items()}
         self._by_length = {key for key, spec in specs.items() if spec.kind in {"dynamic", "longrope"}}
         self._tables: dict[str, Rotation] = {}
-        self._size = 0
+        self.size = 0
 
     @property
     def depends_on_length(self) -> bool:
@@ -78,26 +78,31 @@ class Rotary:
 
     def at(self, positions: range | Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotations:
         """Rotations of the rows; `lengths` gives runs of (rows, sequence length) for the kinds that depend on it."""
-        if len(self._ropes) == 0:
+        if not self._ropes:
             return {}
-        if (top := positions[-1] if isinstance(positions, range) else max(positions)) >= self._size:
-            self._grow(top + 1)
+        self.reserve((positions[-1] if isinstance(positions, range) else max(positions)) + 1)
         if isinstance(positions, range):
             start, count = positions[0], len(positions)
             found = {key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()}
         else:
-            index = torch.tensor(positions, device=self._device)
-            found = {key: (c.index_select(0, index), s.index_select(0, index)) for key, (c, s) in self._tables.items()}
+            found = self.select(torch.tensor(positions, device=self._device))
         for key in self._by_length:
             found[key] = self._dynamic(key, positions, lengths)
         return found
 
-    def _grow(self, size: int) -> None:
-        self._size = max(512, 2 * size)
-        positions = torch.arange(self._size, device=self._device)
+    def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
+        """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""
+        return {key: (c.index_select(0, positions), s.index_select(0, positions)) for key, (c, s) in self._tables.items()}
+
+    def reserve(self, size: int) -> None:
+        """Grow the tables to at least `size` positions."""
+        if size <= self.size:
+            return
+        self.size = max(512, 2 * size)
+        positions = torch.arange(self.size, device=self._device)
         for key, rope in self._ropes.items():
             if key not in self._by_length:
-                self._tables[key] = self._cast(rope.cos_sin(positions, self._size))
+                self._tables[key] = self._cast(rope.cos_sin(positions, self.size))
 
     def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
         index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
@@ -244,8 +249,12 @@ class Decoder:
         """(r, hidden) new tensor."""
         if len(tokens) == 1:
             x = self.embedding.narrow(0, tokens[0], 1).clone()
-        else:
-            x = self.embedding.index_select(0, torch.tensor(tokens, device=self.embedding.device))
+            return x if self._scale == 1.0 else x.mul_(self._scale)
+        return self.embed_index(torch.tensor(tokens, device=self.embedding.device))
+
+    def embed_index(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(r, hidden) new tensor, from (r,) int64 tokens on the model's device."""
+        x = self.embedding.index_select(0, tokens)
         return x if self._scale == 1.0 else x.mul_(self._scale)
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
@@ -263,7 +272,7 @@ class Decoder:
     def run(
         self, x: torch.Tensor, step: Step, rotations: Rotations, plan: LayerPlan = ALL_LAYERS, taps: Collection[int] = ()
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden); returns copies of x after the layers in `taps` (-1: before the first)."""
+        """Run the planned layers in place on x (r, hidden); returns copies of x after the layers in `taps` (-1: before all)."""
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
                 layer.attention(x, step, rotations)

@@ -10,7 +10,9 @@ it is refused; chains, forks and taps of hidden states work.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -93,9 +95,10 @@ class TransformersRunner:
         if getattr(config, "quantization_config", None):
             raise UnsupportedModelError(f"{name} is a quantised checkpoint, which is not supported; use the original weights")
         try:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-            )
+            with _quiet():
+                model, found = AutoModelForCausalLM.from_pretrained(
+                    str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+                )
         except Exception as error:  # as above
             raise _refusal(error, name) from error
         lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
@@ -204,6 +207,22 @@ class TransformersRunner:
                 raise ConfigError(f"taps must lie in -1..{self.info.num_layers}, got {layer}")
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and reports of transformers meanwhile: what matters of them is an error of ours."""
+    from transformers.utils import logging as reports
+
+    level, bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
+    reports.set_verbosity(logging.CRITICAL)
+    reports.disable_progress_bar()
+    try:
+        yield
+    finally:
+        reports.set_verbosity(level)
+        if bars:
+            reports.enable_progress_bar()
+
+
 def _scores(fed: Sequence[Fed], taps: Sequence[int]) -> Scores:
     rows = tuple(accumulate((len(one.logits) for one in fed), initial=0))
     return Scores(
@@ -253,8 +272,9 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
 
 def _refusal(error: Exception, name: str) -> CheckpointError:
     """One line of ours for what transformers said."""
-    said = " ".join(str(error).split())[:300]
-    if "trust_remote_code" in said:
+    whole = " ".join(str(error).split())
+    said = whole[:300]
+    if "trust_remote_code" in whole:
         return UnsupportedModelError(f"{name} brings its own code; pass trust_remote_code=True if you trust it")
     if "does not recognize this architecture" in said or "Unrecognized" in said:
         return UnsupportedModelError(f"{name} has an architecture that neither we nor transformers know as a causal model ({said})")

@@ -3,10 +3,10 @@
 In:  a causal model of transformers and token ids. Out: logits and hidden states of the tokens fed, with a way back to any earlier
 length. Not here: trees, batches, the Runner protocol (`models.fallback`).
 
-Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and caches that drop
-old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the start. A model without any
-usable cache is *recomputed* from its first token at every step. `choose` tries them on the model itself and takes the first whose
-logits are those of one pass over the whole text.
+Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and caches that
+drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the start. A model without
+any usable cache is *recomputed* from its first token at every step. `choose` tries them on the model itself and takes the first
+whose logits are those of one pass over the whole text.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CausalModel:
             found[layer] = (args[0] if args else kwargs["hidden_states"])[0]
 
         def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            found[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+            found[layer] = (output[0] if isinstance(output, tuple | list) else output)[0]
 
         if layer == -1:
             return self._layers[0].register_forward_pre_hook(before, with_kwargs=True)
@@ -91,7 +91,7 @@ def _decoder_layers(model: Any) -> Sequence[nn.Module]:
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
+            return list(module)
     return ()
 
 
@@ -227,7 +227,11 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> list[tuple[str, Ca
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-    cache = model.run(tokens[:2]).cache
+    try:
+        cache = model.run(tokens[:2]).cache
+    except Exception as error:  # as in `choose`
+        logger.debug("this model makes no cache: %s", error)
+        return []
     if cache is None:
         return []
     plain = type(cache) is DynamicCache and all(type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers)

@@ -54,7 +54,7 @@ def _types(keys: ConfigKeys, windows: Windows, count: int) -> list[str]:
 
 def _may_slide(keys: ConfigKeys) -> bool:
     """Families with a switch for sliding windows slide only when it is on."""
-    return keys.flag("use_sliding_window") if keys.given("use_sliding_window") else True
+    return keys.flag("use_sliding_window") if keys.known("use_sliding_window") else True
 
 
 def _slides(keys: ConfigKeys, windows: Windows, layer: int) -> bool:
@@ -63,20 +63,22 @@ def _slides(keys: ConfigKeys, windows: Windows, layer: int) -> bool:
         return False
     if windows == "all":
         return True
-    if keys.given("max_window_layers"):
-        return layer >= int(keys.number("max_window_layers"))
-    if keys.given("no_rope_layer_interval"):
+    if keys.known("no_rope_layer_interval"):
         return not _rotated(keys, layer + 1)[layer]
+    if keys.known("max_window_layers"):
+        return layer >= int(keys.number("max_window_layers"))
     return bool((layer + 1) % keys.size("sliding_window_pattern"))
 
 
 def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers have a rotary embedding; a 0 in `no_rope_layers` means none."""
+    if not keys.known("no_rope_layer_interval"):
+        return [True] * count
     given = keys.items("no_rope_layers", count)
     if given is not None:
         return [bool(value) for value in given[:count]]
-    interval = keys.optional_size("no_rope_layer_interval")
-    return [interval is None or (layer + 1) % interval != 0 for layer in range(count)]
+    interval = keys.size("no_rope_layer_interval")
+    return [(layer + 1) % interval != 0 for layer in range(count)]
 
 
 def _sparse(keys: ConfigKeys, count: int) -> list[bool]:

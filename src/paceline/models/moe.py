@@ -15,7 +15,6 @@ from paceline.errors import ConfigError
 from paceline.models.linear import Map, make_linear
 from paceline.models.spec import ModelSpec
 
-
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,

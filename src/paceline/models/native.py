@@ -1,24 +1,25 @@
-"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for every family that ModelSpec describes.
+"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of ModelSpec.
 
 In: a ModelSpec with canonical weights; sequences, prompt chunks, roots and trees. Out: `Scores`. It keeps the promise of
-`models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`), from given hidden states, and the
-head on any hidden state. Not here: reading checkpoints (models.load), sampling, drafting.
+`models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`) and from given hidden states, and
+the head on any hidden state. Not here: reading checkpoints (models.load), sampling, drafting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.attention import BatchStep, Masks, Segment, SequenceStep, Step
+from paceline.models.attention import BatchStep, Masks, SequenceStep, Step
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary, Weights
+from paceline.models.graphs import ScoringGraphs
+from paceline.models.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.spec import ModelSpec
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
 
 
@@ -58,7 +59,10 @@ class NativeRunner:
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
             )  # fmt: skip
-        self.masks = Masks(dtype)
+        self.masks = Masks(dtype, device)
+        self.graphs: ScoringGraphs | None = None
+        if device.type == "cuda" and spec.moe is None:  # choosing experts needs the host, so it cannot be captured
+            self.graphs = ScoringGraphs(self.decoder, self.rotary, self.arena, capture=True)
         self.spec = spec
         self.info = ModelInfo(
             name=name,
@@ -91,16 +95,34 @@ class NativeRunner:
         Raises:
             ConfigError: an empty list of tokens, or a released cache.
         """
-        segments = [_chunk(cache, len(own)) for cache, own in zip(caches, tokens, strict=True)]
         x = self.decoder.embed(tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own])
-        kept = self._layers(segments, x, ALL_LAYERS, taps, chunk=True)
+        return self._extend(caches, [len(own) for own in tokens], x, taps, all_logits)
+
+    @torch.inference_mode()
+    def extend_embeddings(
+        self,
+        caches: Sequence[NativeCache],
+        embeddings: Sequence[torch.Tensor],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """`extend` with input embeddings (rows, hidden), as `embed` returns them, instead of tokens."""
+        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
+        return self._extend(caches, [len(own) for own in embeddings], x, taps, all_logits)
+
+    def _extend(
+        self, caches: Sequence[NativeCache], rows: Sequence[int], x: torch.Tensor, taps: Sequence[int], all_logits: bool
+    ) -> Scores:
+        segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
+        kept = self._layers(segments, x, ALL_LAYERS, taps, chunked=True)
         for segment in segments:
             segment.cache.length += segment.inputs
         if all_logits:
-            return Scores(self.decoder.head(x), _offsets(segments), kept)
+            return Scores(self.decoder.head(x), offsets(segments), kept)
         if len(segments) == 1:
             return Scores(self.decoder.head(x[-1:]), (0, 1), kept)
-        last = torch.tensor(_offsets(segments)[1:], device=x.device) - 1
+        last = torch.tensor(offsets(segments)[1:], device=x.device) - 1
         return Scores(self.decoder.head(x.index_select(0, last)), tuple(range(len(segments) + 1)), kept)
 
     @torch.inference_mode()
@@ -119,9 +141,13 @@ class NativeRunner:
             ConfigError: a released cache, or `computed` does not fit the previous call.
         """
         segments = self._segments(caches, trees, computed)
-        x = self.decoder.embed(_fed(roots, trees, segments))
+        if self.graphs is not None:
+            fed = [fed_tokens([root], [tree], [segment]) for root, tree, segment in zip(roots, trees, segments, strict=True)]
+            if (result := self.graphs.run(segments, fed, taps)) is not None:
+                return Scores(result[0], offsets(segments), result[1])
+        x = self.decoder.embed(fed_tokens(roots, trees, segments))
         kept = self._layers(segments, x, ALL_LAYERS, taps)
-        return Scores(self.decoder.head(x), _offsets(segments), kept)
+        return Scores(self.decoder.head(x), offsets(segments), kept)
 
     @torch.inference_mode()
     def run_layers(
@@ -154,26 +180,13 @@ class NativeRunner:
                 raise ConfigError(
                     f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden="
                 )
-            x = self.decoder.embed(_fed(roots, trees, segments))
+            x = self.decoder.embed(fed_tokens(roots, trees, segments))
         else:
             if hidden.shape != (rows, self.info.hidden_size):
                 raise ConfigError(f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}")
             x = hidden.to(self.info.dtype, copy=True)
         kept = self._layers(segments, x, plan, taps)
         return x, kept
-
-    @torch.inference_mode()
-    def extend_embeddings(
-        self, caches: Sequence[NativeCache], embeddings: Sequence[torch.Tensor], *, taps: Sequence[int] = ()
-    ) -> Scores:
-        """`extend` with input embeddings (rows, hidden) instead of tokens; logits of each sequence's last row."""
-        segments = [_chunk(cache, len(own)) for cache, own in zip(caches, embeddings, strict=True)]
-        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
-        kept = self._layers(segments, x, ALL_LAYERS, taps, chunk=True)
-        for segment in segments:
-            segment.cache.length += segment.inputs
-        last = torch.tensor(_offsets(segments)[1:], device=x.device) - 1
-        return Scores(self.decoder.head(x.index_select(0, last)), tuple(range(len(segments) + 1)), kept)
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -210,17 +223,17 @@ class NativeRunner:
                 raise ConfigError(
                     f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), got {done}"
                 )
-            segment = _segment(cache, tree, done)
+            segment = tree_segment(cache, tree, done)
             cache.reserve(segment.inputs)
             cache.scratch = segment.inputs
             segments.append(segment)
         return segments
 
     def _layers(
-        self, segments: Sequence[Segment], x: torch.Tensor, plan: LayerPlan, taps: Collection[int], *, chunk: bool = False
+        self, segments: Sequence[Segment], x: torch.Tensor, plan: LayerPlan, taps: Collection[int], *, chunked: bool = False
     ) -> dict[int, torch.Tensor]:
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
-        lengths = _lengths(segments, positions, chunk) if self.rotary.depends_on_length else ()
+        lengths = run_lengths(segments, positions, chunked) if self.rotary.depends_on_length else ()
         kept = self.decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps)
         if self.info.num_layers in taps:
             kept[self.info.num_layers] = self.decoder.final_norm(x).contiguous()
@@ -230,49 +243,6 @@ class NativeRunner:
         if len(segments) == 1:
             return SequenceStep(self.decoder.shape, self.masks, segments[0])
         return BatchStep(self.decoder.shape, self.masks, segments)
-
-
-def _chunk(cache: NativeCache, rows: int) -> Segment:
-    if rows == 0:
-        raise ConfigError("extend needs at least one token for each sequence, got none; leave that sequence out")
-    cache.reserve(rows)
-    cache.scratch = 0
-    return Segment(cache, rows)
-
-
-def _segment(cache: NativeCache, tree: TokenTree, done: int) -> Segment:
-    if tree is EMPTY_TREE:
-        return Segment(cache, 1)
-    inputs = 1 + len(tree)
-    if tree.is_chain:
-        return Segment(cache, inputs, done)
-    sees = np.zeros((inputs, inputs), np.bool_)
-    sees[:, 0] = True
-    sees[1:, 1:] = tree.ancestor_mask()
-    return Segment(cache, inputs, done, np.concatenate([[0], tree.depths]).astype(np.int64), sees)
-
-
-def _fed(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:
-    if len(roots) == 1 and segments[0].inputs == 1:
-        return roots
-    tokens: list[int] = []
-    for root, tree, segment in zip(roots, trees, segments, strict=True):
-        tokens.extend([root, *tree.tokens.tolist()][segment.done :])
-    return tokens
-
-
-def _offsets(segments: Sequence[Segment]) -> tuple[int, ...]:
-    offsets = [0]
-    for segment in segments:
-        offsets.append(offsets[-1] + segment.rows)
-    return tuple(offsets)
-
-
-def _lengths(segments: Sequence[Segment], positions: Sequence[int], chunk: bool) -> list[tuple[int, int]]:
-    """Runs of (rows, sequence length): a chunk counts as one sequence, scored rows as decoded one by one."""
-    if chunk:
-        return [(segment.rows, segment.cache.length + segment.inputs) for segment in segments]
-    return [(1, position + 1) for position in positions]
 
 
 def _bytes_read(spec: ModelSpec, weights: Weights) -> int:

@@ -1,7 +1,7 @@
 """Rotary position embedding: cosines and sines of positions, for every way of scaling that checkpoints ask for.
 
-In: a RopeSpec, positions, the length of the sequence they belong to. Out: float32 tables in the half-duplicated convention (pair i is
-made of dimensions i and i + dims / 2), attention scaling multiplied in. Not here: applying them (models.decoder), reading
+In:  a RopeSpec, positions, the length of the sequence they belong to. Out: float32 tables in the half-duplicated convention (pair
+i is made of dimensions i and i + dims / 2), attention scaling multiplied in. Not here: applying them (models.decoder), reading
 configurations (models.rope_keys).
 
 The kinds default, linear, yarn and llama3 depend on the position alone and come from a table that grows on demand. Two kinds also

@@ -3,7 +3,7 @@
 In: ConfigKeys. Out: RopeSpec. Not here: angles (models.rope), which layer uses which table (models.families).
 
 Older files have `rope_theta` and `partial_rotary_factor` beside `rope_scaling`, whose kind may be called `type`, and "su" for
-longrope. What a kind needs and lacks is an error; a parameter that is not known refuses the model, since it would change the angles.
+longrope. What a kind needs and lacks is an error; a parameter that is not known refuses the model, since it may change the angles.
 """
 
 from __future__ import annotations

@@ -11,86 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import chat_template
+from paceline.models.tokenizer_backends import Backend, Fast, Slow
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-CLEAN_UP = (
-    *((f" {mark}", mark) for mark in ".?!,"),
-    (" ' ", "'"),
-    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
-)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
-
-
-class Backend(Protocol):
-    """What a Tokenizer needs of the library behind it."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
-
-    def vocabulary(self) -> dict[str, int]: ...
-
-    def token(self, index: int) -> str | None: ...
-
-    def special_ids(self) -> Iterable[int]: ...
-
-
-class _Fast:
-    """A `tokenizers.Tokenizer`."""
-
-    def __init__(self, inner: Any, *, clean_up: bool = False) -> None:
-        inner.no_truncation()
-        inner.no_padding()
-        self.inner = inner
-        # The clean-up joins punctuation to words for WordPiece-like models; on BPE it would eat spaces of the text.
-        self.clean_up = clean_up and type(inner.model).__name__ != "BPE"
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        text: str = self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
-        return _clean_up(text) if self.clean_up else text
-
-    def vocabulary(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self.inner.get_vocab(with_added_tokens=True)
-        return vocabulary
-
-    def token(self, index: int) -> str | None:
-        token: str | None = self.inner.id_to_token(index)
-        return token
-
-    def special_ids(self) -> Iterable[int]:
-        return [index for index, token in self.inner.get_added_tokens_decoder().items() if token.special]
-
-
-class _Slow:
-    """A tokenizer of transformers that is not built on `tokenizers`."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        return str(self.inner.decode([i for i in ids if i < len(self.inner)], skip_special_tokens=skip_special_tokens))
-
-    def vocabulary(self) -> dict[str, int]:
-        return dict(self.inner.get_vocab())
-
-    def token(self, index: int) -> str | None:
-        return str(self.inner.convert_ids_to_tokens(index)) if index < len(self.inner) else None
-
-    def special_ids(self) -> Iterable[int]:
-        return list(self.inner.all_special_ids)
 
 
 class Tokenizer:
@@ -106,13 +36,12 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, *, name: str, named: Mapping[str, str], template: str | None = None) -> None:
         self.name, self.named, self._backend, self._template = name, dict(named), backend, template
-        self._vocabulary = backend.vocabulary()
         self._tokens: dict[int, str] | None = None
         self._fingerprint: str | None = None
-        self.vocab_size = len(self._vocabulary)
+        self.vocab_size = backend.size()
         self.special_ids = frozenset(backend.special_ids())
-        self.bos_id = self._vocabulary.get(self.named.get("bos_token", ""))
-        self.eos_id = self._vocabulary.get(self.named.get("eos_token", ""))
+        self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
+        self.eos_id = backend.index(self.named["eos_token"]) if "eos_token" in self.named else None
 
     @classmethod
     def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -183,7 +112,7 @@ class Tokenizer:
     def tokens(self) -> Mapping[int, str]:
         """id -> token as the vocabulary spells it."""
         if self._tokens is None:
-            self._tokens = {index: token for token, index in self._vocabulary.items()}
+            self._tokens = {index: token for token, index in self._backend.vocabulary().items()}
         return self._tokens
 
     def fingerprint(self) -> str:
@@ -239,7 +168,7 @@ def _from_json(folder: Path) -> Tokenizer:
     named = {name: text for name in NAMED_TOKENS if (text := _content(config.get(name))) is not None}
     _add_special_tokens(inner, config)
     inner.encode_special_tokens = bool(config.get("split_special_tokens", False))
-    backend = _Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
+    backend = Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
     return Tokenizer(backend, name=str(folder), named=named, template=_find_template(folder, config))
 
 
@@ -291,16 +220,10 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
         raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER") from error
     fast = getattr(inner, "backend_tokenizer", None)
     clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
-    backend: Backend = _Slow(inner) if fast is None else _Fast(fast, clean_up=clean_up)
+    backend: Backend = Slow(inner) if fast is None else Fast(fast, clean_up=clean_up)
     named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
     template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
     tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)
     if tokenizer.vocab_size <= len(tokenizer.special_ids):  # some classes make an empty tokenizer where their files are missing
         raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER")
     return tokenizer
-
-
-def _clean_up(text: str) -> str:
-    for spaced, joined in CLEAN_UP:
-        text = text.replace(spaced, joined)
-    return text

@@ -114,6 +114,8 @@ def gumbel_noise(key: int, token_keys: torch.Tensor) -> torch.Tensor:
 
 def _race(key: int, weights_v: torch.Tensor) -> int:
     """argmax of weights plus Gumbel noise; the lowest index of equal scores. A NaN weight wins, so that it is noticed."""
+    if weights_v.dtype.itemsize < 4:
+        weights_v = weights_v.float()
     token_keys = _token_keys(len(weights_v), weights_v.device)
     if weights_v.device.type != "cpu":
         return int((gumbel_noise(key, token_keys) + weights_v).argmax())

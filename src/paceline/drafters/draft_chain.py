@@ -1,0 +1,122 @@
+"""Drafting chains with a draft model: one forward pass a level for the whole batch.
+
+In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from paceline.drafters.draft_rows import best, draws, fit, weights
+from paceline.drafters.draft_state import CHUNK, DraftState, catch_up, feed_ahead, feed_text
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+
+if TYPE_CHECKING:
+    from paceline.models.base import Runner, SequenceCache
+
+GoOn = Callable[[int, float, object], bool]
+
+
+class ChainRunner(Protocol):
+    """A runner with a shorter way to draft greedily for one sequence."""
+
+    def draft_chain(
+        self, cache: SequenceCache, tokens: Sequence[int], steps: int, stop: Callable[[int, float], bool]
+    ) -> tuple[list[int], list[float]]:
+        """Append `tokens` to the cache and draft up to `steps` tokens greedily; all drafted ones but the last are appended too.
+
+        `stop(depth, confidence)` is asked before level `depth` (from 2 on) with the chance of the path so far.
+        Returns the drafted tokens and the probability of each.
+        """
+
+
+@dataclass(slots=True)
+class ChainDraft:
+    """One chain under construction.
+
+    Attributes:
+        steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of taking its best token.
+    """
+
+    state: DraftState
+    steps: int
+    go_on: GoOn
+    drawn: bool
+    tokens: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    trials: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
+    reach: float = 1.0
+
+    @property
+    def wants_more(self) -> bool:
+        depth = len(self.tokens) + 1
+        return 1 < depth <= self.steps and self.reach > 0.0 and self.go_on(depth, self.reach, None)
+
+    def add(self, token: int, chance: float) -> None:
+        self.tokens.append(token)
+        self.confidence.append(chance)
+        self.reach *= chance
+
+    def tree(self, source: int) -> TokenTree:
+        if not self.tokens:
+            return EMPTY_TREE
+        tree = TokenTree.chain(self.tokens, confidence=self.confidence, source=source)
+        return tree.replace(trials=self.trials) if self.trials else tree
+
+
+def draft_chains(runner: Runner, drafts: Sequence[ChainDraft], vocab_size: int, source: int) -> list[TokenTree]:
+    """One chain per draft; the caches then hold the whole text and all drafted tokens but the last of each."""
+    short_cut: ChainRunner | None = getattr(runner, "draft_chain", None) and runner  # type: ignore[assignment]  # optional method
+    if short_cut is not None and len(drafts) == 1 and runner.info.vocab_size == vocab_size and _plain(drafts[0]):
+        _draft_at_once(runner, short_cut, drafts[0])
+        return [drafts[0].tree(source)]
+    logits = feed_text(runner, [draft.state for draft in drafts])
+    active = list(drafts)
+    while True:
+        _add_level(active, fit(logits, vocab_size))
+        active = [draft for draft in active if draft.wants_more]
+        if not active:
+            return [draft.tree(source) for draft in drafts]
+        logits = feed_ahead(runner, [draft.state for draft in active], [draft.tokens[-1] for draft in active])
+
+
+def _plain(draft: ChainDraft) -> bool:
+    return not draft.drawn and draft.state.context.shape is None
+
+
+def _draft_at_once(runner: Runner, short_cut: ChainRunner, draft: ChainDraft) -> None:
+    state, go_on = draft.state, draft.go_on
+    catch_up(runner, [state], CHUNK)
+    tokens, chances = short_cut.draft_chain(state.cache, state.pending, draft.steps, lambda d, c: not go_on(d, c, None))
+    state.base, state.ahead = len(state.context.tokens), tokens[:-1]
+    for token, chance in zip(tokens, chances, strict=True):
+        draft.add(token, min(chance, 1.0))
+
+
+def _add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
+    """The next token of every draft, from (r, v) logits."""
+    if all(_plain(draft) for draft in drafts):
+        for draft, (token,), (chance,) in zip(drafts, *best(logits.float(), 1), strict=True):
+            draft.add(token, chance)
+        return
+    for i, draft in enumerate(drafts):
+        rows = weights(draft.state.context, logits[i : i + 1], [draft.tokens])
+        if draft.drawn:
+            _draw_level(draft, rows)
+        else:
+            ((token,),), ((chance,),) = best(rows, 1)
+            draft.add(token, chance)
+
+
+def _draw_level(draft: ChainDraft, rows: torch.Tensor) -> None:
+    node = len(draft.tokens)
+    trials, tokens, chances = draws(draft.state.context, rows.softmax(-1)[0], [node], node)
+    if not trials:
+        draft.reach = 0.0
+        return
+    draft.add(tokens[0], chances[0])
+    draft.trials[node - 1] = tuple(trials)

@@ -1,0 +1,114 @@
+"""What a draft model's logits mean: rows fitted to the target's vocabulary, shaped by the request's rules, and draws from them.
+
+In: logits of a draft model, contexts. Out: float32 log-weights, probabilities, drawn tokens. Not here: running the model.
+
+Draws have noise of their own, a hash of (seed, root position, number of the draw) that no verifier uses: a token must not be
+accepted by the same luck that proposed it.
+
+Axes in this file: r = rows, v = the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from paceline.errors import DrafterError
+from paceline.tree.token_tree import Trial
+
+if TYPE_CHECKING:
+    from paceline.drafters.base import Context
+
+_SALT: Final = 0xD1B54A32D192ED03
+_WEYL: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+
+
+def uniform(seed: int, position: int, draw: int) -> float:
+    """A number in [0, 1) that looks random and is a function of its arguments. SplitMix64 (Steele et al., 2014)."""
+    state = seed & _MASK
+    for key in (_SALT, position, draw):
+        state = ((state ^ key) + _WEYL) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return (state >> 11) * 2.0**-53
+
+
+def fit(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """(r, v) logits over the target's tokens: columns of padded embeddings are cut off, missing ones cannot be drawn."""
+    width = logits.shape[-1]
+    if width == vocab_size:
+        return logits
+    if width > vocab_size:
+        return logits[:, :vocab_size]
+    return torch.nn.functional.pad(logits, (0, vocab_size - width), value=float("-inf"))
+
+
+def weights(context: Context, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+    """(r, v) log-weights of the draft under the request's rules, whose softmax is q.
+
+    Args:
+        logits: (r, v), fitted; paths: the tokens after the root that lead to each row.
+    """
+    if context.shape is not None:
+        return context.shape(logits, paths)
+    return logits.float() if context.temperature <= 0 else logits.float() / context.temperature
+
+
+def best(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
+    """The `width` most likely tokens of each row, and their probabilities, most likely first.
+
+    Raises:
+        DrafterError: NaN in a row, or nothing that can be drawn.
+    """
+    values, tokens = weights_rv.max(-1, keepdim=True) if width == 1 else weights_rv.topk(min(width, weights_rv.shape[-1]))
+    chances = (values - weights_rv.logsumexp(-1, keepdim=True)).exp()
+    found_tokens, found_chances = torch.stack((tokens.float(), chances)).tolist()  # ids below 2**24 are exact in float32
+    for row in found_chances:
+        if not row[0] > 0.0:
+            raise DrafterError("the draft model gave NaN or nothing but forbidden tokens; check its checkpoint")
+    return [[int(t) for t in row] for row in found_tokens], [[min(c, 1.0) for c in row] for row in found_chances]
+
+
+def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
+    """A token from `norm(row with removed set to 0)` by inversion, and its probability in `row`; None where nothing is left.
+
+    Raises:
+        DrafterError: NaN in the row.
+    """
+    left_v = row_v.double()
+    if removed:
+        left_v[list(removed)] = 0.0
+    heights_v = left_v.cumsum(0)
+    total = float(heights_v[-1])
+    if not total > 0.0:
+        if total != total:
+            raise DrafterError("the draft model gave NaN; check its checkpoint")
+        return None
+    token = int(torch.searchsorted(heights_v, luck * total, right=True))
+    token = min(token, int(torch.searchsorted(heights_v, total)))
+    return token, min(float(row_v[token]), 1.0)
+
+
+def draws(
+    context: Context, row_v: torch.Tensor, nodes: Sequence[int], first_draw: int
+) -> tuple[list[Trial], list[int], list[float]]:
+    """Trials at one parent, drawn without replacement: their tokens are new nodes numbered `nodes`.
+
+    Fewer than `len(nodes)` come back where the row has no more tokens to draw.
+    """
+    trials: list[Trial] = []
+    tokens: list[int] = []
+    chances: list[float] = []
+    for node in nodes:
+        removed = tuple(tokens)
+        found = draw(row_v, removed, uniform(context.seed, len(context.tokens), first_draw + len(tokens)))
+        if found is None:
+            break
+        trials.append(Trial(node, row_v, removed))
+        tokens.append(found[0])
+        chances.append(found[1])
+    return trials, tokens, chances

@@ -1,0 +1,101 @@
+"""The draft model's cache of one sequence: what it holds, what of it is still true, and how it catches up.
+
+In: a sequence's text, what was drafted. Out: a cache that holds a prefix of the text. Not here: choosing tokens.
+
+The cache holds committed tokens first (`base` of them), then possibly drafted ones (`ahead`), whose keys and values are kept as
+far as the text turns out to agree with them. The last token of the text is never kept: it must be fed to get logits after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from paceline.drafters.base import Context
+    from paceline.models.base import Runner, SequenceCache
+
+CHUNK: Final = 512
+"""Most tokens of one sequence that are fed at once when a draft model catches up."""
+
+
+class DraftState:
+    """What a draft model knows of one sequence.
+
+    Attributes:
+        base: number of tokens at the start of the text that the cache holds.
+        ahead: drafted tokens that the cache holds after those.
+        fed_tokens, fed_parents: inputs scored as a tree after `base` and not committed yet, the first being its root.
+    """
+
+    __slots__ = ("ahead", "base", "cache", "context", "fed_parents", "fed_tokens")
+
+    def __init__(self, context: Context, cache: SequenceCache, base: int = 0) -> None:
+        self.context, self.cache, self.base = context, cache, base
+        self.ahead: list[int] = []
+        self.fed_tokens: list[int] = []
+        self.fed_parents: list[int] = []
+
+    @property
+    def pending(self) -> list[int]:
+        """The tokens of the text that the cache lacks, at least the last one."""
+        return self.context.tokens[self.base :]
+
+    def settle(self, runner: Runner) -> None:
+        """Keep what the text has confirmed, drop all else. Harmless if there is nothing to do."""
+        if self.fed_tokens:
+            self._settle_tree(runner)
+        text, length = self.context.tokens, self.cache.length
+        keep = min(self.base, len(text) - 1, length)
+        for token in self.ahead:
+            if keep >= min(len(text) - 1, length) or text[keep] != token:
+                break
+            keep += 1
+        if keep < length:
+            runner.truncate(self.cache, keep)
+        self.base, self.ahead = keep, []
+
+    def _settle_tree(self, runner: Runner) -> None:
+        """Commit the scored inputs that the text agrees with, up to the one before the last token."""
+        children = {(parent, token): i for i, (parent, token) in enumerate(zip(self.fed_parents, self.fed_tokens, strict=True))}
+        at, path = -1, []
+        for token in self.context.tokens[self.base : -1]:
+            found = children.get((at, token))
+            if found is None:
+                break
+            path.append(at := found)
+        self.fed_tokens, self.fed_parents = [], []
+        if path:
+            runner.commit([self.cache], [[i - 1 for i in path[1:]]])
+            self.base = self.cache.length
+
+
+def catch_up(runner: Runner, states: Sequence[DraftState], leave: int) -> None:
+    """Feed what the caches lack, in chunks, until no sequence lacks more than `leave` tokens."""
+    while True:
+        behind = [state for state in states if len(state.context.tokens) - state.base > leave]
+        if not behind:
+            return
+        chunks = [state.pending[: min(CHUNK, len(state.context.tokens) - state.base - leave)] for state in behind]
+        runner.extend([state.cache for state in behind], chunks)
+        for state in behind:
+            state.base = state.cache.length
+
+
+def feed_text(runner: Runner, states: Sequence[DraftState]) -> torch.Tensor:
+    """Feed all that the caches lack; (r, v) logits after each text's last token. Caches then hold the whole text."""
+    catch_up(runner, states, CHUNK)
+    logits = runner.extend([state.cache for state in states], [state.pending for state in states]).logits
+    for state in states:
+        state.base = state.cache.length
+    return logits
+
+
+def feed_ahead(runner: Runner, states: Sequence[DraftState], tokens: Sequence[int]) -> torch.Tensor:
+    """Feed one drafted token each; (r, v) logits after them."""
+    logits = runner.extend([state.cache for state in states], [[token] for token in tokens]).logits
+    for state, token in zip(states, tokens, strict=True):
+        state.ahead.append(token)
+    return logits

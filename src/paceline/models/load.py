@@ -1,0 +1,140 @@
+"""From a folder or hub id to a running model: resolve, check, choose the native runner or the fallback.
+
+In: what the user calls the model, dtype, device, context. Out: a Runner. Not here: the parts of it (models.hub, families, memory,
+checkpoint, weights, native, fallback).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from paceline.config import DTYPES
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.models.base import Runner
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.families import declared_dtype, spec_from_config
+from paceline.models.hub import read_config, resolve
+from paceline.models.memory import fit_context
+from paceline.models.spec import ModelSpec
+from paceline.models.weights import load_weights, untie_if_different
+
+log = logging.getLogger("paceline")
+
+
+def load_runner(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_context: int | None = None,
+    trust_remote_code: bool = False,
+    native: bool = True,
+) -> Runner:
+    """Load a model.
+
+    Args:
+        model: a checkpoint folder or a hub id.
+        revision: branch, tag or commit on the hub.
+        dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        max_context: most tokens of a sequence; None takes the checkpoint's, or what fits into memory.
+        trust_remote_code: let the fallback run Python code that comes with the checkpoint.
+        native: False takes the transformers fallback for every architecture.
+    Raises:
+        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
+        OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
+    """
+    target = resolve_device(device)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    folder = resolve(model, revision=revision, code=trust_remote_code)
+    config = read_config(folder)
+    if native:
+        try:
+            spec = spec_from_config(config)
+        except UnsupportedModelError as reason:
+            log.warning("%s: %s; using transformers, which drafts chains only and is slower", model, reason)
+        else:
+            return _native(folder, config, spec, name=str(model), dtype=dtype, device=target, max_context=max_context)
+    from paceline.models.fallback import TransformersRunner
+
+    fallback = TransformersRunner.load(
+        folder,
+        name=str(model),
+        device=target,
+        dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        max_context=max_context,
+    )
+    return cast(Runner, fallback)  # see _native
+
+
+def _native(
+    folder: Path,
+    config: Mapping[str, Any],
+    spec: ModelSpec,
+    *,
+    name: str,
+    dtype: str,
+    device: torch.device,
+    max_context: int | None,
+) -> Runner:
+    from paceline.models.native import NativeRunner
+
+    if max_context is not None and not 2 <= max_context <= spec.max_context:
+        raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
+    checkpoint = Checkpoint(folder)
+    if declared_dtype(config) is None:
+        spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
+    chosen = resolve_dtype(dtype, spec.dtype, device)
+    spec = untie_if_different(checkpoint, spec)
+    context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context)
+    weights = load_weights(checkpoint, spec, device=device, dtype=chosen)
+    runner = NativeRunner(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
+    return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device that is meant; "auto" is CUDA where there is one.
+
+    Raises:
+        ConfigError: not a device of this machine.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()) or (kind == "cpu" and index):
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= count:
+        raise ConfigError(f"device={device!r}, but PyTorch sees {count} CUDA devices; use device='cpu' or install a CUDA build")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, declared: str, device: torch.device) -> torch.dtype:
+    """The dtype to compute in; "auto" is the checkpoint's. Warns where the hardware computes it slowly.
+
+    Args:
+        declared: the checkpoint's dtype by name; anything but the three known ones counts as float32.
+    """
+    name = dtype if dtype != "auto" else declared if declared in DTYPES else "float32"
+    if _slow(name, device):
+        log.warning("%s has no fast arithmetic on this %s; dtype='float32' may be faster", name, device.type.upper())
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _slow(dtype: str, device: torch.device) -> bool:
+    if device.type == "cuda":
+        return dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    capability = torch.backends.cpu.get_cpu_capability()
+    return dtype == "float16" or (dtype == "bfloat16" and "AVX512" not in capability and "SVE" not in capability)

@@ -1,0 +1,134 @@
+"""Whether a model would fit, decided before its weights are read.
+
+In: a ModelSpec, the dtype and device it shall run in, the context wanted. Out: the bytes needed and at hand, or OutOfMemoryError.
+Not here: reading weights (models.weights), the cache itself (models.cache).
+
+Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and the cache of
+one sequence of full length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from paceline.errors import OutOfMemoryError
+from paceline.models.linear import can_pack
+from paceline.models.spec import ModelSpec
+from paceline.models.weights import weight_bytes
+
+log = logging.getLogger("paceline")
+
+HEADROOM = 0.95
+"""Part of the available memory that may be used; the rest is for activations and the allocator."""
+
+SHORTEST = 2048
+"""A context that nobody asked for is shortened down to this before a model is refused."""
+
+CGROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Limit, usage and reclaimable part, in versions 2 and 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes: of the weights, of second copies while packing, of the cache per token."""
+
+    weights: int
+    packing: int
+    per_token: int
+
+    def total(self, context: int) -> int:
+        return self.weights + self.packing + self.per_token * context
+
+
+def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Need:
+    """What a model needs."""
+    sizes = weight_bytes(spec, dtype)
+    layers: dict[str, int] = {}
+    for name, size in sizes.items():
+        if name.startswith("layers."):
+            layer = name.split(".")[1]
+            layers[layer] = layers.get(layer, 0) + size
+    tied_head = sizes["embed.weight"] if spec.tied and can_pack(device, dtype) else 0
+    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return Need(sum(sizes.values()), tied_head + max(layers.values()), per_token)
+
+
+def available(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device, within the limit of this process's control group."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = int(psutil.virtual_memory().available)
+    limited = cgroup_available(Path("/sys/fs/cgroup"))
+    return free if limited is None else min(free, limited)
+
+
+def cgroup_available(root: Path) -> int | None:
+    """Bytes left under the limit of a control group, file cache counted as free; None where there is no limit."""
+    for limit_file, usage_file, reclaimable in CGROUPS:
+        limit, usage = _integer(root / limit_file), _integer(root / usage_file)
+        if limit is not None and usage is not None:
+            stat = _statistics((root / limit_file).parent / "memory.stat")
+            return max(0, limit - usage + stat.get(reclaimable, 0))
+    return None
+
+
+def _integer(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _statistics(path: Path) -> Mapping[str, int]:
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
+
+
+def fit_context(
+    spec: ModelSpec, *, name: str, dtype: torch.dtype, device: torch.device, max_context: int | None, budget: int | None = None
+) -> int:
+    """The context to run with: the one asked for, or the checkpoint's, shortened (and logged) where its cache would not fit.
+
+    Args:
+        max_context: what the user asked for; None takes the checkpoint's.
+        budget: bytes at hand; None measures.
+    Raises:
+        OutOfMemoryError: the weights, or the cache of the context asked for, would not fit.
+    """
+    need = estimate(spec, dtype, device)
+    budget = int(HEADROOM * (available(device) if budget is None else budget))
+    wanted = spec.max_context if max_context is None else max_context
+    if need.total(wanted) <= budget:
+        return wanted
+    least = min(wanted, SHORTEST) if max_context is None else wanted
+    if need.total(least) > budget:
+        raise OutOfMemoryError(
+            f"{name} needs {_gib(need.total(least))} on {device} ({_gib(need.weights)} weights in {_short(dtype)}, "
+            f"{_gib(need.packing)} while packing, {_gib(need.per_token * least)} cache for {least} tokens), but "
+            f"{_gib(budget)} can be used; take a smaller dtype, context (max_model_len) or model"
+        )
+    fitting = (budget - need.weights - need.packing) // need.per_token
+    log.warning("%s: the cache of %d tokens would not fit into memory; the context is limited to %d", name, wanted, fitting)
+    return fitting
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,274 @@
+"""The fallback runner against from-scratch passes of the same model, over random lives of sequences."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
+from paceline.models import histories
+from paceline.models.fallback import FallbackCache, TransformersRunner
+from paceline.models.histories import CroppedHistory, History, ReplayedHistory
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+VOCAB = 97
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+GROUPED = SMALL | {"num_key_value_heads": 1, "intermediate_size": 64}
+DELTA = {
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "head_dim": 16,
+}
+FAMILIES: dict[str, tuple[dict[str, Any], type[History]]] = {
+    "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96}, CroppedHistory),
+    "gpt_neox": (SMALL | {"intermediate_size": 64}, CroppedHistory),
+    "opt": (SMALL | {"ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 96}, CroppedHistory),
+    "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 2}, CroppedHistory),
+    "falcon": (SMALL, CroppedHistory),
+    "starcoder2": (GROUPED | {"sliding_window": 5}, CroppedHistory),
+    "gpt_oss": (GROUPED | {"sliding_window": 5, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}, CroppedHistory),
+    "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, ReplayedHistory),
+    "falcon_mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, ReplayedHistory),
+    "lfm2": (GROUPED | {"layer_types": ["conv", "full_attention"]}, ReplayedHistory),
+    "qwen3_next": (GROUPED | DELTA, ReplayedHistory),
+    "openai-gpt": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96}, History),
+}
+
+
+def tiny(family: str, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=VOCAB, initializer_range=0.2, **ends, **FAMILIES[family][0])
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def runner(request: pytest.FixtureRequest) -> TransformersRunner:
+    return TransformersRunner(tiny(request.param), name=request.param)
+
+
+def scratch(runner: TransformersRunner, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = runner.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+class Life:
+    """Sequences that are extended, scored, committed, cut and forked at random, each with the tokens its cache should hold."""
+
+    def __init__(self, runner: TransformersRunner, seed: int) -> None:
+        self.runner, self.rng = runner, random.Random(seed)
+        self.all: list[tuple[FallbackCache, list[int]]] = [(runner.open(), []) for _ in range(2)]
+        self.worst = 0.0
+
+    def some(self, low: int, high: int) -> list[int]:
+        return [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(low, high))]
+
+    def compare(self, rows: torch.Tensor, tokens: list[int]) -> None:
+        expected = scratch(self.runner, tokens)[-len(rows) :]
+        self.worst = max(self.worst, float((rows - expected).abs().max()))
+
+    def extend(self) -> None:
+        new, every = [self.some(1, 6) for _ in self.all], self.rng.random() < 0.5
+        scores = self.runner.extend([cache for cache, _ in self.all], new, all_logits=every)
+        for i, ((_, tokens), more) in enumerate(zip(self.all, new, strict=True)):
+            tokens.extend(more)
+            assert len(scores.of(i)) == (len(more) if every else 1)
+            self.compare(scores.of(i), tokens)
+
+    def score(self, commit: bool) -> None:
+        chains = [self.some(1, 5) for _ in self.all]
+        caches, roots = [cache for cache, _ in self.all], [chain[0] for chain in chains]
+        grown = [self.rng.randint(1, len(chain)) for chain in chains]
+        done = [0] * len(chains)
+        for stops in (grown, [len(chain) for chain in chains]):
+            if any(stop <= start for start, stop in zip(done, stops, strict=True)):
+                continue
+            trees = [TokenTree.chain(chain[1:stop]) for chain, stop in zip(chains, stops, strict=True)]
+            scores = self.runner.score(caches, roots, trees, computed=done)
+            for i, ((_, tokens), chain) in enumerate(zip(self.all, chains, strict=True)):
+                self.compare(scores.of(i), tokens + chain[: stops[i]])
+                assert len(scores.of(i)) == stops[i] - done[i]
+            done = list(stops)
+        if commit:
+            paths = [list(range(self.rng.randint(0, stop - 1))) for stop in done]
+            self.runner.commit(caches, paths)
+            for (_, tokens), chain, path in zip(self.all, chains, paths, strict=True):
+                tokens.extend(chain[: 1 + len(path)])
+
+    def cut(self) -> None:
+        cache, tokens = self.rng.choice(self.all)
+        length = self.rng.randint(max(0, len(tokens) - 4), len(tokens))
+        self.runner.truncate(cache, length)
+        del tokens[length:]
+
+    def fork(self) -> None:
+        at = self.rng.randrange(len(self.all))
+        cache, tokens = self.all[at]
+        self.all[1 - at] = (self.runner.fork(cache), list(tokens))
+
+    def run(self, steps: int) -> float:
+        self.extend()
+        for _ in range(steps):
+            act = self.rng.choice([self.extend, lambda: self.score(True), lambda: self.score(False), self.cut, self.fork])
+            act()
+            assert all(cache.length == len(tokens) for cache, tokens in self.all)
+            if max(cache.length for cache, _ in self.all) > 60:
+                break
+        self.extend()
+        return self.worst
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logits_are_those_of_a_pass_from_scratch(runner: TransformersRunner, seed: int) -> None:
+    assert Life(runner, seed).run(14) < 1e-4
+
+
+def test_each_family_gets_the_history_it_needs(runner: TransformersRunner) -> None:
+    assert runner.history_kind == FAMILIES[runner.info.name][1].__name__
+
+
+def test_taps_are_the_hidden_states_of_transformers(runner: TransformersRunner) -> None:
+    assert runner.capabilities.taps
+    tokens, cache, layers = [5, 9, 2, 40, 41], runner.open(), runner.info.num_layers
+    scores = runner.extend([cache], [tokens[:2]], taps=range(-1, layers + 1))
+    rest = runner.score([cache], tokens[2:3], [TokenTree.chain(tokens[3:])], taps=range(-1, layers + 1))
+    with torch.inference_mode():
+        hidden = runner.model(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+    counted_from_one = ("mamba", "falcon_mamba")  # their hidden_states begin with the first layer's output
+    for layer in () if runner.info.name in counted_from_one else (-1, 0, layers):
+        found = torch.cat([scores.taps[layer], rest.taps[layer]])
+        assert torch.allclose(found, hidden[min(layer + 1, layers)][0], atol=1e-4)
+    if runner.info.name not in ("gpt2", "opt", "bloom", "openai-gpt"):  # these add positions or a norm to the embeddings
+        embedded = torch.cat([scores.taps[-1], rest.taps[-1]])
+        assert torch.allclose(embedded, runner.model.get_input_embeddings()(torch.tensor(tokens)))
+    last = torch.cat([scores.taps[layers], rest.taps[layers]])
+    assert torch.allclose(runner.model.get_output_embeddings()(last)[-3:], rest.logits, atol=1e-4)
+
+
+class Forgetful(CroppedHistory):
+    """Forgets to crop."""
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+
+
+def test_the_checks_catch_a_cache_that_is_not_cropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "CroppedHistory", Forgetful)
+    runner = TransformersRunner(tiny("gpt2"), name="gpt2")
+    assert runner.history_kind == "ReplayedHistory"
+    caller = histories.CausalModel(runner.model, torch.device("cpu"))
+    runner._make = lambda: Forgetful(caller)
+    assert Life(runner, 0).run(14) > 1e-2
+
+
+def test_the_choice_catches_recurrent_states_that_take_one_token_at_a_time() -> None:
+    runner = TransformersRunner(tiny("falcon_mamba"), name="falcon_mamba")
+    made = runner._make()
+    assert isinstance(made, ReplayedHistory)
+    caller = made.model
+    whole = ReplayedHistory(caller)
+    if not made.one_by_one:
+        pytest.skip("this version of transformers continues falcon_mamba by several tokens at once")
+    tokens = [3, 4, 5, 6, 7, 8]
+    whole.feed(tokens[:2])
+    assert float((whole.feed(tokens[2:]).logits - scratch(runner, tokens)[2:]).abs().max()) > 1e-4
+
+
+def test_half_precision_finds_the_same_history() -> None:
+    runner = TransformersRunner(tiny("gpt2").to(torch.bfloat16), name="gpt2")
+    assert (runner.history_kind, runner.info.dtype) == ("CroppedHistory", torch.bfloat16)
+
+
+def test_what_cannot_be_done_is_refused_by_name() -> None:
+    runner = TransformersRunner(tiny("gpt2"), name="tiny", max_context=12)
+    assert not runner.capabilities.trees
+    cache = runner.open()
+    with pytest.raises(CapabilityError, match="drafter number 3 proposed a tree that branches"):
+        runner.score([cache], [1], [TokenTree.build([1, 2], [-1, -1], sources=3)])
+    with pytest.raises(ConfigError, match="exceed the context of 12"):
+        runner.extend([cache], [[1] * 13])
+    with pytest.raises(ConfigError, match="at least one token"):
+        runner.extend([cache], [[]])
+    with pytest.raises(ConfigError, match="taps must lie"):
+        runner.extend([cache], [[1]], taps=[7])
+    runner.score([cache], [1], [TokenTree.chain([2, 3])])
+    with pytest.raises(ConfigError, match="are not those scored before"):
+        runner.score([cache], [1], [TokenTree.chain([5, 3, 4])], computed=[2])
+    with pytest.raises(ConfigError, match="does not lie in the chain"):
+        runner.commit([cache], [[1]])
+    runner.score([cache], [1], [EMPTY_TREE])
+    with pytest.raises(ConfigError, match="does not lie in the chain"):
+        runner.commit([cache], [[0]])
+    with pytest.raises(ConfigError, match="truncate"):
+        runner.truncate(cache, 5)
+    runner.release(cache)
+    with pytest.raises(ConfigError, match="was released"):
+        runner.extend([cache], [[1]])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny("gpt2").save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+def load(folder: Path, dtype: str = "auto") -> TransformersRunner:
+    return TransformersRunner.load(folder, name="tiny", device="cpu", dtype=dtype)
+
+
+def test_load_describes_the_model(folder: Path) -> None:
+    runner = load(folder)
+    info = runner.info
+    assert (info.family, info.vocab_size, info.hidden_size, info.num_layers, info.max_context) == ("gpt2", VOCAB, 32, 2, 96)
+    assert info.weight_bytes == sum(weight.numel() for weight in runner.model.parameters()) * 4
+    assert load(folder, "bfloat16").info.dtype == torch.bfloat16
+    assert load(folder).info.fingerprint == info.fingerprint != load(folder, "bfloat16").info.fingerprint
+    assert torch.allclose(scratch(runner, [1, 2, 3]), scratch(TransformersRunner(tiny("gpt2"), name="x"), [1, 2, 3]))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_folders_that_cannot_be_loaded_are_one_clear_line(folder: Path, tmp_path: Path) -> None:
+    edit(folder, n_layer=3)
+    with pytest.raises(CheckpointError, match=r"lacks 12 weights of its architecture, first transformer\.h\.2"):
+        load(folder)
+    edit(folder, n_layer=2, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UnsupportedModelError, match="quantised"):
+        load(folder)
+    edit(folder, quantization_config=None, model_type="unheard_of")
+    with pytest.raises(UnsupportedModelError, match="architecture"):
+        load(folder)
+    edit(folder, auto_map={"AutoConfig": "conf.Mine", "AutoModelForCausalLM": "model.Mine"})
+    with pytest.raises(UnsupportedModelError, match="pass trust_remote_code=True"):
+        load(folder)
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load(tmp_path / "nowhere")
+
+
+def test_weights_must_be_whole_safetensors(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load(folder)
+    weights.unlink()
+    torch.save(tiny("gpt2").state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load(folder)
