@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from common import (
@@ -177,7 +178,7 @@ def train(draft: LlamaForCausalLM, written: Lessons, corpus: Lessons, options: a
     batches = mixed_batches(
         written, corpus, batch=options.batch, length=options.length, written_share=options.written_share, seed=options.seed
     )
-    start, losses = time.perf_counter(), []
+    start, losses, agreed = time.perf_counter(), [], []
     for step, lesson in zip(range(steps), batches, strict=False):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step / steps, step, options.rate, warmup=min(50, steps))
@@ -193,14 +194,14 @@ def train(draft: LlamaForCausalLM, written: Lessons, corpus: Lessons, options: a
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
+        agreed.append((logits_nv.argmax(-1) == best_nk[:, 0]).float().mean().item())
         if step % 20 == 19 or step == steps - 1:
-            right = (logits_nv.argmax(-1) == best_nk[:, 0]).float().mean()
+            passed = time.perf_counter() - start
             print(
-                f"step {step + 1}/{steps}  loss {sum(losses[-20:]) / len(losses[-20:]):.3f}  agreement {right:.3f}"
-                f"  {time.perf_counter() - start:.0f} s",
+                f"step {step + 1}/{steps}  loss {fmean(losses[-20:]):.3f}  agreement {fmean(agreed[-20:]):.3f}  {passed:.0f} s",
                 flush=True,
             )
-    return sum(losses[-50:]) / len(losses[-50:])
+    return fmean(losses[-50:])
 
 
 def load_lessons(options: argparse.Namespace, target: LlamaForCausalLM) -> tuple[Lessons, Lessons, Reached]:

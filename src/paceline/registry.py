@@ -65,7 +65,7 @@ VERIFIERS: Mapping[str, Entry] = {
     "typical_acceptance_sampler": Entry(
         "paceline.verifiers.typical:TypicalAcceptance",
         "verifier",
-        ("approximate", "approximate"),
+        ("bit-equal up to near ties", "approximate"),
         paper="Medusa (arXiv:2401.10774)",
     ),
 }

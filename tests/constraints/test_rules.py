@@ -137,3 +137,10 @@ def test_tensors_of_inference_mode_and_views_are_fine() -> None:
     expected = rules.apply(plain, tree)
     for logits in (inside, wide, plain.clone().requires_grad_()):
         assert torch.equal(rules.apply(logits, tree), expected)
+
+
+def test_min_tokens_reached_by_every_path_forbids_nothing() -> None:
+    rules = Rules(SamplingParams(temperature=0.0, max_tokens=9, min_tokens=3), vocab_size=8, prompt=[1], stop_ids=[2])
+    rows = rules.apply_paths(torch.zeros(2, 8), [(1, 3, 4), (5, 6, 7, 3)])
+    assert torch.isfinite(rows).all()
+    assert torch.isinf(rules.apply_paths(torch.zeros(2, 8), [(1, 3), (5, 6, 7)])[0, 2])

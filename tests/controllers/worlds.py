@@ -64,7 +64,7 @@ class Guesser:
                 break
             true, claimed = self.chance(step, rng)
             right = right and rng.random() < true
-            tokens.append(RIGHT if right else 2 + hash(self.name) % 7)
+            tokens.append(RIGHT if right else 1 + len(self.name))
             confidence.append(claimed)
             path *= claimed
         return tokens, confidence, len(tokens)

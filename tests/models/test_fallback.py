@@ -12,9 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models import histories
 from paceline.models.fallback import FallbackCache, TransformersRunner
-from paceline.models.histories import CroppedHistory, History, ReplayedHistory
+from paceline.models.histories import CausalModel, CroppedHistory, History, ReplayedHistory
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 VOCAB = 97
@@ -166,34 +165,16 @@ class Forgetful(CroppedHistory):
         del self.tokens[length:]
 
 
-def test_the_checks_catch_a_cache_that_is_not_cropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "CroppedHistory", Forgetful)
+def test_the_check_catches_a_cache_that_is_not_cropped() -> None:
     runner = TransformersRunner(tiny("gpt2"), name="gpt2")
-    assert runner.history_kind == "ReplayedHistory"
-    caller = histories.CausalModel(runner.model, torch.device("cpu"))
+    caller = CausalModel(runner.model, torch.device("cpu"))
     runner._make = lambda: Forgetful(caller)
     assert Life(runner, 0).run(14) > 1e-2
 
 
-def test_the_choice_catches_recurrent_states_that_take_one_token_at_a_time() -> None:
-    runner = TransformersRunner(tiny("falcon_mamba"), name="falcon_mamba")
-    made = runner._make()
-    assert isinstance(made, ReplayedHistory)
-    caller = made.model
-    whole = ReplayedHistory(caller)
-    if not made.one_by_one:
-        pytest.skip("this version of transformers continues falcon_mamba by several tokens at once")
-    tokens = [3, 4, 5, 6, 7, 8]
-    whole.feed(tokens[:2])
-    assert float((whole.feed(tokens[2:]).logits - scratch(runner, tokens)[2:]).abs().max()) > 1e-4
-
-
-def test_half_precision_finds_the_same_history() -> None:
-    runner = TransformersRunner(tiny("gpt2").to(torch.bfloat16), name="gpt2")
-    assert (runner.history_kind, runner.info.dtype) == ("CroppedHistory", torch.bfloat16)
-
-
 def test_what_cannot_be_done_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"must lie in 2\.\.96"):
+        TransformersRunner(tiny("gpt2"), name="tiny", max_context=97)
     runner = TransformersRunner(tiny("gpt2"), name="tiny", max_context=12)
     assert not runner.capabilities.trees
     cache = runner.open()

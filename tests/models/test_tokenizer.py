@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from tiny_tokenizers import KINDS, write
 from transformers import AutoTokenizer
 
@@ -53,6 +54,30 @@ def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_the_bundled_tokenizers_are_read_as_transformers_reads_them(name: str) -> None:
     assert_equal_to_transformers(BUNDLED / name)
+
+
+CLASSES = [
+    ("LlamaTokenizer", "metaspace", "llama"),
+    ("GemmaTokenizer", "metaspace", "gemma2"),
+    ("Qwen2Tokenizer", "byte_level", "qwen2"),
+    ("GPT2Tokenizer", "byte_level", "gpt2"),
+    ("T5Tokenizer", "unigram", "t5"),
+    ("BertTokenizer", "wordpiece", "bert"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "model_type"), CLASSES)
+@pytest.mark.parametrize("start", [{}, {"add_bos_token": True}])
+def test_folders_that_transformers_own_classes_write(
+    tmp_path: Path, name: str, kind: str, model_type: str, start: dict[str, bool]
+) -> None:
+    content = json.loads((write(tmp_path / "parts", kind) / "tokenizer.json").read_text())["model"]
+    pieces = content["vocab"] if isinstance(content["vocab"], dict) else [tuple(piece) for piece in content["vocab"]]
+    options = {"merges": [tuple(merge) for merge in content["merges"]]} if content.get("merges") else {}
+    made = getattr(transformers, name)(vocab=pieces, unk_token="<unk>", bos_token="<s>", eos_token="</s>", **options, **start)
+    made.save_pretrained(str(tmp_path / "written"))
+    (tmp_path / "written" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert_equal_to_transformers(tmp_path / "written")
 
 
 def test_special_tokens_that_only_the_configuration_knows_are_added(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The exact verifier: its output law is the target's, shown by enumeration; with points its tokens are plain decoding's."""
+"""The exact verifier: its output law is the target's, shown by enumeration without sampling noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tools.enumerate_draws import (
     rows_of,
     target_law,
 )
-from tools.gtest import ERROR, g_test
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
@@ -250,51 +249,6 @@ def test_what_depends_on_earlier_draws_alone_is_no_trap(propose):
     assert error_of(propose, lambda path: P_4, 2) < TOLERANCE
 
 
-# ------------------------------------------------------------------------------------------------ with the real noise
-
-
-class Dice:
-    """Stands in for Choices: draws instead of enumerating."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def choose(self, probabilities: list[float]) -> int:
-        return int(self._rng.choice(len(probabilities), p=probabilities))
-
-
-def keyed_p_value(samples: int = 4000) -> float:
-    """G-test of the first token over positions, float32, two drawn trials without replacement and a point at the root."""
-    p, q = torch.tensor([0.35, 0.3, 0.2, 0.1, 0.05]), np.array([0.1, 0.1, 0.2, 0.3, 0.3])
-    two, row, counts = draw_two(replace=False, q=q), torch.from_numpy(q).float(), np.zeros(5)
-    for position in range(samples):
-        first, second = two(Dice(position)).tokens.tolist()
-        tokens = list(dict.fromkeys([first, 1, second]))
-        trials = [Trial(0, row), Trial(tokens.index(1)), Trial(tokens.index(second), row, (first,))]
-        tree = TokenTree.build(tokens, [ROOT] * len(tokens), trials={ROOT: trials})
-        (verdict,) = RecursiveRejection().verify([tree], [p.log().repeat(1 + len(tokens), 1)], [KeyedDraws(3, position)])
-        assert isinstance(verdict, Verdict)
-        counts[verdict.tokens[0]] += 1
-    return g_test(counts, p.double().numpy())
-
-
-def test_keyed_noise_in_float32_follows_the_target():
-    assert keyed_p_value() > ERROR
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("acceptance", lambda r_x, q_x: r_x),
-        ("residual", lambda r_v, q_v: r_v),
-        ("proposal", without_removal),
-    ],
-)
-def test_the_g_test_catches_a_wrong_rule(monkeypatch, name, wrong):
-    monkeypatch.setattr(recursive_rejection, name, wrong)
-    assert keyed_p_value() < ERROR
-
-
 # ------------------------------------------------------------------------------------------------ numerics and errors
 
 
@@ -333,54 +287,3 @@ def test_a_bad_row_ends_its_own_sequence_alone(bad, drawn):
     assert isinstance(verdicts[1], NumericsError)
     assert verdicts[0] == verdicts[2]
     assert isinstance(verdicts[0], Verdict)
-
-
-# ------------------------------------------------------------------------------------------------ the same tokens as plain decoding
-
-
-VOCABULARY = 12
-
-
-def toy_logits(text: list[int]) -> torch.Tensor:
-    """float32 logits that depend on the last three tokens."""
-    rng = np.random.default_rng([17, *text[-3:]])
-    return torch.from_numpy((rng.normal(size=VOCABULARY) * 2).astype(np.float32))
-
-
-def guess(text: list[int], rng: np.random.Generator) -> TokenTree:
-    """A random tree of points, drawn with a bias to what the target finds likely."""
-    tokens, parents, texts = [], [], {ROOT: text}
-    for _ in range(int(rng.integers(0, 9))):
-        parent = int(rng.integers(-1, len(tokens)))
-        token = int(toy_logits(texts[parent]).topk(3).indices[rng.integers(3)])
-        if (parent, token) not in set(zip(parents, tokens, strict=True)):
-            parents.append(parent)
-            tokens.append(token)
-            texts[len(tokens) - 1] = [*texts[parent], token]
-    return TokenTree.build(tokens, parents)
-
-
-def decode(seed: int, length: int, *, drafts: bool, key_by_step: bool = False) -> tuple[list[int], int]:
-    """(tokens, steps) of decoding with or without drafts."""
-    text, steps, rng = [0, 0, 0], 0, np.random.default_rng(seed)
-    while len(text) < length + 3:
-        tree = guess(text, rng) if drafts else EMPTY_TREE
-        rows = torch.stack([toy_logits(text + [int(tree.tokens[i]) for i in tree.path(node)]) for node in range(-1, len(tree))])
-        draws = KeyedDraws(seed, steps if key_by_step else len(text))
-        (verdict,) = RecursiveRejection().verify([tree], [rows], [draws])
-        assert isinstance(verdict, Verdict)
-        text += verdict.tokens
-        steps += 1
-    return text[3 : length + 3], steps
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_points_give_the_tokens_of_plain_decoding(seed):
-    plain, steps = decode(seed, 300, drafts=False)
-    drafted, fewer = decode(seed, 300, drafts=True)
-    assert drafted == plain
-    assert fewer < 0.8 * steps
-
-
-def test_the_check_catches_noise_keyed_by_step():
-    assert decode(0, 300, drafts=True, key_by_step=True)[0] != decode(0, 300, drafts=False, key_by_step=True)[0]

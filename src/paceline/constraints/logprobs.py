@@ -46,13 +46,10 @@ def top_logprobs(logits: torch.Tensor, chosen: Sequence[int], k: int) -> list[di
         return []
     logprobs_rv = torch.log_softmax(logits.detach(), dim=-1, dtype=torch.float32)
     found = _most_likely(logprobs_rv, min(k, logits.shape[-1]))
-    picked_r1 = torch.tensor(chosen, device=logits.device)[:, None]
-    own_r1 = logprobs_rv.gather(1, picked_r1)
-    ids_v = torch.arange(logits.shape[-1], device=logits.device)
-    before_rv = (logprobs_rv > own_r1) | ((logprobs_rv == own_r1) & (ids_v < picked_r1))
-    ranks = (before_rv.sum(-1) + 1).tolist()
-    for entry, token, logprob, rank in zip(found, chosen, own_r1[:, 0].tolist(), ranks, strict=True):
-        entry.setdefault(token, Logprob(logprob, rank))
+    for entry, token, logprobs_v in zip(found, chosen, logprobs_rv, strict=True):
+        if token not in entry:
+            before = int((logprobs_v > logprobs_v[token]).sum()) + int((logprobs_v[:token] == logprobs_v[token]).sum())
+            entry[token] = Logprob(float(logprobs_v[token]), 1 + before)
     return found
 
 

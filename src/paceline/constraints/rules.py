@@ -205,7 +205,7 @@ class Rules:
         stops = self._stop_ids.on(rows_rv.device)
         if len(short) == len(paths):
             rows_rv.index_fill_(1, stops, -math.inf)
-        else:
+        elif short:
             rows_rv[torch.tensor(short, device=rows_rv.device)[:, None], stops] = -math.inf
 
 

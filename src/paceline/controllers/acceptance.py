@@ -33,7 +33,7 @@ _PRIOR: Final = 0.6
 _PRIOR_RIVAL: Final = 0.3
 _STRENGTH: Final = 4.0
 _DECAY: Final = 0.99
-_REFRESH: Final = 16
+_REFRESH: Final = 64
 _SURPRISE, _FORGET = 0.05, 0.6
 _OWN_DECAY, _OWN_STRENGTH = 0.98, 8.0
 

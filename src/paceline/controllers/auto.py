@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from paceline.config import GREEDY_EPSILON, need
-from paceline.controllers.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, Own
+from paceline.controllers.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.pick import best_count, cut, fixed_shape, order_by_reach
+from paceline.controllers.voice import Drafting, Voice
 from paceline.controllers.watch import Mode, Watch
 from paceline.tree.types import NO_BUDGET, Budget
 
@@ -41,48 +42,6 @@ FIRST_ROWS: Final = 8
 TRY_DEPTHS: Final = (2, 4, 8)
 _DECAY = 0.98
 _LEAST_REACH = 0.05
-
-
-class Voice:
-    """The controller's word while a drafter drafts: go on while the next level is worth its time (`Budget.go_on`).
-
-    It reads only confidences of tokens already drawn, never of the level that it decides about.
-    """
-
-    __slots__ = ("acceptance", "bucket", "levels", "own", "price", "raw", "reach", "source")
-
-    def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float, rival: bool) -> None:
-        self.acceptance, self.own, self.source, self.price = acceptance, own, source, price
-        self.bucket = RIVAL if rival else 1
-        self.raw = self.reach = 1.0
-        self.levels = 1
-
-    def __call__(self, depth: int, confidence: float, features: object) -> bool:
-        last = min(confidence / self.raw, 1.0) if self.raw > 0 else 0.0
-        self.raw = confidence
-        self.reach *= self.acceptance.node(self.own, self.source, self.bucket, last)
-        self.bucket = DEPTH_BUCKET[depth]
-        if self.reach * self.acceptance.level(self.own, self.source, self.bucket) <= self.price:
-            return False
-        self.levels = depth
-        return True
-
-
-class _Sequence:
-    """What is kept of one sequence across steps, and of the step under way."""
-
-    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches")
-
-    def __init__(self, greedy: bool, watches: list[Watch]) -> None:
-        self.greedy, self.watches = greedy, watches
-        self.own = Own(len(watches))
-        self.clear(0)
-
-    def clear(self, remaining: int) -> None:
-        self.remaining, self.tried = remaining, 0
-        self.modes = [Mode.SKIP] * len(self.watches)
-        self.voices: list[Voice | None] = [None] * len(self.watches)
-        self.rivals = [False] * len(self.watches)
 
 
 class AutoController:
@@ -114,11 +73,11 @@ class AutoController:
         self.cost, self.names = cost_model, tuple(drafters)
         self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
         self.acceptance = Acceptance(len(self.names))
-        self._known: dict[int, _Sequence] = {}
+        self._known: dict[int, Drafting] = {}
         self._latest: dict[tuple[int, bool], Watch] = {}
         self._rates: dict[int, list[float]] = {}
         self._yields = [1.0] * len(self.names)
-        self._batch: list[_Sequence] = []
+        self._batch: list[Drafting] = []
         self._lines: list[Line] = []
         self._levels: list[int | None] = []
         self._table: list[float] = [0.0, 1.0]
@@ -204,9 +163,11 @@ class AutoController:
         ]
         self._judge(trees, accepted, times)
         tokens = sum(len(verdict.path) for verdict in verdicts) + size
-        predicted = self._table[min(times.rows, len(self._table) - 1)] + sum(times.draft)
+        predicted = self._table[min(times.rows, len(self._table) - 1)] + sum(
+            line.at(levels) for line, levels in zip(self._lines, self._levels, strict=True) if levels is not None
+        )
+        spent = times.score + times.verify + sum(times.draft) + (0.0 if self.cost.disturbed else times.other)
         self.cost.observe(size, self._context, times, self.names, self._levels)
-        spent = times.score + times.verify + times.other + sum(times.draft)
         self._count(tokens, min(spent, 3 * predicted) if self.cost.steps > 8 else spent)
 
     def forget(self, key: int) -> None:
@@ -228,13 +189,16 @@ class AutoController:
 
     # Estimates
 
-    def _worth(self, sequence: _Sequence, drafter: int, so_far: TokenTree, depth: int) -> float:
+    def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
         line, table, size, rate = self._lines[drafter], self._table, len(self._batch), self._rate
         levels, width = self.acceptance.levels(sequence.own, drafter), self.acceptance.sources[drafter].width * size
         base, last = size + len(so_far) if size == 1 else size, len(table) - 1
         price, start = rate / size, table[min(base, last)]
-        best, reach, gain, chance = -1e30, 1.0, 0.0, levels[RIVAL if len(so_far) else 1]
+        best, reach, gain, chance = -1e30, 1.0, 0.0, levels[1]
+        if len(so_far):
+            rival = self.acceptance.node(sequence.own, int(so_far.sources[0]), 1, float(so_far.confidence[0]))
+            chance = min(levels[RIVAL], 1.0 - rival)
         for level in range(1, depth + 1):
             if level > 1:
                 chance = levels[DEPTH_BUCKET[level]]
@@ -269,14 +233,14 @@ class AutoController:
         self.cost.prepare(rows, self._context)
         self._ready = rows
 
-    def _new(self, signal: Signal) -> _Sequence:
+    def _new(self, signal: Signal) -> Drafting:
         greedy = signal.temperature < GREEDY_EPSILON
         latest = [self._latest.get((drafter, greedy)) for drafter in range(len(self.names))]
-        return _Sequence(greedy, [Watch() if watch is None else watch.for_new_sequence() for watch in latest])
+        return Drafting(greedy, [Watch() if watch is None else watch.for_new_sequence() for watch in latest])
 
     # The outcome
 
-    def _forced(self, sequence: _Sequence, tree: TokenTree) -> Sequence[int]:
+    def _forced(self, sequence: Drafting, tree: TokenTree) -> Sequence[int]:
         """Nodes that are scored whatever they seem worth, to learn."""
         if not sequence.tried:
             return ()

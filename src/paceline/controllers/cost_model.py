@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 from paceline.controllers.base import StepTimes
@@ -33,8 +32,6 @@ _REBUILD = 0.03
 _SETTLED, _EVERY = 64, 4
 """After so many steps, one step in so many is learned from: learning costs microseconds, and so do some models' steps."""
 
-_LONG_PROBE = 0.2
-
 
 def batch_bucket(batch: int) -> int:
     """0 for a batch of 1, then one bucket per doubling: 2, 3-4, 5-8, ..."""
@@ -49,9 +46,13 @@ def context_bucket(context: int) -> int:
 class CostModel:
     """Measured seconds, kept current and kept on disk.
 
+    Attributes:
+        disturbed: whether a probe ran since the last step was observed, so that the next step's `other` time includes it.
+
     Args:
         key: what the measurements belong to; None keeps nothing on disk.
-        probe: `probe(rows, context) -> seconds` of one scoring pass of a single sequence; None learns from real steps alone.
+        probe: `probe(rows, context) -> seconds` of one scoring pass of a single sequence, warmed up and repeated as needed to be
+            trusted; None learns from real steps alone.
         directory: folder of the files on disk; None is the platform's cache folder.
     """
 
@@ -62,6 +63,7 @@ class CostModel:
         self.overheads: dict[int, Curve] = {}
         self.lines: dict[tuple[str, int], Line] = {}
         self.steps = 0
+        self.disturbed = False
         self._tables: dict[tuple[Bucket, int], list[float]] = {}
         self._drift = 0.0
         if self.store is not None and (costs := self.store.load()) is not None:
@@ -123,32 +125,24 @@ class CostModel:
         """
         if self.probe is None or self._measured >= min(rows, GRID[-1]):
             return
+        self.disturbed = True
         curve = self.curves.setdefault((0, context_bucket(context)), Curve())
         wanted = [point for i, point in enumerate(GRID) if i == 0 or GRID[i - 1] < rows]
         for point in wanted:
             if point > self._measured:
                 try:
-                    curve.set(point, self._timed(self.probe, point, context))
+                    curve.set(point, self.probe(point, context))
                 except RuntimeError as error:
                     logger.warning("measuring %d rows failed (%s); learning from real steps instead", point, error)
                     self.probe = None
                     break
         self._tables.clear()
-        logger.debug("measured %s", self.describe())
+        logger.debug("measured up to %d rows", self._measured)
         self.save()
 
     @property
     def _measured(self) -> int:
         return max((point for curve in self.curves.values() for point in curve.values), default=0)
-
-    @staticmethod
-    def _timed(probe: Probe, rows: int, context: int) -> float:
-        """The best of a few probes after one that warms up; one probe is enough where a pass takes long."""
-        start = perf_counter()
-        first = probe(rows, context)
-        if perf_counter() - start > _LONG_PROBE:
-            return first
-        return min(probe(rows, context) for _ in range(3))
 
     def observe(
         self, batch: int, context: int, times: StepTimes, drafters: Sequence[str] = (), levels: Sequence[int | None] = ()
@@ -161,6 +155,7 @@ class CostModel:
             levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
         """
         self.steps += 1
+        disturbed, self.disturbed = self.disturbed, False
         if self.steps > _SETTLED and self.steps % _EVERY:
             return
         b, c = batch_bucket(batch), context_bucket(context)
@@ -172,7 +167,8 @@ class CostModel:
         if overhead is None:
             overhead = self.overheads[b] = Curve()
         self._drift += 0.1 * curve.observe(times.rows, times.score)
-        overhead.observe(times.rows, times.verify + times.other)
+        if not disturbed:
+            overhead.observe(times.rows, times.verify + times.other)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
                 line = self.lines.get((name, b))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.tree.merge import prune
 from paceline.tree.token_tree import EMPTY_TREE
 
 if TYPE_CHECKING:
@@ -78,15 +79,14 @@ def cut(tree: TokenTree, nodes: Sequence[int], total: int) -> TokenTree:
         return tree
     if not nodes:
         return EMPTY_TREE
-    kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else np.asarray(nodes)
-    parents = tree.parents[kept]
-    if not isinstance(kept, slice):
-        place = np.full(total + 1, -1, np.int32)
-        place[kept] = np.arange(len(nodes), dtype=np.int32)
-        parents = place[parents]
+    if nodes[-1] != len(nodes) - 1 or tree.also:
+        keep_n = np.zeros(total, np.bool_)
+        keep_n[list(nodes)] = True
+        return prune(tree, keep_n)
+    kept = slice(len(nodes))
     return tree.replace(
         tokens=tree.tokens[kept],
-        parents=parents,
+        parents=tree.parents[kept],
         depths=tree.depths[kept],
         sources=tree.sources[kept],
         confidence=tree.confidence[kept],

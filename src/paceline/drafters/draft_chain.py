@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 GoOn = Callable[[int, float, object], bool]
 
 
+@runtime_checkable
 class ChainRunner(Protocol):
     """A runner with a shorter way to draft greedily for one sequence."""
 
@@ -70,9 +71,8 @@ class ChainDraft:
 
 def draft_chains(runner: Runner, drafts: Sequence[ChainDraft], vocab_size: int, source: int) -> list[TokenTree]:
     """One chain per draft; the caches then hold the whole text and all drafted tokens but the last of each."""
-    short_cut: ChainRunner | None = getattr(runner, "draft_chain", None) and runner  # type: ignore[assignment]  # optional method
-    if short_cut is not None and len(drafts) == 1 and runner.info.vocab_size == vocab_size and _plain(drafts[0]):
-        _draft_at_once(runner, short_cut, drafts[0])
+    if len(drafts) == 1 and isinstance(runner, ChainRunner) and runner.info.vocab_size == vocab_size and _plain(drafts[0]):
+        _draft_at_once(runner, runner, drafts[0])
         return [drafts[0].tree(source)]
     logits = feed_text(runner, [draft.state for draft in drafts])
     active = list(drafts)

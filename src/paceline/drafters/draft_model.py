@@ -19,7 +19,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.draft_tree import TreeDraft, draft_trees
-from paceline.errors import CapabilityError
+from paceline.errors import CapabilityError, ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -58,8 +58,7 @@ class DraftModelDrafter:
         limit = num_speculative_tokens
         need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
         if not isinstance(model, str) or args.load_runner is None:
-            need(False, "speculative_config model", "name the draft model's folder or hub id for method draft_model", model)
-            raise AssertionError("unreachable")
+            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'draft_model', got {model!r}")
         self.runner = args.load_runner(model)
         if tree_width > 1 and not self.runner.capabilities.trees:
             raise CapabilityError(

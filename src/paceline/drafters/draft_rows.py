@@ -10,6 +10,7 @@ Axes in this file: r = rows, v = the target's vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -84,9 +85,9 @@ def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int,
         left_v[list(removed)] = 0.0
     heights_v = left_v.cumsum(0)
     total = float(heights_v[-1])
-    if not total > 0.0:
-        if total != total:
-            raise DrafterError("the draft model gave NaN; check its checkpoint")
+    if math.isnan(total):
+        raise DrafterError("the draft model gave NaN; check its checkpoint")
+    if total <= 0.0:
         return None
     token = int(torch.searchsorted(heights_v, luck * total, right=True))
     token = min(token, int(torch.searchsorted(heights_v, total)))

@@ -66,9 +66,8 @@ def build_parts(
     methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) in EXPENSIVE)
     drafters = [_drafter(one, index, runner, load) for index, one in enumerate(methods)]
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    relaxed = config.acceptance_method != "rejection_sampler"
     options: dict[str, Any] = {}
-    if relaxed:
+    if config.acceptance_method == "typical_acceptance_sampler":
         options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
     parts = Parts(
         runner=runner,
@@ -76,7 +75,6 @@ def build_parts(
         controller=_controller(config, runner, crew.names),
         greedy=GreedyVerifier(),
         sampled=registry.load("verifiers", config.acceptance_method)(**options),
-        relaxed=relaxed,
     )
     return [str(one.method) for one in methods], parts
 

@@ -36,8 +36,7 @@ class Parts:
 
     Attributes:
         greedy: the verifier at temperature 0 (equal or reject).
-        sampled: the verifier above it, and at 0 too where the user asked for a relaxed rule.
-        relaxed: whether `sampled` is used at temperature 0 too.
+        sampled: the verifier above it.
     """
 
     runner: Runner
@@ -45,7 +44,6 @@ class Parts:
     controller: Controller
     greedy: GreedyVerifier
     sampled: Verifier
-    relaxed: bool = False
 
 
 class Engine:
@@ -100,12 +98,13 @@ class Engine:
     def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
         """Every sequence's verdict, by the verifier of its request; rules are applied here, once."""
         parts = self.parts
-        if not parts.relaxed and all(sequence.plain for sequence in batch):
+        if all(sequence.plain for sequence in batch):
             return parts.greedy.verify_stacked(trees, scores.logits, scores.rows)
         verdicts: dict[int, Verdict | NumericsError] = {}
-        exact_greedy = [i for i, s in enumerate(batch) if s.greedy and not parts.relaxed]
-        others = [i for i in range(len(batch)) if i not in set(exact_greedy)]
-        for verifier, picked in ((parts.greedy, exact_greedy), (parts.sampled, others)):
+        greedy = [i for i, sequence in enumerate(batch) if sequence.greedy]
+        sampled = [i for i, sequence in enumerate(batch) if not sequence.greedy]
+        pairs: list[tuple[Verifier, list[int]]] = [(parts.greedy, greedy), (parts.sampled, sampled)]
+        for verifier, picked in pairs:
             if picked:
                 rows = [batch[i].rules.apply(scores.of(i), trees[i]) for i in picked]
                 found = verifier.verify([trees[i] for i in picked], rows, [batch[i].draws() for i in picked])

@@ -106,6 +106,7 @@ class Arena:
     def slots(self) -> int:
         return self.kv.shape[1]
 
+    @torch.inference_mode()
     def allocate(self, count: int, at: int | None = None) -> int:
         """Take a run of `count` blocks (at block `at`, if that is free) and return its first block; grows the arena if need be."""
         start = at if at is not None and self.pool.is_free(at, count) else self.pool.find(count)
@@ -126,11 +127,13 @@ class Arena:
         self._adopt(kv)
         self.version += 1
 
+    @torch.inference_mode()
     def copy(self, source: Sequence[int], start: int) -> None:
         """Copy whole blocks to the run that begins at block `start`."""
         if source:
             self.kv[:, start * BLOCK : (start + len(source)) * BLOCK] = self.kv[:, self._slots(source)]
 
+    @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy single slots, all layers at once; sources may overlap targets."""
         device = self.kv.device
@@ -175,9 +178,11 @@ class NativeCache:
         if need <= len(self.blocks) and private:
             return
         if not (private and self._extend_in_place(need)):
-            with torch.inference_mode():
-                self._relocate(need, first if not private else len(self.blocks))
-        self.base = self.blocks[0] * BLOCK if adjacent(self.blocks) else -1
+            self._relocate(need, first if not private else len(self.blocks))
+        self._settle()
+
+    def _settle(self) -> None:
+        self.base = (self.blocks[0] * BLOCK if adjacent(self.blocks) else -1) if self.blocks else 0
 
     def _extend_in_place(self, need: int) -> bool:
         if not self.blocks:
@@ -230,10 +235,9 @@ class NativeCache:
         first = next((i for i, node in enumerate(path) if node != i), len(path))
         if first < len(path):
             at = self.length + 1
-            slots = self.slot_index(0, at + self.scratch)
-            with torch.inference_mode():
-                source = [int(slots[at + node]) for node in path[first:]]
-                self.arena.move(source, [int(slots[at + i]) for i in range(first, len(path))])
+            slots = self.slot_index(0, self.length + self.scratch)
+            source = [int(slots[at + node]) for node in path[first:]]
+            self.arena.move(source, [int(slots[at + i]) for i in range(first, len(path))])
         self.length += 1 + len(path)
         self.scratch = 0
 
@@ -250,12 +254,14 @@ class NativeCache:
         if rest and (self.arena.pool.counts[rest] > 1).any():
             self.arena.pool.drop(rest)
             del self.blocks[blocks_for(length) :]
+            self._settle()
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""
         other = NativeCache(self.arena)
         other.blocks = self.blocks[: blocks_for(self.length)]
-        other.length, other.base = self.length, self.base
+        other.length = self.length
+        other._settle()
         self.arena.pool.share(other.blocks)
         return other
 

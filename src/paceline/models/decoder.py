@@ -250,7 +250,7 @@ class Decoder:
         if len(tokens) == 1:
             x = self.embedding.narrow(0, tokens[0], 1).clone()
             return x if self._scale == 1.0 else x.mul_(self._scale)
-        return self.embed_index(torch.tensor(tokens, device=self.embedding.device))
+        return self.embed_index(torch.tensor(tokens, dtype=torch.int64, device=self.embedding.device))
 
     def embed_index(self, tokens: torch.Tensor) -> torch.Tensor:
         """(r, hidden) new tensor, from (r,) int64 tokens on the model's device."""

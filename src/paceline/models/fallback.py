@@ -50,6 +50,8 @@ class TransformersRunner:
         model: an AutoModelForCausalLM, or anything that is called like one; moved to nowhere, set to evaluation.
         name: for messages.
         max_context: most tokens of a sequence; None takes the configuration's.
+    Raises:
+        ConfigError: more context than the configuration declares.
     """
 
     def __init__(self, model: Any, *, name: str, max_context: int | None = None) -> None:
@@ -57,7 +59,10 @@ class TransformersRunner:
         self.model = model
         first = next(model.parameters())
         caller = CausalModel(model, first.device)
-        limit = max_context or _declared_context(model.config)
+        declared = _declared_context(model.config)
+        if max_context is not None and not 2 <= max_context <= declared:
+            raise ConfigError(f"max_model_len must lie in 2..{declared}, the context of {name}, got {max_context}")
+        limit = max_context or declared
         vocab_size = int(caller.run([0], keep=False).logits.shape[-1])
         self._make = choose(caller, vocab_size, limit)
         self.history_kind = type(self._make()).__name__

@@ -14,14 +14,21 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 logger = logging.getLogger("paceline")
+
+CHUNKS, SINGLY = "replayed", "replayed one by one"
+
+ROUNDING: Final = 1.5
+"""A recurrent state that takes several tokens at once may be this much less exact than one that takes them singly: a wrong state
+differs little from a right one in half precision, where no absolute limit tells them apart."""
 
 Taps = dict[int, torch.Tensor]
 
@@ -211,33 +218,41 @@ def choose(model: CausalModel, vocab_size: int, max_context: int) -> Callable[[]
     if len(tokens) < 9:
         return lambda: History(model)
     expected = model.run(tokens, keep=False).logits.float()
-    for name, make in _candidates(model, tokens):
-        try:
-            fits = _agree(_trial(make(), tokens), expected, half=model.model.dtype != torch.float32)
-        except Exception as error:  # a foreign model may raise anything; what comes next in line needs less of it
-            logger.debug("history %s does not work for this model: %s", name, error)
-            continue
-        if fits:
-            return make
-        logger.debug("history %s does not reproduce this model's logits", name)
-    return lambda: History(model)
+    candidates = _candidates(model, tokens)
+    errors = {name: _error(name, make, tokens, expected) for name, make in candidates.items()}
+    limit = 3e-5 if model.model.dtype == torch.float32 else 0.1
+    limits = {CHUNKS: min(limit, ROUNDING * errors.get(SINGLY, math.inf) + 1e-6)}
+    fitting = [make for name, make in candidates.items() if errors[name] <= limits.get(name, limit)]
+    return fitting[0] if fitting else lambda: History(model)
 
 
-def _candidates(model: CausalModel, tokens: Sequence[int]) -> list[tuple[str, Callable[[], History]]]:
+def _error(name: str, make: Callable[[], History], tokens: Sequence[int], expected: torch.Tensor) -> float:
+    """How far a history is off, as the mean difference of logits relative to how much they vary; infinity if it does not work."""
+    spread = float((expected - expected.mean()).abs().mean())
+    try:
+        error = float((_trial(make(), tokens) - expected).abs().mean()) / max(spread, 1e-30)
+    except Exception as failure:  # a foreign model may raise anything; what else there is needs less of it
+        logger.debug("history %r does not work for this model: %s", name, failure)
+        return math.inf
+    logger.debug("history %r is off by %.2g of the logits' spread", name, error)
+    return error
+
+
+def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable[[], History]]:
+    """Kinds that this model may allow, the fastest first."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     try:
         cache = model.run(tokens[:2]).cache
-    except Exception as error:  # as in `choose`
-        logger.debug("this model makes no cache: %s", error)
-        return []
+    except Exception as failure:  # as in `_error`
+        logger.debug("this model makes no cache: %s", failure)
+        return {}
     if cache is None:
-        return []
+        return {}
     plain = type(cache) is DynamicCache and all(type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers)
-    found: list[tuple[str, Callable[[], History]]] = [("cropped", lambda: CroppedHistory(model))] if plain else []
-    found.append(("replayed", lambda: ReplayedHistory(model)))
-    return [*found, ("replayed one by one", lambda: ReplayedHistory(model, one_by_one=True))]
+    found: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
+    return found | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, one_by_one=True)}
 
 
 def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
@@ -250,9 +265,3 @@ def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
         history.rewind(start)
         rows.append(history.feed(tokens[start:stop]).logits)
     return torch.cat(rows).float()
-
-
-def _agree(found: torch.Tensor, expected: torch.Tensor, *, half: bool) -> bool:
-    """Whether rows differ by no more than rounding, relative to how much logits vary."""
-    spread = float((expected - expected.mean()).abs().mean())
-    return found.shape == expected.shape and float((found - expected).abs().mean()) <= (0.1 if half else 1e-3) * spread

@@ -1,0 +1,166 @@
+"""The target: a small Llama trained from scratch by next-token prediction.
+
+In:  a corpus folder (prepare.py).
+Out: a model folder: the weights with the best held-out loss.
+Not here: the draft (distill.py).
+
+The defaults make the bundled target's shape (6.0 million parameters) in about an hour on two CPU cores; on a GPU in minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from common import (
+    Document,
+    encode,
+    join,
+    learning_rate,
+    llama_config,
+    load_tokenizer,
+    pick_device,
+    read_documents,
+    save_model,
+    shuffled,
+    windows,
+)
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+REPEAT = {"math": 2, "mbpp": 3, "sql": 2, "instruct": 3}  # passes over the small sets for one over the others
+
+
+@dataclass(slots=True)
+class Best:
+    """The weights with the lowest held-out loss so far, and for how many measurements that has stood."""
+
+    loss: float = float("inf")
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    stale: int = 0
+
+    def offer(self, loss: float, model: nn.Module) -> None:
+        self.stale += 1
+        if loss < self.loss:
+            self.loss, self.stale = loss, 0
+            self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+def training_stream(documents: list[Document], tokenizer: PreTrainedTokenizerFast, seed: int) -> Tensor:
+    texts = [d.text for d in documents if not d.heldout for _ in range(REPEAT.get(d.source, 1))]
+    return join(encode(tokenizer, [texts[i] for i in shuffled(len(texts), seed)]))
+
+
+def heldout_rows(documents: list[Document], tokenizer: PreTrainedTokenizerFast, length: int, most: int = 64) -> Tensor:
+    """(at most `most`, length) ids of held-out documents, end to end."""
+    ids = join(encode(tokenizer, [d.text for d in documents if d.heldout]))
+    if len(ids) < length:
+        raise SystemExit(f"the corpus holds out only {len(ids)} tokens, fewer than --length {length}; lower --length")
+    return ids[: len(ids) // length * length].view(-1, length)[:most].long()
+
+
+def autocast(device: str) -> AbstractContextManager[None]:
+    return torch.autocast(device, torch.bfloat16)
+
+
+def loss_on(model: LlamaForCausalLM, x_bt: Tensor) -> Tensor:
+    """Mean next-token loss of a batch; logits in float32."""
+    with autocast(x_bt.device.type):
+        logits_btv = model(input_ids=x_bt, use_cache=False).logits[:, :-1]
+    return F.cross_entropy(logits_btv.float().flatten(0, 1), x_bt[:, 1:].flatten())
+
+
+@torch.no_grad()
+def measure(model: LlamaForCausalLM, rows_bt: Tensor, batch: int) -> float:
+    parts = [loss_on(model, part.to(model.device)).item() * len(part) for part in rows_bt.split(batch)]
+    return sum(parts) / len(rows_bt)
+
+
+def groups(model: nn.Module, decay: float = 0.1) -> list[dict[str, object]]:
+    """Weight decay for matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def fit(model: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: argparse.Namespace) -> Best:
+    """Train until tokens or minutes are used up, or the held-out loss has not fallen for --patience measurements."""
+    device = str(model.device)
+    optimizer = torch.optim.AdamW(groups(model), lr=options.rate, betas=(0.9, 0.95), fused=True)
+    forward = torch.compile(model) if options.compile else model
+    steps = max(1, options.tokens // (options.batch * options.length))
+    best, start = Best(), time.perf_counter()
+    for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
+        minutes = (time.perf_counter() - start) / 60
+        progress = max(step / steps, minutes / options.minutes)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(100, steps))
+        loss = loss_on(forward, stream_n[index].long().to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        last = step == steps - 1 or progress >= 1
+        if step % options.measure_every == options.measure_every - 1 or last:
+            best.offer(measure(model, heldout_bt, options.batch), model)
+            seen = (step + 1) * options.batch * options.length
+            print(
+                f"step {step + 1}/{steps}  tokens {seen}  loss {loss.item():.3f}  best held-out {best.loss:.3f}  {minutes:.1f} min",
+                flush=True,
+            )
+            if last or best.stale >= options.patience:
+                break
+    model.load_state_dict(best.weights)
+    return best
+
+
+def train(options: argparse.Namespace) -> float:
+    """Train and save; returns the best held-out loss."""
+    torch.manual_seed(options.seed)
+    documents, tokenizer = read_documents(options.corpus), load_tokenizer(options.corpus)
+    stream_n = training_stream(documents, tokenizer, options.seed)
+    heldout_bt = heldout_rows(documents, tokenizer, options.length)
+    config = llama_config(
+        width=options.width,
+        layers=options.layers,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        mlp=options.mlp,
+        tied=True,
+    )
+    model = LlamaForCausalLM(config).to(pick_device(options.device))
+    print(f"{model.num_parameters():,} parameters, {len(stream_n):,} tokens a pass", flush=True)
+    best = fit(model, stream_n, heldout_bt, options)
+    save_model(model, tokenizer, options.out)
+    return best.loss
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
+    parser.add_argument("--out", type=Path, default=Path("build/target"))
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--mlp", type=int, default=704)
+    parser.add_argument("--tokens", type=int, default=40_000_000, help="most tokens to train on (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=55, help="most minutes to train for (%(default)s)")
+    parser.add_argument("--measure-every", type=int, default=100, help="steps between held-out measurements (%(default)s)")
+    parser.add_argument("--patience", type=int, default=5, help="measurements without a better one before stopping (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--compile", action="store_true", help="torch.compile; faster, needs a C++ compiler")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    train(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    main()

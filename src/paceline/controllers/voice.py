@@ -1,0 +1,60 @@
+"""The controller's word on one sequence while it is drafted for, and what is kept of the sequence.
+
+In: the calibration and a price per level. Out: go on, or stop. Not here: how the price is found (`controllers.auto`).
+"""
+
+from __future__ import annotations
+
+from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL, Acceptance, Own
+from paceline.controllers.watch import Mode, Watch
+
+
+class Voice:
+    """The controller's word while a drafter drafts: go on while the next level is worth its time (`Budget.go_on`).
+
+    It reads only confidences of tokens already drawn, never of the level that it decides about.
+    """
+
+    __slots__ = ("acceptance", "bucket", "levels", "own", "price", "raw", "reach", "source")
+
+    def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float, rival: bool) -> None:
+        self.acceptance, self.own, self.source, self.price = acceptance, own, source, price
+        self.bucket = RIVAL if rival else 1
+        self.raw = self.reach = 1.0
+        self.levels = 1
+
+    def __call__(self, depth: int, confidence: float, features: object) -> bool:
+        last = min(confidence / self.raw, 1.0) if self.raw > 0 else 0.0
+        self.raw = confidence
+        self.reach *= self.acceptance.node(self.own, self.source, self.bucket, last)
+        self.bucket = DEPTH_BUCKET[depth]
+        if self.reach * self.acceptance.level(self.own, self.source, self.bucket) <= self.price:
+            return False
+        self.levels = depth
+        return True
+
+
+class Drafting:
+    """What is kept of one sequence across steps, and of the step under way.
+
+    Attributes:
+        own: how its acceptance differs from the estimate over all.
+        watches: the guard of each drafter.
+        modes, voices: of each drafter in this step.
+        rivals: whether an earlier drafter had proposed already.
+        remaining: tokens it may still grow by.
+        tried: levels that are scored in this step only to learn.
+    """
+
+    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches")
+
+    def __init__(self, greedy: bool, watches: list[Watch]) -> None:
+        self.greedy, self.watches = greedy, watches
+        self.own = Own(len(watches))
+        self.clear(0)
+
+    def clear(self, remaining: int) -> None:
+        self.remaining, self.tried = remaining, 0
+        self.modes = [Mode.SKIP] * len(self.watches)
+        self.voices: list[Voice | None] = [None] * len(self.watches)
+        self.rivals = [False] * len(self.watches)

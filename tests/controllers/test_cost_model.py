@@ -1,0 +1,165 @@
+"""The cost model: lazy measuring, what it keeps on disk and what it refuses to read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from paceline.controllers.base import StepTimes
+from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
+from paceline.controllers.cost_store import CostKey, CostStore, cache_dir
+from paceline.controllers.curve import GRID
+
+KEY = CostKey(fingerprint="llama-6x256", device="cpu", dtype="float32", threads=2, torch="2.13", paceline="0.1")
+
+
+class Probe:
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, rows: int, context: int) -> float:
+        self.asked.append(rows)
+        return 0.010 + 0.001 * rows
+
+
+def test_only_what_is_needed_is_measured_and_only_once() -> None:
+    probe = Probe()
+    cost = CostModel(probe=probe)
+    assert probe.asked == []
+    cost.prepare(5)
+    assert probe.asked == [1, 2, 4, 8]
+    cost.prepare(8)
+    assert probe.asked == [1, 2, 4, 8]
+    cost.prepare(9)
+    assert probe.asked == [1, 2, 4, 8, 16]
+    cost.prepare(10_000)
+    assert probe.asked == list(GRID)
+    assert cost.verify(3) == pytest.approx(0.013)
+
+
+def test_before_the_first_measurement_the_guess_is_optimistic() -> None:
+    cost = CostModel()
+    assert cost.verify(8) < 1.2 * cost.verify(1)
+    assert cost.draft("any", 4) < 0.2 * cost.verify(1)
+    assert "nothing measured" in cost.describe()
+
+
+def test_without_a_probe_real_steps_teach() -> None:
+    cost = CostModel()
+    for step in range(60):
+        rows = 1 + step % 8
+        cost.observe(1, 50, StepTimes((0.002,), 0.01 * (1 + 0.1 * rows), 0.0, 0.001, rows), ["draft"], [rows - 1])
+    assert cost.verify(8) == pytest.approx(0.018, rel=0.1)
+    assert cost.table(1, 50, 8)[8] == pytest.approx(0.019, rel=0.1)
+    assert cost.draft("draft", 4) == pytest.approx(0.002, rel=0.3)
+    assert "draft by draft" in cost.describe()
+
+
+def test_other_batches_and_contexts_begin_as_the_nearest_known_and_then_differ() -> None:
+    cost = CostModel(probe=Probe())
+    cost.prepare(8, 100)
+    assert cost.verify(8, batch=4, context=5000) == cost.verify(8)
+    for _ in range(60):
+        cost.observe(4, 5000, StepTimes((), 0.050, 0.0, 0.0, 8))
+    assert cost.verify(8, batch=4, context=5000) == pytest.approx(0.050, rel=0.1)
+    assert cost.verify(8) == pytest.approx(0.018)
+
+
+def test_buckets() -> None:
+    assert [batch_bucket(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)] == [0, 1, 2, 2, 3, 3, 4, 4]
+    assert context_bucket(10) == context_bucket(255) == 0
+    assert context_bucket(600) == context_bucket(2000) < context_bucket(4000)
+
+
+def test_a_step_that_probed_does_not_count_the_probe_as_overhead() -> None:
+    cost = CostModel(probe=Probe())
+    cost.prepare(8)
+    cost.observe(1, 50, StepTimes((), 0.011, 0.0, 3.0, 1))
+    cost.observe(1, 50, StepTimes((), 0.011, 0.0, 0.001, 1))
+    assert cost.table(1, 50, 1)[1] < 0.02
+
+
+def test_a_failing_probe_is_said_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    asked = []
+
+    def probe(rows: int, context: int) -> float:
+        asked.append(rows)
+        raise RuntimeError("no memory")
+
+    cost = CostModel(probe=probe)
+    with caplog.at_level(logging.WARNING, "paceline.controllers"):
+        cost.prepare(8)
+        cost.prepare(8)
+    assert asked == [1]
+    assert "no memory" in caplog.text
+
+
+def test_what_was_measured_is_there_in_the_next_process(tmp_path: Path) -> None:
+    first = CostModel(KEY, probe=Probe(), directory=tmp_path)
+    first.prepare(8)
+    first.observe(1, 50, StepTimes((0.002,), 0.014, 0.0, 0.001, 4), ["draft"], [3])
+    first.save()
+    probe = Probe()
+    second = CostModel(KEY, probe=probe, directory=tmp_path)
+    second.prepare(8)
+    assert probe.asked == []
+    assert second.verify(4) == pytest.approx(first.verify(4))
+    assert second.draft("draft", 3) == pytest.approx(first.draft("draft", 3))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_another_key_is_another_file(tmp_path: Path) -> None:
+    CostModel(KEY, probe=Probe(), directory=tmp_path).prepare(8)
+    probe = Probe()
+    other = CostKey(fingerprint="llama-6x256", device="cpu", dtype="bfloat16", threads=2, torch="2.13", paceline="0.1")
+    CostModel(other, probe=probe, directory=tmp_path).prepare(2)
+    assert probe.asked == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: json.dumps({**json.loads(text), "key": {"fingerprint": "somebody else's"}}),
+        lambda text: json.dumps({**json.loads(text), "format": 99}),
+        lambda text: text.replace("0.011", "-5"),
+        lambda text: text.replace('"curves"', '"curve"'),
+        lambda text: text.replace("[[1, ", "[[3, "),
+    ],
+    ids=["cut", "list", "foreign", "format", "negative", "missing", "off-grid"],
+)
+def test_a_broken_or_foreign_file_is_measured_again_with_a_log_line(
+    damage: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    CostModel(KEY, probe=Probe(), directory=tmp_path).prepare(8)
+    path = CostStore(KEY, tmp_path).path
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    probe = Probe()
+    with caplog.at_level(logging.WARNING, "paceline.controllers"):
+        CostModel(KEY, probe=probe, directory=tmp_path).prepare(8)
+    assert probe.asked == [1, 2, 4, 8]
+    assert "measuring again" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING, "paceline.controllers"):
+        CostModel(KEY, probe=Probe(), directory=tmp_path / "file").prepare(8)
+    assert "cannot be kept" in caplog.text
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("PACELINE_CACHE_DIR", raising=False)
+    assert cache_dir() == tmp_path / "xdg" / "paceline" / "costs"
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own" / "costs"
+    monkeypatch.delenv("PACELINE_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "paceline" / "costs"

@@ -1,0 +1,208 @@
+"""What every drafter of the registry must keep, whatever it does inside. A new drafter is tested on the day it is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import ToyRunner
+
+from paceline import registry
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+NAMES = sorted(registry.DRAFTERS)
+VOCAB = 11
+PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "ngram": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"num_speculative_tokens": 2}],
+    "draft_model": [
+        {"model": "toy"},
+        {"model": "toy", "tree_width": 3},
+        {"model": "toy", "draft_sample_method": "greedy"},
+        {"model": "toy", "num_speculative_tokens": 2},
+    ],
+}
+CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
+each_drafter = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: v if isinstance(v, str) else str(list(v.items())))
+
+
+class World:
+    """One drafter over toy models, with the sequences that it serves."""
+
+    def __init__(self, name: str, options: dict[str, Any], *, pad: int = 0, temperature: float = 0.0) -> None:
+        self.target = ToyRunner(VOCAB, seed=3)
+        self.draft = ToyRunner(VOCAB, order=None, seed=3, noise=1.0, pad=pad)
+        self.temperature = temperature
+        args = DrafterArgs(vocab_size=VOCAB, index=2, max_context=4096, target=self.target, load_runner=lambda name: self.draft)
+        self.drafter = registry.load("drafters", name)(args, **options)
+
+    def context(self, tokens: Sequence[int], seed: int = 5) -> Context:
+        return Context(f"r{seed}", list(tokens), len(tokens), self.temperature, seed)
+
+    def begin(self, tokens: Sequence[int], seed: int = 5) -> Any:
+        (state,) = self.drafter.begin([self.context(tokens, seed)])
+        return state
+
+    def propose(self, states: Sequence[Any], nodes: int = 7, depth: int = 5) -> list[TokenTree]:
+        return self.drafter.propose(states, [Budget(nodes, depth)] * len(states), [EMPTY_TREE] * len(states))
+
+    def observe(self, state: Any, tree: TokenTree, verdict: Verdict) -> None:
+        state.context.tokens.extend(verdict.tokens)
+        rows = self.target.logits([0]).repeat(1 + len(tree), 1)
+        taps = {layer: self.target.hidden(0, [0]).repeat(1 + len(tree), 1) for layer in self.drafter.taps}
+        self.drafter.observe([state], [tree], [verdict], Scores(rows, (0, 1 + len(tree)), taps))
+
+
+def same(a: TokenTree, b: TokenTree) -> bool:
+    return all(np.array_equal(getattr(a, c), getattr(b, c)) for c in ("tokens", "parents", "sources")) and bool(
+        np.allclose(a.confidence, b.confidence)
+    )
+
+
+def verdict_of(tree: TokenTree, accept: int, branch: int, next_token: int) -> Verdict:
+    """Accept up to `accept` nodes on the way to leaf number `branch`."""
+    leaves = tree.leaves()
+    path = tree.path(leaves[branch % len(leaves)])[:accept] if leaves else ()
+    return Verdict(path, tuple(int(tree.tokens[i]) for i in path), next_token)
+
+
+@each_drafter
+@pytest.mark.parametrize("nodes", [0, 1, 7])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("pad", [0, 5, -3])
+def test_trees_fit_the_budget_and_the_vocabulary(
+    name: str, options: dict[str, Any], nodes: int, temperature: float, pad: int
+) -> None:
+    world = World(name, options, pad=pad, temperature=temperature)
+    for depth in (1, 3):
+        (tree,) = world.propose([world.begin(PROMPT)], nodes, depth)
+        tree.check(VOCAB, nodes)
+        assert tree.max_depth <= depth
+        assert set(tree.sources.tolist()) <= {2}
+        for parent in (-1, *range(len(tree))):
+            assert sum(float(tree.confidence[i]) for i in tree.children(parent)) <= 1.0 + 1e-5
+            assert temperature > 0 or not any(trial.drawn for trial in tree.trials_of(parent))
+        assert nodes > 0 or tree is EMPTY_TREE
+
+
+@each_drafter
+def test_go_on_stops_the_draft(name: str, options: dict[str, Any]) -> None:
+    """A drafter that drafts level by level asks before each level but the first; others need not."""
+    world = World(name, options)
+    asked: list[int] = []
+
+    def go_on(depth: int, confidence: float, features: object) -> bool:
+        assert 0.0 <= confidence <= 1.0
+        asked.append(depth)
+        return depth < 2
+
+    (tree,) = world.drafter.propose([world.begin(PROMPT)], [Budget(7, 5, go_on)], [EMPTY_TREE])
+    assert not asked or (asked[0] == 2 and tree.max_depth == 1)
+
+
+@each_drafter
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str, Any], temperature: float) -> None:
+    together, alone = World(name, options, temperature=temperature), World(name, options, temperature=temperature)
+    texts = [PROMPT, [5, 6, 5, 6, 7, 5, 6]]
+    states = together.drafter.begin([together.context(text, seed) for seed, text in enumerate(texts)])
+    single = [alone.begin(text, seed) for seed, text in enumerate(texts)]
+    for step in range(4):
+        trees = together.propose(states)
+        for i, tree in enumerate(trees):
+            (expected,) = alone.propose([single[i]])
+            assert same(tree, expected)
+            verdict = verdict_of(tree, (step + i) % 3, i, (step + 2 * i) % VOCAB)
+            together.observe(states[i], tree, verdict)
+            alone.observe(single[i], expected, verdict)
+
+
+@each_drafter
+@pytest.mark.parametrize("accept", [0, 1, 2, 9])
+@pytest.mark.parametrize("branch", [0, 1])
+def test_after_any_verdict_the_state_is_that_of_a_fresh_one(name: str, options: dict[str, Any], accept: int, branch: int) -> None:
+    world = World(name, options)
+    state = world.begin(PROMPT)
+    for step in range(6):
+        (tree,) = world.propose([state])
+        world.observe(state, tree, verdict_of(tree, accept, branch, step % VOCAB))
+        fresh = world.begin(state.context.tokens)
+        assert same(world.propose([state])[0], world.propose([fresh])[0])
+        world.drafter.end([fresh])
+
+
+@each_drafter
+def test_tokens_of_others_and_steps_without_drafts_are_caught_up(name: str, options: dict[str, Any]) -> None:
+    """The accepted path may be another drafter's, the target's token may be one that was drafted, and drafts may be skipped."""
+    world = World(name, options)
+    state = world.begin(PROMPT)
+    rng = np.random.default_rng(0)
+    for step in range(12):
+        (tree,) = world.propose([state], nodes=0 if step % 4 == 3 else 7)
+        other = TokenTree.chain([int(t) for t in rng.integers(0, VOCAB, 3)])
+        scored = other if step % 2 else tree
+        first = scored.path(scored.leaves()[0])[: step % 3] if len(scored) else ()
+        own = int(tree.tokens[0]) if len(tree) and not step % 2 else int(rng.integers(VOCAB))
+        world.observe(state, scored, Verdict(first, tuple(int(scored.tokens[i]) for i in first), own))
+        fresh = world.begin(state.context.tokens)
+        assert same(world.propose([state])[0], world.propose([fresh])[0])
+        world.drafter.end([fresh])
+
+
+@each_drafter
+def test_a_long_gap_is_caught_up(name: str, options: dict[str, Any]) -> None:
+    world = World(name, options)
+    state = world.begin(PROMPT)
+    world.propose([state])
+    state.context.tokens.extend(int(t) for t in np.random.default_rng(1).integers(0, VOCAB, 1500))
+    assert same(world.propose([state])[0], world.propose([world.begin(state.context.tokens)])[0])
+
+
+@each_drafter
+def test_asking_twice_gives_the_same_tree(name: str, options: dict[str, Any]) -> None:
+    world = World(name, options, temperature=1.0)
+    state = world.begin(PROMPT)
+    assert same(world.propose([state])[0], world.propose([state])[0])
+
+
+@each_drafter
+def test_forks_go_their_own_ways_and_nothing_leaks(name: str, options: dict[str, Any]) -> None:
+    world = World(name, options)
+    state = world.begin(PROMPT)
+    (tree,) = world.propose([state])
+    twin = world.drafter.fork(state, world.context(PROMPT, seed=9))
+    assert same(world.propose([twin])[0], tree)
+    world.observe(state, tree, Verdict((), (), 7))
+    world.observe(twin, tree, Verdict((), (), 3))
+    for one in (state, twin):
+        assert same(world.propose([one])[0], world.propose([world.begin(one.context.tokens)])[0])
+    world = World(name, options)
+    states = [world.begin(PROMPT), world.begin(PROMPT)]
+    states.append(world.drafter.fork(states[0], world.context(PROMPT)))
+    world.propose(states)
+    world.drafter.end(states)
+    assert world.draft.open_caches == world.target.open_caches == 0
+
+
+@each_drafter
+def test_drafters_only_read_the_context(name: str, options: dict[str, Any]) -> None:
+    world = World(name, options)
+    state = world.begin(PROMPT)
+    world.propose([state])
+    assert state.context.tokens == PROMPT
+
+
+def test_the_freshness_check_catches_a_state_that_keeps_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a draft cache that is never cut back after a rejection fails the check above."""
+    from paceline.drafters.draft_state import DraftState
+
+    def careless(self: DraftState, runner: Any) -> None:
+        self.base, self.ahead = min(self.cache.length, len(self.context.tokens) - 1), []
+
+    monkeypatch.setattr(DraftState, "settle", careless)
+    with pytest.raises(AssertionError):
+        test_after_any_verdict_the_state_is_that_of_a_fresh_one("draft_model", {"model": "toy"}, 1, 0)

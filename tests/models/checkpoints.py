@@ -1,0 +1,329 @@
+"""Tiny, randomly initialised checkpoints of every native family, written by transformers itself and again by hand in the old style.
+
+In: a case by name, a folder. Out: the transformers model as the oracle, and folders with `config.json` and safetensors:
+*new* as transformers 5 saves it; *old* with a hand-written config and key list of earlier hub files; *module* with the names and
+fused tensors that the module itself has.
+
+All parameters are perturbed, so that no norm is one and no bias zero, and logits differ by several units.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Tensors = dict[str, torch.Tensor]
+Rewrite = Callable[[Tensors], Tensors]
+
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OLD = SIZES | {"torch_dtype": "float32", "transformers_version": "4.40.0", "use_cache": True, "initializer_range": 0.02}
+
+SHORT_FACTOR, LONG_FACTOR = [1.0, 1.1, 1.3, 1.6], [1.5, 2.5, 4.0, 9.0]
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0}
+LONGROPE = {"short_factor": SHORT_FACTOR, "long_factor": LONG_FACTOR}
+
+
+def same(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+def with_buffers(tensors: Tensors) -> Tensors:
+    """Files of the Llama 2 era hold the rotary frequencies of each layer."""
+    return tensors | {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(3)}
+
+
+def with_head(tensors: Tensors) -> Tensors:
+    """Some files hold the head although it is tied."""
+    return tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+
+
+def mixtral_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, under block_sparse_moe."""
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, _, rest = name.partition(".mlp.")
+        if rest == "gate.weight":
+            out[f"{layer}.block_sparse_moe.gate.weight"] = tensor
+        elif rest == "experts.gate_up_proj":
+            for expert, (w1, w3) in enumerate(t.chunk(2) for t in tensor):
+                out[f"{layer}.block_sparse_moe.experts.{expert}.w1.weight"] = w1.contiguous()
+                out[f"{layer}.block_sparse_moe.experts.{expert}.w3.weight"] = w3.contiguous()
+        elif rest == "experts.down_proj":
+            for expert, w2 in enumerate(tensor):
+                out[f"{layer}.block_sparse_moe.experts.{expert}.w2.weight"] = w2.contiguous()
+        else:
+            out[name] = tensor
+    return out
+
+
+def qwen_moe_keys(tensors: Tensors) -> Tensors:
+    """One tensor an expert, under mlp.experts."""
+    renamed = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    out: Tensors = {}
+    for name, tensor in mixtral_keys(tensors).items():
+        stem, _, kind = name.removesuffix(".weight").rpartition(".")
+        short = f"{stem}.{renamed[kind]}.weight" if kind in renamed else name
+        out[short.replace(".block_sparse_moe.", ".mlp.")] = tensor
+    return out
+
+
+def language_model_keys(tensors: Tensors) -> Tensors:
+    """The text part of a multimodal file of the time before transformers 4.52."""
+    short = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return {re.sub(r"^language_model\.", "language_model.model.", name): tensor for name, tensor in short.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One checkpoint.
+
+    Attributes:
+        model_type: of transformers.
+        new: keyword arguments of the configuration, in today's names.
+        old: what an older `config.json` says, written by hand.
+        keys: turns the module's tensors into an older file's.
+        by_length: the rotary angles depend on the length, so that a cache remembers how it was filled.
+    """
+
+    model_type: str
+    new: Mapping[str, Any] = field(default_factory=dict)
+    old: Mapping[str, Any] = field(default_factory=dict)
+    keys: Rewrite = same
+    by_length: bool = False
+
+
+def _rope(kind: str, theta: float = 10000.0, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+def _text(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in {"torch_dtype", "transformers_version", "architectures"}}
+
+
+_GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 8, "hidden_activation": "gelu_pytorch_tanh"}
+_GEMMA3_ROPE = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+}
+_GEMMA3_OLD = _GEMMA | {
+    "rope_theta": 5000.0,
+    "rope_local_base_freq": 100.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    "sliding_window_pattern": 2,
+}
+_GEMMA3_TYPES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16}
+_GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 0.5}
+_PHI3 = {"original_max_position_embeddings": 32}
+
+CASES: dict[str, Case] = {
+    "llama": Case(
+        model_type="llama",
+        new={"tie_word_embeddings": False} | _rope("default", 500.0),
+        old={"rope_theta": 500.0, "rope_scaling": None, "pretraining_tp": 1},
+        keys=with_buffers,
+    ),
+    "llama3": Case(
+        model_type="llama",
+        new={"attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True} | _rope("llama3", **LLAMA3),
+        old={"attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True}
+        | {"rope_theta": 10000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        keys=with_head,
+    ),
+    "llama-linear": Case(
+        model_type="llama",
+        new=_rope("linear", factor=3.0),
+        old={"rope_scaling": {"type": "linear", "factor": 3.0}},
+    ),
+    "llama-dynamic": Case(
+        model_type="llama",
+        new={"max_position_embeddings": 32} | _rope("dynamic", factor=2.0),
+        old={"max_position_embeddings": 32, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        by_length=True,
+    ),
+    "llama-yarn": Case(
+        model_type="llama",
+        new=_rope("yarn", **YARN),
+        old={"rope_scaling": {"type": "yarn", **YARN}},
+    ),
+    "mistral": Case(model_type="mistral", new={"sliding_window": 8}, old={"sliding_window": 8, "rope_theta": 10000.0}),
+    "qwen2": Case(
+        model_type="qwen2",
+        new={"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "tie_word_embeddings": True}
+        | _rope("default", 1e4),
+        old={"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "tie_word_embeddings": True},
+        keys=with_head,
+    ),
+    "qwen3": Case(
+        model_type="qwen3",
+        new={"head_dim": 24} | _rope("default", 1e6),
+        old={"head_dim": 24, "rope_theta": 1e6, "attention_bias": False, "sliding_window": None, "max_window_layers": 3},
+    ),
+    "gemma2": Case(
+        model_type="gemma2",
+        new=_GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0},
+        old=_GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "gemma3_text": Case(model_type="gemma3_text", new=_GEMMA | _GEMMA3_TYPES | _GEMMA3_ROPE, old=_GEMMA3_OLD),
+    "gemma3": Case(
+        model_type="gemma3",
+        new={"text_config": SIZES | _GEMMA | _GEMMA3_TYPES | _GEMMA3_ROPE},
+        old={"text_config": _text(OLD) | _GEMMA3_OLD | {"model_type": "gemma3_text"}, "torch_dtype": "float32"},
+        keys=language_model_keys,
+    ),
+    "phi3": Case(
+        model_type="phi3",
+        new={"sliding_window": 8} | _rope("default", partial_rotary_factor=0.5),
+        old={"sliding_window": 8, "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+    ),
+    "phi3-longrope": Case(
+        model_type="phi3",
+        new=_PHI3 | _rope("longrope", partial_rotary_factor=0.5, **LONGROPE),
+        old=_PHI3
+        | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
+        | {"rope_scaling": {"type": "su", **LONGROPE}, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+        by_length=True,
+    ),
+    "smollm3": Case(
+        model_type="smollm3",
+        new={"no_rope_layer_interval": 2, "tie_word_embeddings": True} | _rope("default", 5e3),
+        old={"no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2, "tie_word_embeddings": True}
+        | {"rope_theta": 5e3, "max_window_layers": 28, "use_sliding_window": False, "layer_types": ["full_attention"] * 3},
+    ),
+    "olmo2": Case(model_type="olmo2", old={"rope_theta": 10000.0, "rms_norm_eps": 1e-5}),
+    "granite": Case(model_type="granite", new=_GRANITE, old=_GRANITE | {"rope_theta": 10000.0, "rope_scaling": None}),
+    "mixtral": Case(
+        model_type="mixtral",
+        new={"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8} | _rope("default", 1e6),
+        old={"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        keys=mixtral_keys,
+    ),
+    "qwen3_moe": Case(
+        model_type="qwen3_moe",
+        new=_QWEN_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
+        old=_QWEN_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [], "rope_theta": 10000.0},
+        keys=qwen_moe_keys,
+    ),
+    "qwen3_moe-unnormed": Case(
+        model_type="qwen3_moe",
+        new=_QWEN_MOE | {"norm_topk_prob": False, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 8},
+        old=_QWEN_MOE | {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        keys=qwen_moe_keys,
+    ),
+}
+STYLES = ("new", "old", "module")
+ARCHITECTURES = {"gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+
+
+@cache
+def oracle(name: str) -> Any:
+    """The transformers model of a case, in float32, evaluating."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    case = CASES[name]
+    if case.model_type == "gemma3":
+        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        config = AutoConfig.for_model("gemma3", **case.new, vision_config=vision | {"image_size": 28, "patch_size": 14})
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    else:
+        config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.new})
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return perturb(model.float().eval())
+
+
+def perturb(model: Any, seed: int = 0) -> Any:
+    """Give every parameter a value that matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            noise = torch.randn(value.shape, generator=generator)
+            if value.dim() == 1:
+                value.add_(0.3 * noise)
+            else:
+                value.copy_(noise * (0.4 if "embed" in name else 1.3 * value.shape[-1] ** -0.5))
+    return model
+
+
+def write(name: str, style: str, folder: Path) -> Path:
+    """Write a case into a folder and return it."""
+    case, model = CASES[name], oracle(name)
+    model.save_pretrained(folder)
+    if style == "new":
+        return folder
+    tensors = {key: value.clone() for key, value in model.state_dict().items()}
+    if model.config.get_text_config().tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    save_tensors(folder / "model.safetensors", case.keys(tensors) if style == "old" else tensors)
+    if style == "old":
+        title = "".join(part.capitalize() for part in case.model_type.split("_"))
+        head = {"architectures": [ARCHITECTURES.get(case.model_type, f"{title}ForCausalLM")], "model_type": case.model_type}
+        common = {} if case.model_type == "gemma3" else OLD
+        save_json(folder / "config.json", {**head, **common, **case.old})
+    return folder
+
+
+def save_tensors(path: Path, tensors: Tensors) -> None:
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def load_tensors(folder: Path) -> Tensors:
+    return load_file(folder / "model.safetensors")
+
+
+def save_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def load_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def reference(name: str, tokens: list[int]) -> torch.Tensor:
+    """(n, v) logits of one forward pass of transformers over a whole sequence."""
+    model = fresh(name)
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def fresh(name: str) -> Any:
+    """The oracle, its dynamic rotary state forgotten by a pass over one token."""
+    model = oracle(name)
+    with torch.no_grad():
+        model(torch.tensor([[1]]))
+    return model
+
+
+def hub_cache(
+    root: Path, repository: str, fill: Callable[[Path], object], commit: str = "0123456789abcdef" * 2 + "01234567"
+) -> Path:
+    """Lay out a snapshot as huggingface_hub keeps it and return its folder; `fill` writes the files."""
+    base = root / f"models--{repository.replace('/', '--')}"
+    snapshot = base / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (base / "refs").mkdir()
+    (base / "refs" / "main").write_text(commit, encoding="ascii")
+    fill(snapshot)
+    return snapshot

@@ -1,0 +1,164 @@
+"""Masks and attention steps against attention written out key by key."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.models.attention import AttentionShape, BatchStep, Masks, PaddedStep, SequenceStep, attention
+from paceline.models.cache import Arena, NativeCache
+from paceline.models.graphs import Bucket, pack, padded_masks
+from paceline.models.segments import Segment, span, tree_segment
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+CPU = torch.device("cpu")
+TREE = TokenTree.build([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])
+
+
+def shape_of(windows=(None,), softcap=None, groups=3, kv_heads=2, scale=0.3) -> AttentionShape:
+    return AttentionShape(groups, kv_heads, 8, scale, softcap, windows, tuple(range(len(windows))))
+
+
+def filled(shape: AttentionShape, length: int, *, slots: int = 256, copy_limit: int = 1024) -> NativeCache:
+    arena = Arena(len(shape.windows), shape.kv_heads, shape.head_dim, dtype=torch.float32, device=CPU, slots=slots,
+                  copy_limit=copy_limit)  # fmt: skip
+    cache = NativeCache(arena)
+    if length:
+        cache.reserve(length)
+        with torch.inference_mode():
+            arena.kv[:, torch.from_numpy(cache.slot_index(0, length))] = torch.randn(
+                len(shape.windows), length, 2 * shape.kv_heads, shape.head_dim
+            )
+        cache.length = length
+    return cache
+
+
+def segment_of(cache: NativeCache, tree: TokenTree) -> Segment:
+    segment = tree_segment(cache, tree, 0)
+    cache.reserve(segment.inputs)
+    return segment
+
+
+def visible(segment: Segment, row: int, window: int | None) -> list[int]:
+    """Positions in the cache that a row sees, by the definition."""
+    length, depths = segment.cache.length, segment.depths
+    depths = np.arange(segment.inputs) if depths is None else depths
+    sees = np.tri(segment.inputs, dtype=bool) if segment.sees is None else segment.sees
+    near = length + depths[row] - (window or 10**9)
+    return [*(p for p in range(length) if p > near), *(length + j for j in range(segment.inputs) if sees[row, j] and length + depths[j] > near)]  # fmt: skip
+
+
+def by_definition(shape: AttentionShape, segment: Segment, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+    """Key by key, head by head; reads the cache after the new keys were written."""
+    cache, out = segment.cache, []
+    slots = torch.from_numpy(cache.slot_index(0, cache.length + segment.inputs))
+    kv = cache.arena.layers[layer][slots].double()
+    for row in range(segment.inputs):
+        seen = visible(segment, row, shape.windows[shape.kind_of[layer]])
+        for head in range(shape.heads):
+            kv_head = head % shape.kv_heads
+            scores = kv[seen, kv_head] @ qkv[row, head].double() * shape.scale
+            if shape.softcap is not None:
+                scores = shape.softcap * torch.tanh(scores / shape.softcap)
+            out.append(torch.softmax(scores, 0) @ kv[seen, shape.kv_heads + kv_head])
+    return torch.stack(out).view(segment.inputs, -1).float()
+
+
+def rows_for(shape: AttentionShape, segment: Segment) -> torch.Tensor:
+    return torch.randn(segment.inputs, shape.heads + 2 * shape.kv_heads, shape.head_dim) * 2
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 40])
+@pytest.mark.parametrize("tree", [EMPTY_TREE, TREE, TokenTree.chain([1, 2, 3])])
+def test_a_step_equals_the_definition(softcap, length, tree):
+    shape = shape_of((None, 5, 32), softcap)
+    segment = segment_of(filled(shape, length), tree)
+    step, qkv = SequenceStep(shape, Masks(torch.float32, CPU), segment), rows_for(shape, segment)
+    for layer in range(3):
+        out = step.attend(layer, qkv)
+        theirs = by_definition(shape, segment, qkv, layer)
+        assert torch.allclose(out, theirs, atol=1e-5)
+        assert not torch.allclose(out, theirs.roll(shape.head_dim, 1), atol=1e-2)
+
+
+def test_ignoring_the_window_is_caught():
+    shape = shape_of((5,))
+    segment = segment_of(filled(shape, 40), TREE)
+    qkv = rows_for(shape, segment)
+    out = SequenceStep(shape_of((None,)), Masks(torch.float32, CPU), segment).attend(0, qkv)
+    assert not torch.allclose(out, by_definition(shape, segment, qkv, 0), atol=1e-2)
+
+
+def test_many_rows_leave_the_heads_unfolded():
+    shape = shape_of((None, 7))
+    segment = segment_of(filled(shape, 20), TokenTree.chain(list(range(60))))
+    step, qkv = SequenceStep(shape, Masks(torch.float32, CPU), segment), rows_for(shape, segment)
+    for layer in range(2):
+        assert torch.allclose(step.attend(layer, qkv), by_definition(shape, segment, qkv, layer), atol=1e-5)
+
+
+def test_a_scattered_sequence_is_gathered():
+    shape = shape_of((None, 5))
+    cache = filled(shape, 40, copy_limit=0)
+    fork = cache.fork()
+    segment = segment_of(fork, TREE)
+    assert fork.base < 0
+    step, qkv = SequenceStep(shape, Masks(torch.float32, CPU), segment), rows_for(shape, segment)
+    for layer in range(2):
+        assert torch.allclose(step.attend(layer, qkv), by_definition(shape, segment, qkv, layer), atol=1e-5)
+
+
+def test_a_batch_is_its_sequences():
+    shape = shape_of()
+    cache = filled(shape, 20)
+    segments = [segment_of(cache.fork(), tree) for tree in (TREE, EMPTY_TREE)]
+    masks, qkv = Masks(torch.float32, CPU), torch.randn(7, shape.heads + 4, 8)
+    out = BatchStep(shape, masks, segments).attend(0, qkv)
+    alone = [SequenceStep(shape, masks, s).attend(0, part) for s, part in zip(segments, qkv.split([6, 1]), strict=True)]
+    assert torch.equal(out, torch.cat(alone))
+
+
+@pytest.mark.parametrize("windows", [(None,), (5,), (None, 20)])
+def test_padded_steps_equal_sequences(windows):
+    shape = shape_of(windows)
+    first = filled(shape, 20)
+    segments = [segment_of(first, TREE), segment_of(NativeCache(first.arena), EMPTY_TREE)]
+    bucket = Bucket(2, 8, 8, 64, ())
+    flat = torch.from_numpy(pack(bucket, segments, [[0] * 6, [0]]))
+    sizes = bucket.sizes()
+    parts = flat.split([int(np.prod(size)) for size in sizes.values()])
+    given = {name: part.view(size) for part, (name, size) in zip(parts, sizes.items(), strict=True)}
+    read = (given["tables"].unsqueeze(-1) * 16 + torch.arange(16)).view(2, 64)
+    qkv = torch.randn(16, shape.heads + 4, 8)
+    padded = PaddedStep(shape, first.arena.layers, given["write"], read, padded_masks(given, shape, 64, torch.float32))
+    for layer in range(len(windows)):
+        with torch.inference_mode():
+            out = padded.attend(layer, qkv)
+        assert torch.isfinite(out).all()
+        assert torch.allclose(out[:6], by_definition(shape, segments[0], qkv[:6], layer), atol=1e-5)
+        assert torch.allclose(out[8:9], by_definition(shape, segments[1], qkv[8:9], layer), atol=1e-5)
+
+
+def test_spans_are_whole_blocks():
+    cache = filled(shape_of(), 100)
+    assert span(Segment(cache, 6), None) == (0, 112)
+    assert span(Segment(cache, 1), 10) == (80, 112)
+    assert span(Segment(cache, 1), 21) == (80, 112)
+    assert span(Segment(cache, 1), 22) == (64, 112)
+    assert span(Segment(cache, 1), 1) == (96, 112)
+
+
+def test_constant_masks():
+    masks = Masks(torch.float32, CPU)
+    assert masks.row(3, 5)[0, 0, 0].tolist() == [0, 0, 0, -torch.inf, -torch.inf]
+    assert masks.row(9000, 9008)[0, 0, 0].isinf().sum() == 8
+    assert torch.equal(masks.chain(3).isinf(), torch.ones(3, 3).triu(1).bool())
+
+
+def test_attention_with_a_cap_far_away_is_plain_attention():
+    q, kv, mask = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 6, 8), torch.zeros(1, 1, 3, 6)
+    plain, capped = attention(q, kv, kv, mask, shape_of()), attention(q, kv, kv, mask, shape_of(softcap=1e4))
+    assert torch.allclose(plain, capped, atol=1e-5)
+    assert not torch.allclose(plain, attention(q, kv, kv, mask, shape_of(softcap=0.5)), atol=1e-3)

@@ -1,0 +1,132 @@
+"""Histories go back and fork without a trace, and the choice among them is made by what the model itself computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paceline.models import histories
+from paceline.models.histories import CausalModel, CroppedHistory, History, ReplayedHistory, choose
+
+VOCAB = 53
+ATTENTION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "starcoder2": ATTENTION | {"sliding_window": 4},
+    "lfm2": ATTENTION | {"layer_types": ["conv", "full_attention"]},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    "falcon_mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+}
+TEXT = [7, 3, 44, 12, 9, 30, 2, 51, 18, 5, 6, 41]
+
+
+def tiny(family: str) -> CausalModel:
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=VOCAB, initializer_range=0.2, **ends, **SHAPES[family])
+    return CausalModel(AutoModelForCausalLM.from_config(config).eval(), torch.device("cpu"))
+
+
+def error(model: CausalModel, rows: torch.Tensor, tokens: list[int]) -> float:
+    return float((rows - model.run(tokens, keep=False).logits[-len(rows) :]).abs().max())
+
+
+CASES: list[tuple[str, Callable[[CausalModel], History]]] = [
+    ("gpt2", CroppedHistory),
+    ("gpt2", ReplayedHistory),
+    ("gpt2", History),
+    ("starcoder2", CroppedHistory),
+    ("starcoder2", ReplayedHistory),
+    ("lfm2", ReplayedHistory),
+    ("mamba", lambda model: ReplayedHistory(model, one_by_one=True)),
+    ("falcon_mamba", lambda model: ReplayedHistory(model, one_by_one=True)),
+]
+
+
+@pytest.mark.parametrize(("family", "make"), CASES)
+def test_going_back_leaves_no_trace(family: str, make: Callable[[CausalModel], History]) -> None:
+    model = tiny(family)
+    history = make(model)
+    assert error(model, history.feed(TEXT[:5]).logits, TEXT[:5]) < 1e-4
+    history.mark()
+    history.feed([1, 2, 3])
+    for length in (7, 6, 4, 0):  # behind the mark twice, before it, and to nothing
+        history.rewind(length)
+        tokens = [*TEXT[:5], 1, 2, 3][:length]
+        assert history.tokens == tokens
+        assert error(model, history.feed(TEXT[5:8]).logits, tokens + TEXT[5:8]) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "make"), CASES)
+def test_forks_go_their_own_ways(family: str, make: Callable[[CausalModel], History]) -> None:
+    model = tiny(family)
+    first = make(model)
+    first.feed(TEXT[:6])
+    second = first.fork()
+    assert error(model, first.feed(TEXT[6:9]).logits, TEXT[:9]) < 1e-4
+    second.rewind(5)
+    assert error(model, second.feed([1, 1]).logits, [*TEXT[:5], 1, 1]) < 1e-4
+    assert error(model, first.feed(TEXT[9:], last_only=True).logits, TEXT) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "kind"), [("gpt2", CroppedHistory), ("starcoder2", CroppedHistory), ("mamba", ReplayedHistory)])
+def test_the_choice_is_the_fastest_kind_that_is_right(family: str, kind: type[History]) -> None:
+    assert type(choose(tiny(family), VOCAB, 64)()) is kind
+
+
+def test_half_precision_finds_the_same_history() -> None:
+    model = tiny("gpt2")
+    model.model.to(torch.bfloat16)
+    assert type(choose(model, VOCAB, 64)()) is CroppedHistory
+
+
+def test_a_context_too_short_to_try_anything_is_recomputed() -> None:
+    assert type(choose(tiny("gpt2"), VOCAB, 4)()) is History
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "lfm2"])
+def test_a_state_that_cannot_take_several_tokens_gets_them_singly(family: str, dtype: torch.dtype) -> None:
+    """Some versions of transformers continue some recurrent models wrongly by more than one token."""
+    exact = tiny(family)
+    chunks = ReplayedHistory(exact)
+    chunks.feed(TEXT[:4])
+    wrong = error(exact, chunks.feed(TEXT[4:]).logits, TEXT) > 1e-4
+    exact.model.to(dtype)
+    made = choose(exact, VOCAB, 64)()
+    assert isinstance(made, ReplayedHistory)
+    assert made.one_by_one or not wrong
+    assert family != "lfm2" or not wrong
+
+
+class Forgetful(CroppedHistory):
+    """Forgets to crop."""
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+
+
+def test_the_choice_rejects_a_history_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "CroppedHistory", Forgetful)
+    assert type(choose(tiny("gpt2"), VOCAB, 64)()) is ReplayedHistory
+    monkeypatch.setattr(histories, "ReplayedHistory", lambda model, one_by_one=False: Forgetful(model))
+    assert type(choose(tiny("gpt2"), VOCAB, 64)()) is History
+
+
+def test_a_model_that_raises_with_a_cache_is_recomputed() -> None:
+    model = tiny("gpt2")
+    run = model.run
+
+    def without_cache(tokens: list[int], cache: Any = None, *, keep: bool = True, **options: Any) -> histories.Fed:
+        if keep:
+            raise ValueError("this model takes no cache")
+        return run(tokens, cache, keep=keep, **options)
+
+    model.run = without_cache  # type: ignore[method-assign]  # a foreign model's behaviour, made up
+    history = choose(model, VOCAB, 64)()
+    assert type(history) is History
+    assert error(model, history.feed(TEXT[:4]).logits, TEXT[:4]) < 1e-4

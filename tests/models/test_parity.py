@@ -1,0 +1,253 @@
+"""The native runner against transformers, family by family: prefill, stepwise decoding, trees, commit and rollback, ragged batches.
+
+The runner's rule for rotary kinds that depend on the length (dynamic, longrope): a chunk counts with the length it leads to, a
+scored row with the length up to itself, and what is cached keeps its angles. That is what transformers does with a cache when tokens
+come one at a time, and it makes a tree node equal to the same token decoded alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import checkpoints
+from models.checkpoints import CASES, STYLES, reference
+
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.families import spec_from_config
+from paceline.models.hub import read_config
+from paceline.models.load import load_runner
+from paceline.models.native import NativeRunner
+from paceline.models.spec import ModelSpec
+from paceline.models.weights import load_weights
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+TOLERANCE = 1e-4
+TEXT = torch.randint(3, 128, (48,), generator=torch.Generator().manual_seed(1)).tolist()
+LONG = 45
+"""Longer than every window (8) and every original context (16 or 32) of the cases."""
+
+TREE = TokenTree.build([70, 71, 72, 73, 74, 75, 76, 77], [-1, -1, 0, 0, 1, 2, 5, 4])
+PATH = (1, 4, 7)
+"""A path that leaves the order of the nodes, so that its cache entries must move."""
+
+Load = Callable[[str, str], NativeRunner]
+by_name = pytest.mark.parametrize("name", CASES)
+in_both = pytest.mark.parametrize("style", ["new", "old"])
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    @cache
+    def runner(name: str, style: str) -> NativeRunner:
+        folder = checkpoints.write(name, style, tmp_path_factory.mktemp(f"{name}-{style}"))
+        loaded = load_runner(str(folder))
+        assert isinstance(loaded, NativeRunner)
+        return loaded
+
+    return runner
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a - b).abs().max())
+
+
+def prefilled(runner: NativeRunner, tokens: list[int]) -> Any:
+    sequence = runner.open()
+    runner.extend([sequence], [tokens])
+    return sequence
+
+
+def decode(runner: NativeRunner, sequence: Any, tokens: list[int]) -> torch.Tensor:
+    """(n, v) logits of tokens fed one by one."""
+    rows = []
+    for token in tokens:
+        rows.append(runner.score([sequence], [token], [EMPTY_TREE]).logits)
+        runner.commit([sequence], [()])
+    return torch.cat(rows)
+
+
+@by_name
+@pytest.mark.parametrize("style", STYLES)
+def test_prefill(load: Load, name: str, style: str) -> None:
+    runner = load(name, style)
+    for length in (12, LONG):
+        logits = runner.extend([runner.open()], [TEXT[:length]], all_logits=True).logits
+        wanted = reference(name, TEXT[:length])
+        assert wanted.std() > 0.5, "the oracle's logits hardly vary, so that equality would say little"
+        assert distance(logits, wanted) < TOLERANCE
+
+
+@by_name
+@in_both
+def test_stepwise_decoding(load: Load, name: str, style: str) -> None:
+    runner = load(name, style)
+    logits = decode(runner, prefilled(runner, TEXT[:10]), TEXT[10:LONG])
+    assert distance(logits, _stepwise(name)) < TOLERANCE
+
+
+@cache
+def _stepwise(name: str) -> torch.Tensor:
+    """transformers' logits of TEXT[10:LONG], fed one by one into its cache."""
+    model, rows = checkpoints.fresh(name), []
+    with torch.no_grad():
+        out = model(torch.tensor([TEXT[:10]]), use_cache=True)
+        for token in TEXT[10:LONG]:
+            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+            rows.append(out.logits[0, -1])
+    return torch.stack(rows)
+
+
+@by_name
+@in_both
+@pytest.mark.parametrize("length", [1, 20, 38])
+def test_a_tree_gives_what_its_nodes_give_one_by_one(load: Load, name: str, style: str, length: int) -> None:
+    runner = load(name, style)
+    sequence = prefilled(runner, TEXT[:length])
+    logits = runner.score([sequence], [TEXT[length]], [TREE]).logits
+    for node in TREE.leaves():
+        path = TREE.path(node)
+        alone = decode(runner, prefilled(runner, TEXT[:length]), [TEXT[length], *TREE.tokens[list(path)].tolist()])
+        assert distance(logits[[0, *(i + 1 for i in path)]], alone) < TOLERANCE
+
+
+@by_name
+@in_both
+def test_commit_and_rollback_against_a_forward_from_scratch(load: Load, name: str, style: str) -> None:
+    runner = load(name, style)
+    sequence = prefilled(runner, TEXT[:20])
+    runner.score([sequence], [TEXT[20]], [TREE])
+    runner.commit([sequence], [PATH])
+    kept = [*TEXT[:21], *TREE.tokens[list(PATH)].tolist()]
+    assert sequence.length == len(kept)
+    logits = runner.score([sequence], [TEXT[21]], [TokenTree.chain(TEXT[22:26])]).logits
+    assert distance(logits, reference(name, [*kept, *TEXT[21:26]])[-5:]) < TOLERANCE
+    runner.truncate(sequence, 17)
+    logits = runner.score([sequence], [TEXT[30]], [TREE]).logits
+    wanted = reference(name, [*TEXT[:17], TEXT[30], *TREE.tokens[list(PATH)].tolist()])[-4:]
+    assert distance(logits[[0, *(i + 1 for i in PATH)]], wanted) < TOLERANCE
+
+
+@by_name
+@in_both
+def test_batches_of_ragged_lengths(load: Load, name: str, style: str) -> None:
+    runner = load(name, style)
+    texts = [TEXT[:3], TEXT[5:19], TEXT[2:27]]
+    sequences = [runner.open() for _ in texts]
+    scores = runner.extend(sequences, texts, all_logits=True)
+    for i, text in enumerate(texts):
+        assert distance(scores.of(i), reference(name, text)) < TOLERANCE
+    trees = [TREE, EMPTY_TREE, TokenTree.chain(TEXT[30:33])]
+    scores = runner.score(sequences, TEXT[:3], trees)
+    paths = [list(PATH), [], [0, 1, 2]]
+    for i, (text, tree, path) in enumerate(zip(texts, trees, paths, strict=True)):
+        wanted = reference(name, [*text, TEXT[i], *tree.tokens[path].tolist()])[len(text) :]
+        assert distance(scores.of(i)[[0, *(node + 1 for node in path)]], wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "mixtral"])
+def test_sharded_files(name: str, tmp_path: Path) -> None:
+    checkpoints.oracle(name).save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    runner: Any = load_runner(str(tmp_path))
+    logits = runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits
+    assert distance(logits, reference(name, TEXT[:LONG])) < TOLERANCE
+
+
+def test_a_hub_id_out_of_the_cache_while_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints.hub_cache(tmp_path, "some-org/tiny", lambda folder: checkpoints.write("qwen3", "new", folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    runner: Any = load_runner("some-org/tiny", revision="main")
+    assert runner.info.name == "some-org/tiny"
+    logits = runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits
+    assert distance(logits, reference("qwen3", TEXT[:LONG])) < TOLERANCE
+
+
+def _theta(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes={key: replace(rope, theta=rope.theta * 1.05) for key, rope in spec.ropes.items()})
+
+
+def _unscaled(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes={key: replace(rope, kind="default", scaling={}) for key, rope in spec.ropes.items()})
+
+
+def _window(width: int | None) -> Callable[[ModelSpec], ModelSpec]:
+    def change(spec: ModelSpec) -> ModelSpec:
+        return replace(spec, layers=tuple(replace(layer, window=width if layer.window else None) for layer in spec.layers))
+
+    return change
+
+
+def _all_rotated(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, layers=tuple(replace(layer, rope="default") for layer in spec.layers))
+
+
+def _one_rope(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, ropes=dict.fromkeys(spec.ropes, spec.ropes["full_attention"]))
+
+
+def _moe(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(spec, moe=replace(spec.moe, **changes))  # type: ignore[type-var]  # cases with a mixture only
+
+
+def _fields(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(spec, **changes)
+
+
+WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
+    ("llama", _theta),
+    ("llama3", _unscaled),
+    ("llama-linear", _unscaled),
+    ("llama-dynamic", _unscaled),
+    ("llama-yarn", _unscaled),
+    ("phi3-longrope", _unscaled),
+    ("gemma3_text", _one_rope),
+    ("mistral", _window(9)),
+    ("mistral", _window(None)),
+    ("qwen2", _window(7)),
+    ("gemma2", _window(None)),
+    ("gemma3", _window(9)),
+    ("qwen3", _fields(qk_norm=None)),
+    ("gemma3_text", _fields(qk_norm=None)),
+    ("olmo2", _fields(qk_norm=None)),
+    ("gemma2", _fields(attention_softcap=None)),
+    ("gemma2", _fields(logit_softcap=None)),
+    ("gemma2", _fields(attention_scale=None)),
+    ("gemma2", _fields(norm_offset=False)),
+    ("gemma2", _fields(embedding_multiplier=1.0)),
+    ("gemma2", _fields(activation="gelu")),
+    ("granite", _fields(residual_multiplier=1.0)),
+    ("granite", _fields(logit_multiplier=1.0)),
+    ("granite", _fields(attention_scale=None)),
+    ("smollm3", _all_rotated),
+    ("mixtral", _moe(top_k=1)),
+    ("qwen3_moe", _moe(norm_top_k=False)),
+    ("qwen3_moe-unnormed", _moe(norm_top_k=True)),
+    ("llama", _fields(norm_eps=1e-3)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG)
+def test_the_check_catches_a_wrong_model(name: str, change: Callable[[ModelSpec], ModelSpec], tmp_path: Path) -> None:
+    folder = checkpoints.write(name, "new", tmp_path)
+    spec, device = spec_from_config(read_config(folder)), torch.device("cpu")
+    weights = load_weights(Checkpoint(folder), spec, device=device, dtype=torch.float32)
+    runner = NativeRunner(change(spec), weights, name=name, device=device, dtype=torch.float32)
+    logits = runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits
+    assert distance(logits, reference(name, TEXT[:LONG])) > 10 * TOLERANCE
+
+
+def test_the_check_catches_a_tree_scored_as_a_chain(load: Load) -> None:
+    runner = load("llama", "new")
+    sequence = prefilled(runner, TEXT[:20])
+    chain = TokenTree.chain(TREE.tokens.tolist())
+    logits = runner.score([sequence], [TEXT[20]], [chain]).logits
+    wanted = reference("llama", [*TEXT[:21], *TREE.tokens[list(PATH)].tolist()])[20:]
+    assert distance(logits[[0, *(i + 1 for i in PATH)]], wanted) > 10 * TOLERANCE

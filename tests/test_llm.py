@@ -1,0 +1,165 @@
+"""The front door on the bundled models: the same tokens with and without drafts, for every method and parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline import LLM, ConfigError, PromptError, SamplingParams
+from paceline.bench.compare import first_difference
+from paceline.bench.demo import bundled_prompts
+from paceline.llm import BUNDLED
+
+DRAFT = str(BUNDLED / "draft")
+METHODS: dict[str, dict[str, Any]] = {
+    "auto": {"method": "auto", "model": DRAFT},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 6},
+    "draft_model": {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 4},
+    "draft tree": {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 9, "tree_width": 3},
+    "merged": {"method": ["ngram", "draft_model"], "model": DRAFT, "num_speculative_tokens": 8},
+}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"presence_penalty": 0.6, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    "logit_bias": {"logit_bias": {5: 4.0, 12: -100.0}},
+    "bad_words": {"bad_words": ["return", "the"]},
+    "min_tokens": {"min_tokens": 20},
+    "stop": {"stop": ["\n", "of"]},
+    "stop_token_ids": {"stop_token_ids": [202, 15]},
+    "ignore_eos": {"ignore_eos": True},
+    "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
+    "include_stop": {"stop": ["a", "e"], "include_stop_str_in_output": True},
+}
+SAMPLED = {"top_k": {"top_k": 20}, "top_p": {"top_p": 0.9}, "min_p": {"min_p": 0.05}, "n": {"n": 3}}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    yield LLM(speculative_config=None, dtype="float32", seed=1)
+
+
+@pytest.fixture(scope="module")
+def prompts(plain: LLM) -> list[dict[str, Any]]:
+    picked = bundled_prompts()[::4]
+    return [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in picked]
+
+
+def decoded(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams) -> list[list[tuple[Any, ...]]]:
+    found = llm.generate(prompts, params)
+    assert not any(out.metrics.dropped_drafters for out in found)
+    return [[(o.token_ids, o.text, o.finish_reason, o.stop_reason) for o in out.outputs] for out in found]
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_tokens_are_equal_in_float32(plain: LLM, prompts: list[dict[str, Any]], method: str, parameter: str) -> None:
+    fast = plain.with_speculative_config(METHODS[method])
+    params = SamplingParams(temperature=0.0, max_tokens=32, **PARAMETERS[parameter])
+    assert decoded(fast, prompts, params) == decoded(plain, prompts, params)
+
+
+@pytest.mark.parametrize("parameter", [*PARAMETERS, *SAMPLED])
+@pytest.mark.parametrize("method", ["ngram", "draft points"])
+def test_point_drafts_give_the_tokens_of_the_seed(plain: LLM, prompts: list[dict[str, Any]], method: str, parameter: str) -> None:
+    config = METHODS["ngram"] if method == "ngram" else METHODS["draft tree"] | {"draft_sample_method": "greedy"}
+    params = SamplingParams(temperature=0.8, max_tokens=24, seed=11, **(PARAMETERS | SAMPLED)[parameter])
+    assert decoded(plain.with_speculative_config(config), prompts[:4], params) == decoded(plain, prompts[:4], params)
+
+
+def test_the_comparison_catches_another_seed_and_a_relaxed_rule(plain: LLM, prompts: list[dict[str, Any]]) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=24, seed=11)
+    base = decoded(plain, prompts, params)
+    assert base != decoded(plain, prompts, params.with_seed(12))
+    relaxed = METHODS["draft_model"] | {"acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 1e-6}
+    assert base != decoded(plain.with_speculative_config(relaxed), prompts, params)
+
+
+def test_drafts_are_accepted_so_that_equality_means_something(plain: LLM, prompts: list[dict[str, Any]]) -> None:
+    fast = plain.with_speculative_config(METHODS["merged"])
+    found = fast.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48))
+    assert sum(out.metrics.num_accepted_tokens for out in found) > 20
+    assert {name for out in found for name in out.metrics.drafters} == {"ngram", "draft_model"}
+
+
+def test_bfloat16_differs_at_counted_near_ties_only(prompts: list[dict[str, Any]]) -> None:
+    plain = LLM(speculative_config=None, dtype="bfloat16")
+    fast = plain.with_speculative_config(METHODS["merged"])
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    for a, b in zip(plain.generate(prompts, params), fast.generate(prompts, params), strict=True):
+        difference = first_difference(plain.runner, a.prompt_token_ids, a.outputs[0].token_ids, b.outputs[0].token_ids)
+        assert difference is None or difference.near_tie, difference
+    wrong = [*a.outputs[0].token_ids[:3], 77, 78]
+    caught = first_difference(plain.runner, a.prompt_token_ids, a.outputs[0].token_ids, wrong)
+    assert caught is not None
+    assert caught.position == 3
+
+
+def test_streaming_gives_the_same_text(plain: LLM) -> None:
+    fast = plain.with_speculative_config(METHODS["merged"])
+    params = SamplingParams(temperature=0.0, max_tokens=60, stop=["return n"])
+    (whole,) = plain.generate("def f(n):\n    if n:\n        return 1\n    return n\n\ndef g(n):\n", params)
+    chunks = list(fast.stream("def f(n):\n    if n:\n        return 1\n    return n\n\ndef g(n):\n", params))
+    assert "".join(chunk.text for chunk in chunks) == whole.outputs[0].text
+    assert [t for chunk in chunks for t in chunk.token_ids] == whole.outputs[0].token_ids
+    assert chunks[-1].finish_reason == whole.outputs[0].finish_reason
+    assert {source for chunk in chunks for _, source in chunk.segments} > {None}
+
+
+def test_a_closed_stream_leaves_nothing_behind(plain: LLM) -> None:
+    stream = plain.stream("def f(n):", SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert not plain.engine.has_work
+
+
+def test_prompts_in_every_form(plain: LLM) -> None:
+    ids = plain.tokenizer.encode("SELECT a")
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    forms = ["SELECT a", ids, {"prompt": "SELECT a"}, {"prompt_token_ids": ids}]
+    outputs = [out.outputs[0].token_ids for out in plain.generate(forms, params)]
+    assert all(tokens == outputs[0] for tokens in outputs)
+    assert plain.generate(ids, params)[0].outputs[0].token_ids == outputs[0]
+    each = plain.generate(["SELECT a", "def f"], [params, SamplingParams(temperature=0.0, max_tokens=2)])
+    assert [len(out.outputs[0].token_ids) for out in each] == [5, 2]
+
+
+def test_chat_uses_the_template(plain: LLM) -> None:
+    messages = [{"role": "user", "content": "Write SQL: all courses"}]
+    (out,) = plain.chat(messages, SamplingParams(temperature=0.0, max_tokens=8))
+    assert out.prompt_token_ids == plain.tokenizer.encode("<|user|>\nWrite SQL: all courses\n<|assistant|>\n", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ([], "no prompts"),
+        ([[]], "empty"),
+        ([[1, 99999]], "99999"),
+        ([[1, -1]], "-1"),
+        ([[1] * 3000], "3000 tokens"),
+        ([{"text": "x"}], "prompt_token_ids"),
+    ],
+)
+def test_bad_prompts_are_refused_before_anything_runs(plain: LLM, prompt: Any, text: str) -> None:
+    with pytest.raises(PromptError, match=text):
+        plain.generate(prompt, SamplingParams(max_tokens=2))
+    assert not plain.engine.has_work
+
+
+def test_bad_parameters_are_refused_by_name(plain: LLM) -> None:
+    with pytest.raises(ConfigError, match="logit_bias"):
+        plain.generate("x", SamplingParams(logit_bias={999999: 1.0}))
+    with pytest.raises(ConfigError, match="sampling_params"):
+        plain.generate(["x", "y"], [SamplingParams()])
+    assert not plain.engine.has_work
+    for config, text in (
+        ({"method": "ngramm"}, "did you mean"),
+        ({"method": "ngram", "prompt_lookup_maxx": 3}, "prompt_lookup_max"),
+        ({"method": []}, "empty list"),
+        ({"method": "ngram", "num_speculative_tokens": -1}, "num_speculative_tokens"),
+        ("{", "not JSON"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            plain.with_speculative_config(config)

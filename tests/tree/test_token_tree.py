@@ -1,0 +1,163 @@
+"""The token tree: construction, checks at the boundary, mask, paths and encodings against naive definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import DrafterError
+from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+
+VOCAB = 5
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
+    """Any tree of points and probes over a small vocabulary."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for _ in range(draw(st.integers(0, most))):
+        parent, token = draw(st.integers(-1, len(tokens) - 1)), draw(st.integers(0, VOCAB - 1))
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    kinds = [draw(st.sampled_from([0, 0, 0, PROBE])) for _ in tokens]
+    return TokenTree.build(tokens, parents, kinds=kinds)
+
+
+def naive_path(tree: TokenTree, node: int) -> list[int]:
+    return [] if node == ROOT else [*naive_path(tree, int(tree.parents[node])), node]
+
+
+@given(trees())
+def test_paths_depths_mask_and_reach_follow_their_definitions(tree: TokenTree) -> None:
+    mask = tree.ancestor_mask()
+    assert mask.shape == (len(tree), len(tree))
+    for i in range(len(tree)):
+        path = naive_path(tree, i)
+        assert list(tree.path(i)) == path
+        assert tree.depths[i] == len(path)
+        assert set(np.flatnonzero(mask[i])) == set(path)
+        assert tree.reach()[i] == pytest.approx(np.prod([tree.confidence[j] for j in path]), rel=1e-5)
+    assert tree.max_depth == max(tree.depths, default=0)
+    assert set(tree.leaves()) == {i for i in range(len(tree)) if i not in set(tree.parents.tolist())}
+    assert tree.is_chain == all(int(p) == i - 1 for i, p in enumerate(tree.parents))
+
+
+@given(trees())
+def test_children_are_the_candidates_in_node_order(tree: TokenTree) -> None:
+    for parent in (ROOT, *range(len(tree))):
+        expected = [i for i in range(len(tree)) if tree.parents[i] == parent and tree.kinds[i] != PROBE]
+        assert tree.children(parent) == expected
+        assert [trial.node for trial in tree.trials_of(parent)] == expected
+        assert sum(tree.confidence[i] for i in expected) <= 1.0 + 1e-6
+
+
+def traverse(first: np.ndarray, sibling: np.ndarray, tokens: np.ndarray) -> dict[int, tuple[int, ...]]:
+    """Depth first through first children and next siblings, as a grammar matcher goes: position -> tokens on its path."""
+    found: dict[int, tuple[int, ...]] = {}
+
+    def visit(position: int, path: tuple[int, ...]) -> None:
+        found[position] = path
+        child = int(first[position])
+        while child != -1:
+            visit(child, (*path, int(tokens[child])))
+            child = int(sibling[child])
+
+    visit(0, ())
+    return found
+
+
+@given(trees())
+def test_the_xgrammar_encoding_reaches_every_node_by_its_path(tree: TokenTree) -> None:
+    first, sibling, tokens = tree.to_xgrammar()
+    assert {a.dtype for a in (first, sibling, tokens)} == {np.dtype(np.int64)}
+    assert {len(a) for a in (first, sibling, tokens)} == {len(tree) + 1}
+    assert sibling[0] == -1, "xgrammar refuses a root with siblings"
+    assert traverse(first, sibling, tokens) == {
+        0: (),
+        **{i + 1: tuple(int(tree.tokens[j]) for j in naive_path(tree, i)) for i in range(len(tree))},
+    }
+
+
+def test_the_xgrammar_encoding_of_a_known_tree() -> None:
+    """Convention of xgrammar's own tests: position 0 with children 1 and 2 is next_token [1, -1, -1], next_sibling [-1, 2, -1]."""
+    first, sibling, tokens = TokenTree.build([5, 4], [ROOT, ROOT]).to_xgrammar()
+    assert (first.tolist(), sibling.tolist(), tokens.tolist()) == ([1, -1, -1], [-1, 2, -1], [-1, 5, 4])
+
+
+def test_the_traversal_check_catches_swapped_encodings() -> None:
+    first, sibling, tokens = TokenTree.build([5, 4, 3], [ROOT, ROOT, 0]).to_xgrammar()
+    assert traverse(sibling, first, tokens) != traverse(first, sibling, tokens)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, VOCAB - 1), max_size=6))
+def test_a_chain_is_what_build_makes_of_it(tokens: list[int]) -> None:
+    chain, built = TokenTree.chain(tokens, source=3), TokenTree.build(tokens, range(-1, len(tokens) - 1), sources=3)
+    assert chain.is_chain
+    for name in ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds"):
+        column, other = getattr(chain, name), getattr(built, name)
+        assert column.dtype == other.dtype
+        assert np.array_equal(column, other)
+
+
+def test_an_empty_chain_is_the_empty_tree() -> None:
+    assert TokenTree.chain([]) is EMPTY_TREE
+    assert (len(EMPTY_TREE), EMPTY_TREE.max_depth, EMPTY_TREE.leaves(), EMPTY_TREE.is_chain) == (0, 0, [], True)
+
+
+ROW = torch.full((VOCAB,), 1.0 / VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: TokenTree.build([1, 1], [-1, -1]), "duplicates"),
+        (lambda: TokenTree.build([1, 2], [1, -1]), "parents must come first"),
+        (lambda: TokenTree.build([1], [-2]), "parents must come first"),
+        (lambda: TokenTree.build([1, 2], [-1]), "one parent per token"),
+        (lambda: TokenTree.build([1], [-1], confidence=[1.5]), "between 0 and 1"),
+        (lambda: TokenTree.build([1], [-1], confidence=[float("nan")]), "between 0 and 1"),
+        (lambda: TokenTree.chain([1, 2], confidence=[0.5, -0.1]), "between 0 and 1"),
+        (lambda: TokenTree.chain([1, 2], confidence=[0.5]), "confidence"),
+        (lambda: TokenTree.build([1], [-1], slots=[1, 2]), "slots"),
+        (lambda: TokenTree.build([1, 2], [-1, -1], trials={-1: [Trial(0, ROW)]}), "trials at node -1"),
+        (lambda: TokenTree.build([1, 2], [-1, 0], trials={-1: [Trial(1, ROW)]}), "trials at node -1"),
+    ],
+)
+def test_broken_trees_are_refused(make, text: str) -> None:
+    with pytest.raises(DrafterError, match=text):
+        make()
+
+
+def unchecked(**columns: object) -> TokenTree:
+    return TokenTree.build([1, 2], [-1, 0]).replace(**columns)
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (TokenTree.chain([1, 2, 3]), "exceeds the budget of 2"),
+        (TokenTree.chain([VOCAB]), "must lie in 0..4"),
+        (TokenTree.chain([-1]), "must lie in 0..4"),
+        (unchecked(parents=np.array([1, 0], np.int32)), "parents must come before"),
+        (unchecked(parents=np.array([-1, 7], np.int32)), "parents must come before"),
+        (unchecked(parents=np.array([-5, 0], np.int32)), "parents must come before"),
+        (unchecked(depths=np.array([1, 1], np.int32)), "depths"),
+        (unchecked(sources=np.array([1], np.int32)), "sources"),
+        (unchecked(parents=np.array([-1, -1], np.int32), depths=np.array([1, 1]), tokens=np.array([1, 1])), "duplicates"),
+        (TokenTree.build([1], [-1], trials={-1: [Trial(0, torch.ones(VOCAB + 1))]}), "row of"),
+    ],
+)
+def test_the_boundary_check_refuses(tree: TokenTree, text: str) -> None:
+    with pytest.raises(DrafterError, match=text):
+        tree.check(VOCAB, 2)
+
+
+@given(trees())
+def test_the_boundary_check_lets_good_trees_pass(tree: TokenTree) -> None:
+    tree.check(VOCAB, 12)
