@@ -64,7 +64,9 @@ def weights_of(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     return weights
 
 
-def runner_of(model: LlamaForCausalLM, *, windows: tuple[int | None, ...] = (), spec_changes: Any = None, **kwargs: Any) -> NativeRunner:
+def runner_of(
+    model: LlamaForCausalLM, *, windows: tuple[int | None, ...] = (), spec_changes: Any = None, **kwargs: Any
+) -> NativeRunner:
     """Our runner over the weights of `model`; `windows` repeats over the layers, `spec_changes` replaces fields of the spec."""
     spec = spec_of(model.config)
     if windows:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.controllers.pick import best_count, cut, fixed_shape, order_by_reach
+from paceline.controllers.pick import best_count, choose, cut, fixed_shape, order_by_reach
 from paceline.tree.token_tree import PROBE, TokenTree, Trial
 
 
@@ -38,6 +38,15 @@ def test_greedy_order_is_the_best_subtree_of_its_size() -> None:
         closed = [s for s in combinations(range(5), size) if all(parents[n] < 0 or parents[n] in s for n in s)]
         best = max(sum(reach[n] for n in s) for s in closed)
         assert sum(r for r, _, _ in order[:size]) == pytest.approx(best)
+
+
+def test_a_chain_is_chosen_from_as_any_tree() -> None:
+    table = [0.0, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0]
+    chain, other = [0.9, 0.6, 0.3, 0.1], [0.05]
+    assert list(choose([(0, chain, ())], table, 1, 1.0)[0]) == [0, 1, 2]
+    assert choose([(0, chain, ()), (1, other, ())], table, 1, 1.0) == {0: [0, 1, 2], 1: []}
+    assert choose([(0, chain, (0, 1, 2, 3))], table, 1, 1.0) == {0: [0, 1, 2, 3]}
+    assert choose([(0, [0.1, 0.9], ())], table, 1, 1.0) == {0: [1]}
 
 
 def test_cutting_keeps_columns_and_parents_in_line() -> None:

@@ -1,7 +1,7 @@
 """The native runner against transformers, family by family: prefill, stepwise decoding, trees, commit and rollback, ragged batches.
 
 The runner's rule for rotary kinds that depend on the length (dynamic, longrope): a chunk counts with the length it leads to, a
-scored row with the length up to itself, and what is cached keeps its angles. That is what transformers does with a cache when tokens
+scored row with the length up to itself, and what is cached keeps its angles. transformers does the same with a cache when tokens
 come one at a time, and it makes a tree node equal to the same token decoded alone.
 """
 

@@ -104,7 +104,7 @@ def test_what_a_drawn_trial_stands_on_stays() -> None:
     drawn = TokenTree.build([1, 3], [-1, 0], trials={0: [Trial(1, ROWS[0])]}, confidence=[0.001, 0.9])
     tree = merge([points, drawn])
     assert select(tree, 3).tokens.tolist() == [1, 2, 3]
-    assert select(tree, 2).tokens.tolist() == [1, 2], "the drawn trial does not fit; what is left are free points"
+    assert select(tree, 2).tokens.tolist() == [0, 1], "the drawn trial does not fit; what is left are free points"
     assert not select(tree, 2).trials
 
 
@@ -146,11 +146,6 @@ def unlikely_draws_out(tree: TokenTree, nodes: int) -> TokenTree:
     return prune(tree, [i for i in range(len(tree)) if i not in leaves or tree.confidence[i] > 0.3])
 
 
-def free_repeats(tree: TokenTree, nodes: int) -> TokenTree:
-    """Wrong: a tree with few enough nodes is left alone, although it has more draws than nodes."""
-    return tree if len(tree) <= nodes else select(tree, nodes)
-
-
 def points_first_by_reach(tree: TokenTree, nodes: int) -> TokenTree:
     """Wrong: points before drawn trials are dropped by confidences that later draws have changed."""
     drawn = {t.node for ts in tree.trials.values() for t in ts if t.drawn}
@@ -158,7 +153,7 @@ def points_first_by_reach(tree: TokenTree, nodes: int) -> TokenTree:
     return prune(tree, keep)
 
 
-@pytest.mark.parametrize("wrong", [by_reach, unlikely_draws_out, free_repeats, points_first_by_reach])
+@pytest.mark.parametrize("wrong", [by_reach, unlikely_draws_out, points_first_by_reach])
 def test_the_law_check_catches_cuts_that_look_at_drawn_tokens(wrong) -> None:
     errors = []
     for seed, nodes in itertools.product(range(20), (1, 2, 3)):
@@ -184,3 +179,24 @@ def deep_first(choices: Choices) -> TokenTree:
 def test_drafters_that_go_deep_first_keep_the_law(nodes: int) -> None:
     for seed in range(5):
         assert law_error(lambda c: select(deep_first(c), nodes), random_target(seed, 3), 3) < TOLERANCE
+
+
+def two_equal_draws(choices: Choices) -> TokenTree:
+    """Two draws with replacement at the root, which may be the same node."""
+    row = [0.4, 0.3, 0.2, 0.1]
+    drawn = [choices.choose(row), choices.choose(row)]
+    tokens = list(dict.fromkeys(drawn))
+    q = torch.tensor(row, dtype=torch.float64)
+    return TokenTree.build(tokens, [-1] * len(tokens), trials={-1: [Trial(tokens.index(token), q) for token in drawn]})
+
+
+def test_repeats_are_no_free_rides() -> None:
+    """Leaving a tree alone because it has few enough *nodes* keeps the second draw only where it fell on the first."""
+
+    def free_repeats(choices: Choices) -> TokenTree:
+        tree = two_equal_draws(choices)
+        return tree if len(tree) <= 1 else select(tree, 1)
+
+    targets = [random_target(seed, 4) for seed in range(10)]
+    assert max(law_error(lambda c: select(two_equal_draws(c), 1), target, 2) for target in targets) < TOLERANCE
+    assert max(law_error(free_repeats, target, 2) for target in targets) > WRONG

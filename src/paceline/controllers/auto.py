@@ -23,7 +23,7 @@ from paceline.config import GREEDY_EPSILON, need
 from paceline.controllers.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
-from paceline.controllers.pick import best_count, cut, fixed_shape, order_by_reach
+from paceline.controllers.pick import choose, cut, fixed_shape
 from paceline.controllers.voice import Drafting, Voice
 from paceline.controllers.watch import Mode, Watch
 from paceline.tree.types import NO_BUDGET, Budget
@@ -142,14 +142,9 @@ class AutoController:
             elif len(tree):
                 pool.append((i, self.acceptance.reach(self._batch[i].own, tree), self._forced(self._batch[i], tree)))
         if pool:
-            order, forced = order_by_reach(pool)
-            count = best_count([reach for reach, _, _ in order], forced, self._table, rows, self._rate)
-            kept: dict[int, list[int]] = {i: [] for i, _, _ in pool}
-            for _, i, node in order[:count]:
-                kept[i].append(node)
-            for i, nodes in kept.items():
-                chosen[i] = cut(trees[i], sorted(nodes), len(trees[i]))
-            rows += count
+            for i, nodes in choose(pool, self._table, rows, self._rate).items():
+                chosen[i] = cut(trees[i], nodes, len(trees[i]))
+                rows += len(nodes)
         if rows > self._ready:
             self._prepare(rows)
         return chosen

@@ -7,6 +7,7 @@ drawn trials, whose shape must not depend on what came up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import ge
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
 
 Ranked = tuple[float, int, int]
+Candidate = tuple[int, list[float], Sequence[int]]
 
 
 def fixed_shape(tree: TokenTree) -> bool:
@@ -25,7 +27,20 @@ def fixed_shape(tree: TokenTree) -> bool:
     return bool(tree.trials) or any(tree.kinds.tolist())
 
 
-def order_by_reach(pool: Sequence[tuple[int, list[float], Sequence[int]]]) -> tuple[list[Ranked], int]:
+def choose(pool: Sequence[Candidate], table: Sequence[float], rows: int, rate: float) -> dict[int, Sequence[int]]:
+    """The nodes worth keeping of every tree, in node order; see `order_by_reach` and `best_count` for the arguments."""
+    if len(pool) == 1:
+        index, reach, forced = pool[0]
+        if not forced and all(map(ge, reach, reach[1:])):  # a chain, most often: the nodes are ranked as they stand
+            return {index: range(best_count(reach, 0, table, rows, rate))}
+    order, first = order_by_reach(pool)
+    kept: dict[int, list[int]] = {index: [] for index, _, _ in pool}
+    for _, index, node in order[: best_count([reach for reach, _, _ in order], first, table, rows, rate)]:
+        kept[index].append(node)
+    return {index: sorted(nodes) for index, nodes in kept.items()}
+
+
+def order_by_reach(pool: Sequence[Candidate]) -> tuple[list[Ranked], int]:
     """Rank all nodes of a batch, parents before their children.
 
     Args:
@@ -34,11 +49,6 @@ def order_by_reach(pool: Sequence[tuple[int, list[float], Sequence[int]]]) -> tu
     Returns:
         (reach, tree, node) from the best down, and how many nodes at the front are forced.
     """
-    if len(pool) == 1 and not pool[0][2]:
-        index, values, _ = pool[0]
-        ranked = [(value, index, node) for node, value in enumerate(values)]
-        ranked.sort(key=_best_first)
-        return ranked, 0
     front = [(reach[node], i, node) for i, reach, forced in pool for node in forced]
     taken = {(i, node) for _, i, node in front}
     rest = [(value, i, node) for i, reach, _ in pool for node, value in enumerate(reach)]

@@ -1,0 +1,177 @@
+"""models/families.py with rope_keys, layer_keys and config_keys: what config.json says, in the new and the old way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from models.checkpoints import CASES, OLD, SIZES
+
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models.families import FAMILIES, MULTIMODAL, declared_dtype, spec_from_config
+from paceline.models.spec import ModelSpec
+
+LLAMA: dict[str, Any] = {"model_type": "llama", **OLD}
+
+
+def new_config(name: str) -> dict[str, Any]:
+    """The config.json that transformers 5 would write."""
+    from transformers import AutoConfig
+
+    case = CASES[name]
+    sizes = {} if case.model_type in MULTIMODAL else SIZES
+    config = AutoConfig.for_model(case.model_type, **{**sizes, **case.new}, dtype="float32")
+    written: dict[str, Any] = config.to_dict()
+    return written
+
+
+def old_config(name: str) -> dict[str, Any]:
+    case = CASES[name]
+    common = {} if case.model_type in MULTIMODAL else OLD
+    return {"model_type": case.model_type, **common, **case.old}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_new_and_old_files_mean_the_same(name: str) -> None:
+    new, old = spec_from_config(new_config(name)), spec_from_config(old_config(name))
+    assert new == old
+    assert replace(new, norm_eps=0.5) != old, "the comparison sees nothing"
+
+
+def test_every_family_has_a_case() -> None:
+    tried = {MULTIMODAL.get(case.model_type, case.model_type) for case in CASES.values()}
+    assert tried == set(FAMILIES)
+
+
+def test_every_default_is_that_of_transformers() -> None:
+    """A file that leaves out all that may be left out means what transformers' own defaults say."""
+    from transformers import AutoConfig
+
+    for family in FAMILIES:
+        whole = AutoConfig.for_model(family).to_dict()
+        sizes = {key: whole[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
+        sparse = {"model_type": family, **sizes, "num_hidden_layers": whole["num_hidden_layers"]}
+        if family == "qwen3_moe":
+            whole["head_dim"] = None
+        assert spec_from_config(sparse) == spec_from_config(whole), family
+
+
+def test_llama_3_2() -> None:
+    rope = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+    spec = spec_from_config(
+        LLAMA
+        | {"rope_theta": 500000.0, "rope_scaling": {**rope, "rope_type": "llama3"}, "max_position_embeddings": 131072}
+        | {"head_dim": 64, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    )
+    assert spec.ropes["default"].kind == "llama3"
+    assert spec.ropes["default"].scaling == rope
+    assert (spec.head_dim, spec.tied, spec.dtype, spec.max_context) == (64, True, "bfloat16", 131072)
+
+
+def test_gemma_3_4b_leaves_out_what_is_default() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    spec = spec_from_config({"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16", "vision_config": {}})
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262208)
+    assert spec.ropes["full_attention"].kind == "linear"
+    assert (spec.ropes["full_attention"].theta, spec.ropes["sliding_attention"].theta) == (1e6, 1e4)
+    assert [layer.window for layer in spec.layers[:7]] == [1024] * 5 + [None, 1024]
+    assert (spec.tied, spec.dtype, spec.embedding_multiplier) == (True, "bfloat16", 2560**0.5)
+
+
+def test_windows() -> None:
+    def windows(config: dict[str, Any]) -> list[int | None]:
+        return [layer.window for layer in spec_from_config(OLD | config).layers]
+
+    assert windows({"model_type": "mistral", "sliding_window": None}) == [None] * 3
+    assert windows({"model_type": "mistral"}) == [4096] * 3
+    assert windows({"model_type": "qwen2", "sliding_window": 8}) == [None] * 3
+    slides = {"use_sliding_window": True, "sliding_window": 8}
+    assert windows({"model_type": "qwen2", **slides, "max_window_layers": 2}) == [None, None, 8]
+    assert windows({"model_type": "qwen3_moe", **slides}) == [8] * 3
+    assert windows({"model_type": "gemma2"}) == [4096, None, 4096]
+    assert windows({"model_type": "llama", "sliding_window": 8}) == [None] * 3
+    assert windows({"model_type": "smollm3", **slides, "no_rope_layers": [1, 0, 1]}) == [None, 8, None]
+
+
+def test_yarn_and_dynamic_lengthen_the_context() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert spec_from_config(LLAMA | {"rope_scaling": yarn}).max_context == 256
+    assert spec_from_config(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}).max_context == 128
+    assert spec_from_config(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}}).max_context == 64
+
+
+def test_mixtures() -> None:
+    spec = spec_from_config({"model_type": "qwen3_moe", **OLD, "decoder_sparse_step": 2, "mlp_only_layers": [1], "num_experts": 4})
+    assert [layer.moe for layer in spec.layers] == [False, False, False]
+    spec = spec_from_config({"model_type": "qwen3_moe", **OLD, "num_experts": 8, "norm_topk_prob": True})
+    assert spec.moe is not None
+    assert (spec.moe.experts, spec.moe.intermediate, spec.moe.norm_top_k) == (8, 768, True)
+    assert all(layer.moe for layer in spec.layers)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({"dtype": "bfloat16"}, "bfloat16"), ({"torch_dtype": "torch.float16"}, "float16"), ({}, None), ({"dtype": "auto"}, None)],
+)
+def test_declared_dtype(given: dict[str, Any], wanted: str | None) -> None:
+    assert declared_dtype({"model_type": "llama", **given}) == wanted
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "mamba"}, "'mamba'"),
+    ({"model_type": None}, "None"),
+    ({"hidden_act": "relu2"}, "'relu2'"),
+    ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "secret": 1}}, "'secret'"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer type"),
+    ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
+    ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 3}, "layer_types"),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({"clip_qkv": 8.0}, "clip_qkv"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), UNSUPPORTED)
+def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=text):
+        spec_from_config(LLAMA | change)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_size": None}, "hidden_size"),
+    ({"num_hidden_layers": "three"}, "num_hidden_layers"),
+    ({"num_attention_heads": 0}, "num_attention_heads"),
+    ({"num_key_value_heads": 3}, "3 key-value heads"),
+    ({"rope_scaling": {"type": "linear"}}, "'factor'"),
+    ({"rope_scaling": {"type": "linear", "factor": "two"}}, "'factor'"),
+    ({"rope_scaling": "linear"}, "rope_scaling"),
+    ({"rope_theta": 0.0}, "rope_theta"),
+    ({"rope_theta": "big"}, "rope_theta"),
+    ({"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+    ({"head_dim": 15}, "head_dim"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
+    ({"model_type": "qwen2", "layer_types": "full_attention"}, "layer_types"),
+    ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), WRONG)
+def test_contradictions_are_one_clear_line(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match=text) as caught:
+        spec_from_config(LLAMA | change)
+    assert not isinstance(caught.value, UnsupportedModelError)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_result_is_a_spec() -> None:
+    assert isinstance(spec_from_config(LLAMA), ModelSpec)
