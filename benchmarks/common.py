@@ -83,13 +83,15 @@ def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, 
     }
 
 
-def read_bandwidth(megabytes: int = 256, repeats: int = 9) -> float:
+def read_bandwidth(megabytes: int = 256, repeats: int = 9, device: str = "cpu") -> float:
     """Bytes per second of summing a large float32 tensor: the measured speed of reading memory."""
-    data = torch.ones(megabytes * 1024 * 1024 // 4)
+    megabytes *= 1 if device == "cpu" else 16
+    data = torch.ones(megabytes * 1024 * 1024 // 4, device=device)
+    data.sum().item()
     seconds = []
     for _ in range(repeats):
         start = perf_counter()
-        data.sum()
+        data.sum().item()
         seconds.append(perf_counter() - start)
     return megabytes * 1024 * 1024 / median(seconds)
 

@@ -72,7 +72,6 @@ def runner_of(
     if windows:
         layers = tuple(LayerSpec(window=windows[i % len(windows)]) for i in range(spec.num_layers))
         spec = replace(spec, layers=layers)
-    spec = replace(spec, **(spec_changes or {}))
     weights = weights_of(model)
     dtype = weights["embed.weight"].dtype
     return NativeRunner(spec, weights, name="tiny", device=CPU, dtype=dtype, **kwargs)

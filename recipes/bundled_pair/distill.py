@@ -180,8 +180,11 @@ def train(draft: LlamaForCausalLM, written: Lessons, corpus: Lessons, options: a
     )
     start, losses, agreed = time.perf_counter(), [], []
     for step, lesson in zip(range(steps), batches, strict=False):
+        progress = max(step / steps, (time.perf_counter() - start) / 60 / options.minutes)
+        if progress >= 1:
+            break
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step / steps, step, options.rate, warmup=min(50, steps))
+            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(50, steps))
         with torch.autocast(device.type, torch.bfloat16):
             state = draft.model(input_ids=lesson.tokens_n.long().to(device), use_cache=False).last_hidden_state
             wanted = lesson.wanted_n.flatten().nonzero().squeeze(1)
@@ -240,12 +243,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--written", type=Path, default=Path("build/written.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("build/draft"))
     parser.add_argument("--labels", type=Path, help="file to keep the target's labels in, for further runs")
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--kv-heads", type=int, default=1)
-    parser.add_argument("--mlp", type=int, default=384)
+    parser.add_argument("--mlp", type=int, default=512)
     parser.add_argument("--tied", action="store_true", help="one table for input and head; half the file, less agreement")
-    parser.add_argument("--tokens", type=int, default=12_000_000, help="tokens to train on (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=12_000_000, help="most tokens to train on (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=25, help="most minutes to train for (%(default)s)")
     parser.add_argument("--corpus-tokens", type=int, default=4_000_000, help="of the corpus, label about so many (%(default)s)")
     parser.add_argument("--written-share", type=float, default=0.75, help="share of the target's own texts (%(default)s)")
     parser.add_argument("--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)")

@@ -46,7 +46,8 @@ def visible(segment: Segment, row: int, window: int | None) -> list[int]:
     depths = np.arange(segment.inputs) if depths is None else depths
     sees = np.tri(segment.inputs, dtype=bool) if segment.sees is None else segment.sees
     near = length + depths[row] - (window or 10**9)
-    return [*(p for p in range(length) if p > near), *(length + j for j in range(segment.inputs) if sees[row, j] and length + depths[j] > near)]  # fmt: skip
+    inputs = [length + j for j in range(segment.inputs) if sees[row, j] and length + depths[j] > near]
+    return [*(p for p in range(length) if p > near), *inputs]
 
 
 def by_definition(shape: AttentionShape, segment: Segment, qkv: torch.Tensor, layer: int) -> torch.Tensor:

@@ -63,9 +63,9 @@ def test_a_strided_input_is_read_right():
 
 
 def test_the_probe_falls_back_when_the_operators_are_missing_or_wrong(monkeypatch):
-    for broken in (None, lambda weight, bias: lambda x: F.linear(x, weight, bias) + 1.0):
+    for broken in (_missing, _wrong):
         linear._probe.cache_clear()
-        monkeypatch.setattr(linear, "_packed", broken or _missing)
+        monkeypatch.setattr(linear, "_packed", broken)
         assert not can_pack(CPU, torch.float32)
         weight, x = torch.randn(8, 4), torch.randn(2, 4)
         assert torch.equal(make_linear(weight)(x), F.linear(x, weight))
@@ -74,6 +74,10 @@ def test_the_probe_falls_back_when_the_operators_are_missing_or_wrong(monkeypatc
 
 def _missing(weight, bias):
     raise AttributeError("no such operator")
+
+
+def _wrong(weight, bias):
+    return lambda x: F.linear(x, weight, bias) + 1.0
 
 
 def test_other_dtypes_and_devices_are_not_packed():

@@ -350,7 +350,8 @@ def test_stale_nan_of_a_released_sequence_does_not_leak(model, runner):
         runner.arena.kv[:, [slot for block in poisoned.blocks for slot in range(16 * block, 16 * block + 16)]] = torch.nan
     blocks = set(poisoned.blocks)
     runner.release(poisoned)
-    assert blocks & set((again := prefilled(runner)).blocks)
+    again = prefilled(runner)
+    assert blocks & set(again.blocks)
     runner.release(again)
     assert close(runner.score([prefilled(runner)], IDS[-1:], [TREE]).logits, by_path(model, IDS, TREE))
 

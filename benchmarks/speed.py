@@ -1,6 +1,6 @@
-"""Speed on a CPU against transformers with the same weights, dtype and threads, greedy, batch 1, in one run.
+"""Speed against transformers with the same weights, dtype, device and threads, greedy, batch 1, in one run.
 
-usage: cpu_speed.py [--threads 2] [--repeats 7] [--model-dir DIR] [--only plain,large,demo]
+usage: speed.py [--device cpu] [--threads 2] [--repeats 7] [--model-dir DIR] [--only plain,large,demo]
 
 plain   the bundled target, `LLM(...)` without drafts against `generate`
 large   a random 291M Llama in bfloat16: the same, the share of the memory-bandwidth limit, and the cost of scoring trees
@@ -27,15 +27,18 @@ from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.tree.token_tree import TokenTree
 
 
+DEVICE = "cpu"
+
+
 def open_transformers(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE).eval()
 
 
 @torch.inference_mode()
 def hf_generate(model: Any, ids: list[int], tokens: int, **options: Any) -> list[int]:
-    inputs = torch.tensor([ids])
+    inputs = torch.tensor([ids], device=DEVICE)
     out = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens, do_sample=False, **options)
     return out[0, len(ids) :].tolist()
 
@@ -58,7 +61,7 @@ def plain(repeats: int, name: str, folder: Path, prompts: list[list[int]], token
     """Plain decoding, ours against transformers'."""
     model, llm = (
         open_transformers(folder),
-        LLM(folder if name != "bundled" else None, speculative_config=None, tokenizer=BUNDLED_TARGET),
+        LLM(folder if name != "bundled" else None, speculative_config=None, tokenizer=BUNDLED_TARGET, device=DEVICE),
     )
     theirs, mine = ([hf_generate(model, p, tokens) for p in prompts], [ours(llm, p, tokens) for p in prompts])
     agreement = must_agree(llm, prompts, mine, theirs, name)
@@ -85,10 +88,10 @@ def large(repeats: int, folder: Path) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(2)]
     found = plain(repeats, "291M", folder, prompts, 64)
-    llm = LLM(folder, speculative_config=None, tokenizer=BUNDLED_TARGET)
+    llm = LLM(folder, speculative_config=None, tokenizer=BUNDLED_TARGET, device=DEVICE)
     limits, shares, steps = [], [], []
     for _ in range(repeats):
-        bandwidth = read_bandwidth()
+        bandwidth = read_bandwidth(device=DEVICE)
         step = score_seconds(llm, 0)
         limits.append(bandwidth)
         steps.append(step)
@@ -122,7 +125,7 @@ def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> 
 
 def demo(repeats: int) -> dict[str, Any]:
     """The bundled prompts four ways."""
-    llm = LLM()
+    llm = LLM(device=DEVICE)
     off = llm.with_speculative_config(None)
     model, draft = open_transformers(BUNDLED_TARGET), open_transformers(BUNDLED_DRAFT)
     prompts = bundled_prompts()
@@ -155,23 +158,25 @@ def demo(repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
     parser.add_argument("--only", default="plain,large,demo")
-    parser.add_argument("--name", default="cpu_speed", help="name of the result file")
+    parser.add_argument("--name", help="name of the result file; default: speed_DEVICE")
     given = parser.parse_args()
+    globals()["DEVICE"] = given.device
     torch.set_num_threads(given.threads)
     parts, result = given.only.split(","), {}
     if "plain" in parts:
-        llm = LLM(speculative_config=None)
+        llm = LLM(speculative_config=None, device=DEVICE)
         prompts = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[:6]]
         result["plain"] = plain(given.repeats, "bundled", BUNDLED_TARGET, prompts, 128)
     if "large" in parts:
         result["large"] = large(given.repeats, random_llama(given.model_dir))
     if "demo" in parts:
         result["demo"] = demo(given.repeats)
-    save(given.name, result)
+    save(given.name or f"speed_{given.device}", result)
 
 
 if __name__ == "__main__":

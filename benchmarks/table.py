@@ -1,0 +1,51 @@
+"""Writes the table of the README from `results/speed_cpu.json`.
+
+usage: table.py            prints nothing if the README is up to date already
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+
+
+def table(result: dict) -> str:
+    """Markdown rows from a result of `speed.py`."""
+    made, rows = result["provenance"], []
+    demo = result["demo"]
+    for group in ("all", "with repetition"):
+        rates, over = demo[group]["tokens_per_second"], demo[group]["speedup of paceline auto over"]
+        best = max(("transformers plain", "transformers assisted", "transformers prompt lookup"), key=rates.__getitem__)
+        own = over["paceline plain"]
+        rows.append(
+            f"| bundled prompts, {group} | {rates['transformers plain']:.0f} | {rates[best]:.0f} ({best.removeprefix('transformers ')}) | "
+            f"{rates['paceline plain']:.0f} | **{rates['paceline auto']:.0f}** | {own['median']:.2f} ({own['low']:.2f} to {own['high']:.2f}) |"
+        )
+    large = result["large"]
+    rates = large["tokens_per_second"]
+    rows.append(f"| 291M Llama, random weights | {rates['transformers']:.0f} | | {rates['paceline plain']:.0f} | | |")
+    head = (
+        "| tokens/s | transformers | transformers, best draft method | Paceline plain | Paceline | Paceline over its own plain (95 %) |\n"
+        "|---|---|---|---|---|---|"
+    )
+    packages = made["packages"]
+    note = (
+        f"{made['cpu']}, {made['threads']} threads, bfloat16, batch 1, temperature 0, {made['date'][:10]}; PyTorch {packages['torch']}, "
+        f"transformers {packages['transformers']}. Made by `{made['command']}`; raw results in `benchmarks/results/`."
+    )
+    return "\n".join([head, *rows, "", note])
+
+
+def main() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    result = json.loads((ROOT / "benchmarks" / "results" / "speed_cpu.json").read_text())
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""models/hub.py: folders, hub ids, the offline cache, and the formats that are refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.checkpoints import OLD, hub_cache, save_json
+
+from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
+from paceline.models.hub import read_config, resolve
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **OLD}
+
+
+def fill(folder: Path, config: dict[str, Any] | None = None, weights: str = "model.safetensors") -> None:
+    save_json(folder / "config.json", LLAMA if config is None else config)
+    (folder / weights).write_bytes(b"")
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path)) == tmp_path
+    with pytest.raises(ConfigError, match="local folder"):
+        resolve(tmp_path, revision="main")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("/no/such/folder", "no folder '/no/such/folder'"),
+        ("./nowhere", "no folder"),
+        ("~/no-such-folder-here", "no folder"),
+        ("a/b/c", "no folder 'a/b/c'"),
+        ("", "no folder ''"),
+        ("model.safetensors", "no folder"),
+    ],
+)
+def test_no_such_folder(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    if name == "":
+        return
+    with pytest.raises(CheckpointError, match=text):
+        resolve(name)
+
+
+def test_files_are_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UnsupportedModelError, match="GGUF"):
+        resolve(tmp_path / "x.gguf")
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve(tmp_path / "model.safetensors")
+
+
+def _resolve_elsewhere(cache: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, since huggingface_hub reads its environment once."""
+    code = f"from paceline.models.hub import resolve; print(resolve({name!r}))"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_hub_id_out_of_the_cache_while_offline(tmp_path: Path) -> None:
+    snapshot = hub_cache(tmp_path, "some-org/tiny", fill)
+    found = _resolve_elsewhere(tmp_path, "some-org/tiny")
+    assert found.stdout.strip() == str(snapshot), found.stderr
+    absent = _resolve_elsewhere(tmp_path, "some-org/other")
+    assert absent.returncode == 1
+    assert "CheckpointError: no folder 'some-org/other', and some-org/other is not" in absent.stderr
+    assert "HF_HUB_OFFLINE is set" in absent.stderr
+
+
+def _response(status: int, **headers: str) -> Any:
+    import httpx2
+
+    return httpx2.Response(status, headers=headers, request=httpx2.Request("GET", "https://huggingface.co/api/models/a/b"))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("GatedRepoError", "a/b is gated; accept its terms at https://huggingface.co/a/b and log in"),
+        ("RepositoryNotFoundError", "no hub repository is called 'a/b'"),
+        ("RevisionNotFoundError", "a/b has no revision 'v9'"),
+        ("HfHubHTTPError", "cannot be downloaded"),
+    ],
+)
+def test_what_the_hub_answers(error: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def refuse(*args: Any, **kwargs: Any) -> str:
+        raise getattr(errors, error)("two\nlines", response=_response(404))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(CheckpointError, match=text) as caught:
+        resolve("a/b", revision="v9")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def refuse(*args: Any, **kwargs: Any) -> str:
+        raise errors.LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(CheckpointError, match="the hub cannot be reached"):
+        resolve("a/b")
+
+
+@pytest.mark.parametrize("code", [False, True])
+def test_only_what_is_needed_is_asked_for(code: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    seen: dict[str, Any] = {}
+
+    def remember(name: str, **kwargs: Any) -> str:
+        seen.update(kwargs)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", remember)
+    assert resolve("a/b", code=code) == tmp_path
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"]
+    unwanted = ["pytorch_model.bin", "consolidated.safetensors", "original/params.json", "onnx/model.onnx", "README.md", "x.gguf"]
+    patterns = {"allow_patterns": seen["allow_patterns"], "ignore_patterns": seen["ignore_patterns"]}
+    kept = list(filter_repo_objects([*wanted, *unwanted, "modeling.py"], **patterns))
+    assert kept == wanted + (["modeling.py"] if code else [])
+
+
+def test_config_is_read(tmp_path: Path) -> None:
+    fill(tmp_path)
+    assert read_config(tmp_path) == LLAMA
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config.json in"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{half")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_config(tmp_path)
+
+
+QUANTISED: list[tuple[dict[str, Any], str]] = [
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
+    ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "FP8"),
+    ({"quantization_config": {"load_in_4bit": True}}, "BITSANDBYTES"),
+    ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "MXFP4"),
+    ({"compression_config": {"quant_method": "compressed-tensors"}}, "COMPRESSED-TENSORS"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), QUANTISED)
+def test_configurations_that_are_refused_by_name(change: dict[str, Any], text: str, tmp_path: Path) -> None:
+    fill(tmp_path, LLAMA | change)
+    with pytest.raises(UnsupportedModelError, match=text) as caught:
+        read_config(tmp_path)
+    assert "; use " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pytorch_model.bin", "pickled.*convert"),
+        ("pytorch_model-00001-of-00002.bin", "pickled"),
+        ("tiny.Q4_K_M.gguf", "GGUF"),
+        ("adapter_config.json", "LoRA.*merge it into org/base"),
+    ],
+)
+def test_files_that_are_refused_by_name(file: str, text: str, tmp_path: Path) -> None:
+    fill(tmp_path, weights="pytorch_model.bin" if "pytorch" not in file else file)
+    if "pytorch" not in file:
+        (tmp_path / "pytorch_model.bin").unlink()
+    save_json(tmp_path / file, {"base_model_name_or_path": "org/base"})
+    with pytest.raises(UnsupportedModelError, match=text):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json", "hf_quant_config.json"])
+def test_old_quantisation_files(file: str, tmp_path: Path) -> None:
+    fill(tmp_path)
+    save_json(tmp_path / file, {"bits": 4})
+    with pytest.raises(UnsupportedModelError, match="quantised"):
+        read_config(tmp_path)

@@ -1,0 +1,81 @@
+"""models/memory.py: what a model needs, what is at hand, and what is done when the one exceeds the other."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from models.checkpoints import OLD
+
+from paceline.errors import OutOfMemoryError
+from paceline.models.families import spec_from_config
+from paceline.models.memory import HEADROOM, available, cgroup_available, estimate, fit_context
+
+CPU = torch.device("cpu")
+SPEC = spec_from_config({"model_type": "llama", **OLD, "max_position_embeddings": 100_000})
+PER_TOKEN = 2 * 3 * 2 * 16 * 4  # keys and values, layers, kv heads, head dim, bytes
+
+
+def fit(budget: int, max_context: int | None = None) -> int:
+    return fit_context(SPEC, name="tiny", dtype=torch.float32, device=CPU, max_context=max_context, budget=budget)
+
+
+def test_estimate_by_hand() -> None:
+    need = estimate(SPEC, torch.float32, CPU)
+    layer = 128 * 64 + 64 * 64 + 3 * 96 * 64 + 2 * 64  # qkv, o, the MLP, two norms
+    assert need.weights == 4 * (2 * 128 * 64 + 64 + 3 * layer)
+    assert need.packing == 4 * layer
+    assert need.per_token == PER_TOKEN
+    assert need.total(10) == need.weights + need.packing + 10 * PER_TOKEN
+    assert estimate(SPEC, torch.bfloat16, CPU).weights * 2 == need.weights
+
+
+def test_a_tied_packed_head_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    tied = replace(SPEC, tied=True)
+    for packs in (True, False):
+        monkeypatch.setattr("paceline.models.memory.can_pack", lambda device, dtype, packs=packs: packs)
+        extra = estimate(tied, torch.float32, CPU).packing - estimate(SPEC, torch.float32, CPU).packing
+        assert extra == (128 * 64 * 4 if packs else 0)
+
+
+def test_the_context_asked_for_or_an_error() -> None:
+    need = estimate(SPEC, torch.float32, CPU)
+    enough = int(need.total(3000) / HEADROOM) + 2
+    assert fit(enough, 3000) == 3000
+    with pytest.raises(OutOfMemoryError, match=r"tiny needs .* GiB on cpu .* weights in float32.* cache for 4000 tokens") as caught:
+        fit(enough, 4000)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_context_nobody_asked_for_is_shortened(caplog: pytest.LogCaptureFixture) -> None:
+    need = estimate(SPEC, torch.float32, CPU)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        found = fit(int(need.total(5000) / HEADROOM) + 2)
+    assert abs(found - 5000) <= 1
+    assert "limited to" in caplog.text
+    assert fit(10**12) == 100_000
+    with pytest.raises(OutOfMemoryError):
+        fit(need.total(1000))
+
+
+def test_something_is_available_here() -> None:
+    assert 10**7 < available(CPU) < 10**14
+
+
+def test_control_groups(tmp_path: Path) -> None:
+    assert cgroup_available(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert cgroup_available(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert cgroup_available(tmp_path) == 700
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50\n")
+    assert cgroup_available(tmp_path) == 750
+    old = tmp_path / "v1" / "memory"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("500\n")
+    (old / "memory.usage_in_bytes").write_text("600\n")
+    assert cgroup_available(tmp_path / "v1") == 0
