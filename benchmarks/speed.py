@@ -26,7 +26,6 @@ from paceline.bench.compare import first_difference
 from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.tree.token_tree import TokenTree
 
-
 DEVICE = "cpu"
 
 
@@ -143,7 +142,9 @@ def demo(repeats: int) -> dict[str, Any]:
     agreement = {name: must_agree(off, ids, base, out, name) for name, out in outputs.items()}
     found: dict[str, Any] = {"agreement": agreement}
     for group, picked in (("all", list(range(len(ids)))), ("with repetition", [i for i, p in enumerate(prompts) if p.repetitive])):
-        seconds = alternate({name: (lambda run=run: [run(ids[i]) for i in picked]) for name, run in runs.items()}, repeats)
+        seconds = alternate(
+            {name: (lambda run=run, picked=picked: [run(ids[i]) for i in picked]) for name, run in runs.items()}, repeats
+        )
         made = {name: sum(len(outputs[name][i]) for i in picked) for name in runs}
         per_token = {name: [s / made[name] for s in values] for name, values in seconds.items()}
         found[group] = {

@@ -21,20 +21,21 @@ def table(result: dict) -> str:
         best = max(("transformers plain", "transformers assisted", "transformers prompt lookup"), key=rates.__getitem__)
         own = over["paceline plain"]
         rows.append(
-            f"| bundled prompts, {group} | {rates['transformers plain']:.0f} | {rates[best]:.0f} ({best.removeprefix('transformers ')}) | "
-            f"{rates['paceline plain']:.0f} | **{rates['paceline auto']:.0f}** | {own['median']:.2f} ({own['low']:.2f} to {own['high']:.2f}) |"
+            f"| bundled prompts, {group} | {rates['transformers plain']:.0f} "
+            f"| {rates[best]:.0f} ({best.removeprefix('transformers ')}) | {rates['paceline plain']:.0f} "
+            f"| **{rates['paceline auto']:.0f}** | {own['median']:.2f} ({own['low']:.2f} to {own['high']:.2f}) |"
         )
     large = result["large"]
     rates = large["tokens_per_second"]
     rows.append(f"| 291M Llama, random weights | {rates['transformers']:.0f} | | {rates['paceline plain']:.0f} | | |")
     head = (
-        "| tokens/s | transformers | transformers, best draft method | Paceline plain | Paceline | Paceline over its own plain (95 %) |\n"
+        "| tokens/s | transformers | transformers, best drafts | Paceline plain | Paceline | over its own plain (95 %) |\n"
         "|---|---|---|---|---|---|"
     )
     packages = made["packages"]
     note = (
-        f"{made['cpu']}, {made['threads']} threads, bfloat16, batch 1, temperature 0, {made['date'][:10]}; PyTorch {packages['torch']}, "
-        f"transformers {packages['transformers']}. Made by `{made['command']}`; raw results in `benchmarks/results/`."
+        f"{made['cpu']}, {made['threads']} threads, bfloat16, batch 1, temperature 0, {made['date'][:10]}; "
+        f"PyTorch {packages['torch']}, transformers {packages['transformers']}. Made by `{made['command']}`; raw results in `benchmarks/results/`."
     )
     return "\n".join([head, *rows, "", note])
 

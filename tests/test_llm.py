@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,8 +35,8 @@ SAMPLED = {"top_k": {"top_k": 20}, "top_p": {"top_p": 0.9}, "min_p": {"min_p": 0
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[LLM]:
-    yield LLM(speculative_config=None, dtype="float32", seed=1)
+def plain() -> LLM:
+    return LLM(speculative_config=None, dtype="float32", seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +127,9 @@ def test_prompts_in_every_form(plain: LLM) -> None:
 def test_chat_uses_the_template(plain: LLM) -> None:
     messages = [{"role": "user", "content": "Write SQL: all courses"}]
     (out,) = plain.chat(messages, SamplingParams(temperature=0.0, max_tokens=8))
-    assert out.prompt_token_ids == plain.tokenizer.encode("<|user|>\nWrite SQL: all courses\n<|assistant|>\n", add_special_tokens=False)
+    assert out.prompt_token_ids == plain.tokenizer.encode(
+        "<|user|>\nWrite SQL: all courses\n<|assistant|>\n", add_special_tokens=False
+    )
 
 
 @pytest.mark.parametrize(

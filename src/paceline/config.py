@@ -59,7 +59,8 @@ class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
 
     Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's own
-    path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule (vLLM's `raw_logprobs`).
+    path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule (vLLM's
+    `raw_logprobs`).
 
     Attributes:
         n: outputs per prompt, sharing the prompt's cache.

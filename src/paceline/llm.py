@@ -6,8 +6,8 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
-from copy import copy
 from collections.abc import Generator, Mapping, Sequence
+from copy import copy
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,14 @@ class LLM:
             folder if tokenizer is None else resolve(str(tokenizer)), trust_remote_code=trust_remote_code
         )
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
-        options = {"dtype": self.config.dtype, "device": self.config.device, "trust_remote_code": trust_remote_code}
-        self.runner = load_runner(name, revision=revision, max_context=self.config.max_model_len, **options)
+        self.runner = load_runner(
+            name,
+            revision=revision,
+            dtype=self.config.dtype,
+            device=self.config.device,
+            max_context=self.config.max_model_len,
+            trust_remote_code=trust_remote_code,
+        )
         self._default_draft = str(BUNDLED / "draft") if model is None else None
         self._trust = trust_remote_code
         self._assemble()

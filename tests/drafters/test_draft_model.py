@@ -206,20 +206,17 @@ def test_the_law_check_catches_children_chosen_by_their_probability(monkeypatch:
 
 
 def test_one_forward_pass_a_level_and_only_new_tokens_are_fed() -> None:
-    for width, fed_first, fed_later in ((1, len(PROMPT) + 3, 2 + 3), (2, len(PROMPT) + 6, 2 + 6)):
+    for width, inner in ((1, 3), (2, 6)):
         runner = ToyRunner(VOCAB, order=None)
         drafter = drafter_of(runner, tree_width=width)
         state = begin(drafter)
         tree = propose(drafter, state, 16, 4)
-        assert (runner.calls, runner.fed) == (4, fed_first)
-        node = next(i for i in range(len(tree)) if tree.depths[i] == 4) if width == 1 else int(tree.reach().argmax())
-        path = tree.path(node)
+        assert (runner.calls, runner.fed) == (4, len(PROMPT) + inner)
+        path = tree.path(3 if width == 1 else int(tree.reach().argmax()))
         observe(drafter, state, tree, path, 7)
-        calls, fed = runner.calls, runner.fed
         propose(drafter, state, 16, 4)
-        new_tokens = 2 if width == 1 else 1
-        assert runner.calls - calls == 4
-        assert runner.fed - fed == fed_later - 2 + new_tokens, "accepted keys and values are used again"
+        never_fed = 2 if width == 1 else 1
+        assert (runner.calls, runner.fed) == (8, len(PROMPT) + 2 * inner + never_fed), "accepted keys and values are used again"
 
 
 def test_a_batch_shares_its_forward_passes() -> None:

@@ -88,8 +88,8 @@ def test_the_equality_catches_a_verifier_that_keeps_a_wrong_guess() -> None:
 
         def verify_stacked(self, trees: Any, logits: Any, offsets: Any) -> Any:
             found = self.inner.verify_stacked(trees, logits, offsets)
-            first = [replace(v, path=(0,), accepted=(int(t.tokens[0]),)) if len(t) else v for v, t in zip(found, trees, strict=True)]
-            return first
+            pairs = zip(found, trees, strict=True)
+            return [replace(v, path=(0,), accepted=(int(t.tokens[0]),)) if len(t) else v for v, t in pairs]
 
     runner = ToyRunner(16, order=None)
     wrong = engine(runner, [Guess(runner)], 5)
@@ -97,7 +97,10 @@ def test_the_equality_catches_a_verifier_that_keeps_a_wrong_guess() -> None:
     assert tokens(run(wrong, PROMPTS, GREEDY)) != tokens(run(engine(runner), PROMPTS, GREEDY))
 
 
-@pytest.mark.parametrize("sizes", [{"max_num_seqs": 1}, {"max_num_batched_tokens": 3}, {"max_num_seqs": 3, "max_num_batched_tokens": 2}])
+SIZES = [{"max_num_seqs": 1}, {"max_num_batched_tokens": 3}, {"max_num_seqs": 3, "max_num_batched_tokens": 2}]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
 def test_batching_and_chunking_change_nothing(sizes: dict[str, int]) -> None:
     runner = ToyRunner(16, order=None)
     params = SamplingParams(temperature=1.0, max_tokens=12, n=3, logprobs=2, prompt_logprobs=2)

@@ -1,4 +1,4 @@
-"""The proof on the user's own model: plain and accelerated decoding of the same prompts, compared at temperature 0 and tested above it.
+"""The proof on the user's own model: plain and accelerated decoding of the same prompts, compared at 0 and tested above it.
 
 In: a loaded LLM and prompts. Out: a Report that says whether the claimed exactness class holds. Not here: printing.
 """
@@ -16,6 +16,7 @@ from paceline.config import SamplingParams
 from paceline.llm import LLM
 
 APPROXIMATE = "approximate"
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ def verify(
     temperature: float = 1.0,
     samples: int = 8,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Report:
     """Decode every prompt plainly and accelerated and compare.
 
@@ -103,22 +104,7 @@ def verify(
         llm.runner.info.name, claimed_class(llm), str(llm.runner.info.dtype).removeprefix("torch."), prompts=len(prompts)
     )
     report.temperature = temperature
-    steps = accepted = 0
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    for index, prompt in enumerate(prompts):
-        (slow,), (fast,) = plain.generate(prompt, params), llm.generate(prompt, params)
-        ours, theirs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
-        difference = first_difference(llm.runner, slow.prompt_token_ids, ours, theirs)
-        report.tokens += len(ours)
-        report.identical += difference is None
-        if difference is not None:
-            report.differences[index] = difference
-        found = gaps(llm.runner, slow.prompt_token_ids, ours)
-        report.positions += len(found)
-        report.near_ties += sum(gap < epsilon for gap, epsilon in found)
-        steps, accepted = steps + fast.metrics.num_steps, accepted + fast.metrics.num_accepted_tokens
-        progress("temperature 0", index + 1, len(prompts))
-    report.mean_acceptance_length = 1.0 + accepted / steps if steps else 1.0
+    _greedy(llm, plain, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens), report=report, progress=progress)
     if samples and temperature > 0:
         report.law, report.plain_law = (
             _law(
@@ -133,9 +119,26 @@ def verify(
     return report
 
 
-def _law(
-    llm: LLM, prompts: Sequence[Any], params: SamplingParams, stage: str, progress: Callable[[str, int, int], None]
-) -> LawTest:
+def _greedy(llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams, *, report: Report, progress: Progress) -> None:
+    """Fill the report's part at temperature 0."""
+    steps = accepted = 0
+    for index, prompt in enumerate(prompts):
+        (slow,), (fast,) = plain.generate(prompt, params), llm.generate(prompt, params)
+        output = slow.outputs[0].token_ids
+        difference = first_difference(llm.runner, slow.prompt_token_ids, output, fast.outputs[0].token_ids)
+        report.tokens += len(output)
+        report.identical += difference is None
+        if difference is not None:
+            report.differences[index] = difference
+        found = gaps(llm.runner, slow.prompt_token_ids, output)
+        report.positions += len(found)
+        report.near_ties += sum(gap < epsilon for gap, epsilon in found)
+        steps, accepted = steps + fast.metrics.num_steps, accepted + fast.metrics.num_accepted_tokens
+        progress("temperature 0", index + 1, len(prompts))
+    report.mean_acceptance_length = 1.0 + accepted / steps if steps else 1.0
+
+
+def _law(llm: LLM, prompts: Sequence[Any], params: SamplingParams, stage: str, progress: Progress) -> LawTest:
     import torch
 
     noise, values = torch.Generator().manual_seed(params.seed or 0), []

@@ -104,26 +104,17 @@ class Crew:
         """Tell every drafter what became of the trees; contexts already hold the new tokens."""
         for index in range(len(self.drafters)):
             at = [i for i, sequence in enumerate(batch) if sequence.states[index] is not None]
-            if at:
-                self._observe_one(index, batch, trees, verdicts, scores, at)
+            if not at:
+                continue
 
-    def _observe_one(
-        self,
-        index: int,
-        batch: Sequence[Decoding],
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        scores: Scores,
-        at: Sequence[int],
-    ) -> None:
-        def call(picked: Sequence[int]) -> list[None]:
-            some = [at[i] for i in picked]
-            own = scores if len(some) == len(batch) else scores.pick(some)
-            states = [batch[i].states[index] for i in some]
-            self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
-            return [None] * len(picked)
+            def call(picked: Sequence[int], index: int = index, at: Sequence[int] = at) -> list[None]:
+                some = [at[i] for i in picked]
+                own = scores if len(some) == len(batch) else scores.pick(some)
+                states = [batch[i].states[index] for i in some]
+                self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
+                return [None] * len(picked)
 
-        self._each(index, [batch[i] for i in at], call, None)
+            self._each(index, [batch[i] for i in at], call, None)
 
     def end(self, sequence: Decoding) -> None:
         """The sequence is over; its states are freed."""

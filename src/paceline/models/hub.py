@@ -38,7 +38,7 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
     """
     name = str(model)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         if revision is not None:
             raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
         return path
@@ -49,7 +49,7 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
     if path.is_file():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint, with config.json and safetensors")
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
-        raise CheckpointError(f"no folder {name!r} (and no hub id, which reads 'org/name'); check the path")
+        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; check the path")
     return _download(name, revision, code)
 
 
