@@ -140,7 +140,8 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out:
     """Write weights in bfloat16, configuration, tokenizer and end tokens; the model itself is converted."""
     model.generation_config.eos_token_id = [END_ID, END_OF_TEXT_ID]
     model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # the writer leaves it readable by its owner alone
+    tokenizer.save_pretrained(out, save_jinja_files=False)
 
 
 def pick_device(name: str) -> str:

@@ -42,8 +42,9 @@ def heldout_loss(model: LlamaForCausalLM, sequences: list[list[int]], longest: i
 def matches(draft: LlamaForCausalLM, prompt: list[int], answer: list[int]) -> Tensor:
     """(len(answer),) bool: the draft's greedy guess equals the answer's token, given all before it."""
     x_t = torch.tensor([prompt + answer], device=draft.device)
-    guesses_t = draft(input_ids=x_t, use_cache=False).logits[0].argmax(-1)
-    return (guesses_t[len(prompt) - 1 : -1] == x_t[0, len(prompt) :]).cpu()
+    guesses_t: Tensor = draft(input_ids=x_t, use_cache=False).logits[0].argmax(-1)
+    match_n: Tensor = guesses_t[len(prompt) - 1 : -1] == x_t[0, len(prompt) :]
+    return match_n.cpu()
 
 
 def agreement(match_n: list[Tensor]) -> dict[int, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -20,23 +20,38 @@ GREEDY_EPSILON = 1e-5
 
 MAX_N = 128
 MAX_LOGPROBS = 128
+MAX_NUMBER = 1e30
+"""Finite in float32 with room to multiply; nothing larger means anything as a temperature, penalty or threshold."""
+
+MAX_COUNT = 2**62
+"""No count in use comes near; larger integers are typing mistakes that would overflow somewhere."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def need(condition: bool, name: str, rule: str, got: object) -> None:
-    """Raise ConfigError "NAME must RULE, got VALUE" unless `condition` holds."""
+    """Raise ConfigError "NAME must RULE, got VALUE" unless `condition` holds; a long value is cut."""
     if not condition:
-        raise ConfigError(f"{name} must {rule}, got {got!r}")
+        raise ConfigError(f"{name} must {rule}, got {shortened(got)}")
+
+
+def shortened(value: object, most: int = 200) -> str:
+    """The repr of what a user gave, short enough for one line of a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"an enormous {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER  # NaN fails
     need(fine and low <= value <= high and not (open_low and value == low), name, rule, value)  # type: ignore[operator]
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    fine = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
-    need(fine, name, f"be an integer of {low} or more" if high is None else f"be an integer in {low}..{high}", value)
+def _integer(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
+    fine = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    unbounded = high == MAX_COUNT and not (isinstance(value, int) and value > high)
+    need(fine, name, f"be an integer of {low} or more" if unbounded else f"be an integer in {low}..{high}", value)
 
 
 def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -49,9 +64,15 @@ def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) ->
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else tuple(value or ())  # type: ignore[arg-type]
-    need(all(isinstance(item, str) and item for item in items), name, "be a string or a list of non-empty strings", value)
+    rule = "be a string or a list of non-empty strings"
+    items = (value,) if isinstance(value, str) and value else _items(name, value, rule)
+    need(all(isinstance(item, str) and item for item in items), name, rule, value)
     return items
+
+
+def _items(name: str, value: object, rule: str) -> tuple[Any, ...]:
+    need(value is None or (isinstance(value, Iterable) and not isinstance(value, str | Mapping)), name, rule, value)
+    return () if value is None else tuple(value)  # type: ignore[arg-type]  # need() has just checked that it is iterable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +128,7 @@ class SamplingParams:
         self._check_limits()
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids, "be a list of token ids"))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
         object.__setattr__(self, "logit_bias", self._bias())
@@ -137,11 +158,12 @@ class SamplingParams:
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
 
     def _bias(self) -> dict[int, float] | None:
-        if not self.logit_bias:
+        if self.logit_bias is None or self.logit_bias == {}:
             return None
+        need(isinstance(self.logit_bias, Mapping), "logit_bias", "map token ids to numbers", self.logit_bias)
         bias = {}
         for key, value in self.logit_bias.items():
-            token = int(key) if isinstance(key, str) and key.isdecimal() else key
+            token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
             _integer("logit_bias token id", token, 0)
             _number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
             bias[token] = float(value)
@@ -197,7 +219,9 @@ class SpeculativeConfig:
         need(self.acceptance_method in known, "acceptance_method", f"be one of {', '.join(known)}", self.acceptance_method)
         _number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
         _number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")
-        need(self.model is None or isinstance(self.model, str), "speculative_config model", "be a folder or hub id", self.model)
+        for name, rule in (("model", "be a folder or hub id"), ("controller", "be a name from `paceline methods`")):
+            value = getattr(self, name)
+            need(value is None or (isinstance(value, str) and value != ""), f"speculative_config {name}", rule, value)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | str | SpeculativeConfig | None) -> SpeculativeConfig | None:
@@ -239,7 +263,10 @@ def _json_object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"speculative_config is not JSON ({error.msg} at character {error.pos}), got {text!r}") from None
+        got = shortened(text)
+        raise ConfigError(f"speculative_config is not JSON ({error.msg} at character {error.pos}), got {got}") from None
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
+        raise ConfigError(f"speculative_config cannot be read ({error}), got {shortened(text)}") from None
     need(value is None or isinstance(value, dict), "speculative_config", "be a JSON object or null", text)
     return value  # type: ignore[no-any-return]
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.attention import AttentionShape, BatchStep, Masks, PaddedStep, SequenceStep, attention
+from paceline.models import attention as module
+from paceline.models.attention import AttentionShape, BatchStep, Masks, PaddedStep, SequenceStep, attention, spare_rows
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.graphs import Bucket, pack, padded_masks
+from paceline.models.linear import can_pack
 from paceline.models.segments import Segment, span, tree_segment
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
@@ -16,8 +18,8 @@ CPU = torch.device("cpu")
 TREE = TokenTree.build([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])
 
 
-def shape_of(windows=(None,), softcap=None, groups=3, kv_heads=2, scale=0.3) -> AttentionShape:
-    return AttentionShape(groups, kv_heads, 8, scale, softcap, windows, tuple(range(len(windows))))
+def shape_of(windows=(None,), softcap=None, groups=3, kv_heads=2, scale=0.3, head_dim=8) -> AttentionShape:
+    return AttentionShape(groups, kv_heads, head_dim, scale, softcap, windows, tuple(range(len(windows))))
 
 
 def filled(shape: AttentionShape, length: int, *, slots: int = 256, copy_limit: int = 1024) -> NativeCache:
@@ -163,3 +165,35 @@ def test_attention_with_a_cap_far_away_is_plain_attention():
     plain, capped = attention(q, kv, kv, mask, shape_of()), attention(q, kv, kv, mask, shape_of(softcap=1e4))
     assert torch.allclose(plain, capped, atol=1e-5)
     assert not torch.allclose(plain, attention(q, kv, kv, mask, shape_of(softcap=0.5)), atol=1e-3)
+
+
+def test_spare_rows():
+    assert [spare_rows(n) for n in (1, 2, 3, 4, 5, 32, 33, 36, 66)] == [3, 2, 1, 0, 0, 0, 3, 0, 2]
+
+
+@pytest.mark.skipif(not can_pack(CPU, torch.bfloat16), reason="bit equality is claimed for CPUs with packed bfloat16")
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_alone_and_among_others(groups, dtype, monkeypatch):
+    shape = shape_of(groups=groups, head_dim=32)
+    assert alone_equals_among(shape, dtype)
+    if dtype is torch.float32 and groups < 4:
+        monkeypatch.setattr(module, "spare_rows", lambda rows: 0)
+        assert not alone_equals_among(shape, dtype)
+
+
+def alone_equals_among(shape: AttentionShape, dtype: torch.dtype) -> bool:
+    torch.manual_seed(0)
+    arena = Arena(1, shape.kv_heads, shape.head_dim, dtype=dtype, device=CPU)
+    masks, same = Masks(dtype, CPU), True
+    for length in (5, 40, 97):
+        cache = NativeCache(arena)
+        cache.reserve(length + 8)
+        cache.length = length
+        with torch.inference_mode():
+            arena.kv.copy_(torch.randn(arena.kv.shape))
+        qkv = torch.randn(8, shape.heads + 2 * shape.kv_heads, shape.head_dim).to(dtype)
+        among = SequenceStep(shape, masks, Segment(cache, 8)).attend(0, qkv)
+        alone = SequenceStep(shape, masks, Segment(cache, 1)).attend(0, qkv[:1])
+        same &= torch.equal(alone, among[:1])
+    return same

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.config import EngineConfig, SamplingParams
+from paceline.cli import logs
+from paceline.config import EngineConfig, SamplingParams, shortened
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,61 +48,125 @@ ENGINE_HELP = {
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
 }
-LISTS = {"bad_words": str, "stop": str, "stop_token_ids": int}
-NUMBERS = {"temperature": float, "top_p": float, "min_p": float, "presence_penalty": float, "frequency_penalty": float}
-FLAGS = ("include_stop_str_in_output", "ignore_eos")
-TEXTS = ("logit_bias", "dtype", "device")
+INTEGERS = ("n", "top_k", "seed", "stop_token_ids", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "max_model_len", "threads")
+TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device")
+LISTS = ("bad_words", "stop", "stop_token_ids")
+SWITCHES = ("include_stop_str_in_output", "ignore_eos")
+METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id; default: the bundled model.")]
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Folder or hub id, where it is not the model's own.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
-Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id; default: the bundled model.", rich_help_panel="Model")
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="MODEL", help="Folder or hub id, where it is not the model's own.", rich_help_panel="Model"),
+]
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.", rich_help_panel="Model")
+]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.", rich_help_panel="Model")
+]
 Spec = Annotated[
     str,
-    typer.Option("--speculative-config", "-s", help='JSON, as {"method": "ngram"}; null decodes plainly.'),
+    typer.Option(
+        "--speculative-config",
+        "-s",
+        metavar="JSON",
+        help='How to guess, as {"method": "ngram"}; null decodes plainly.',
+        rich_help_panel="Model",
+    ),
 ]
 DEFAULT_SPEC = '{"method": "auto"}'
 
 
-def _type(name: str) -> Any:
-    if name in LISTS:
-        return list[LISTS[name]] | None  # type: ignore[misc]  # a type made from a table
-    if name in FLAGS:
-        return bool
-    return {**NUMBERS, "repetition_penalty": float, **dict.fromkeys(TEXTS, str)}.get(name, int) | None
+def _log_level(level: str | None) -> None:
+    if level is not None:
+        logs.set_level(level)
 
 
-def _parameter(field: Field[Any], text: str) -> inspect.Parameter:
-    option = typer.Option("--" + field.name.replace("_", "-"), help=text)
-    default = False if field.name in FLAGS else None
-    annotation = Annotated[_type(field.name), option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+LogLevel = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", callback=_log_level, help="debug, info, warning or error.")
+]
+
+
+def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
+    """The flag of a field. Numbers come as text, so that what is no number gets a line like every other wrong value."""
+    name = field.name
+    kind: Any = bool if name in SWITCHES else (list[str] | None if name in LISTS else str | None)
+    metavar = None if name in SWITCHES else METAVARS.get(name, "TEXT" if name in TEXTS else "INT" if name in INTEGERS else "FLOAT")
+    option = typer.Option("--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel=panel)
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if name in SWITCHES else None, annotation=annotation)
 
 
 def with_flags(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`: it gets the flags of EngineConfig, and of SamplingParams.
+    """Decorate a command whose last parameter is `given: dict`: it gets the flags of EngineConfig, of SamplingParams, --log-level.
 
-    What the user did not type is absent from `given`.
+    What the user did not type is absent from `given`; numbers in it are numbers.
     """
-    sources = [(EngineConfig, ENGINE_HELP)] + ([(SamplingParams, SAMPLING_HELP)] if sampling else [])  # type: ignore[list-item]
-    extra = [_parameter(field, texts[field.name]) for cls, texts in sources for field in fields(cls) if field.name in texts]
-    unique = list({parameter.name: parameter for parameter in extra}.values())
+    sources: list[tuple[Any, dict[str, str], str]] = [(EngineConfig, ENGINE_HELP, "Model")]
+    sources += [(SamplingParams, SAMPLING_HELP, "Sampling")] if sampling else []
+    extra = [
+        _parameter(field, texts[field.name], panel) for cls, texts, panel in sources for field in fields(cls) if field.name in texts
+    ]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
-        names = [parameter.name for parameter in unique]
+        names = [parameter.name for parameter in extra]
 
         def command(**arguments: Any) -> None:
             typed = {name: arguments.pop(name) for name in names}
-            function(**arguments, given={key: value for key, value in typed.items() if value not in (None, False, [])})
+            given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
+            function(**arguments, given=given)
 
-        command.__signature__ = inspect.Signature(own + unique)  # type: ignore[attr-defined]  # read by typer
-        command.__annotations__ = {p.name: p.annotation for p in own + unique}
-        command.__doc__, command.__name__ = function.__doc__, function.__name__
-        return command
+        return with_log_level(_with_signature(command, function, own + extra))
 
     return decorate
+
+
+def with_log_level(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command: it takes --log-level too, which acts before it runs."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())
+    level = inspect.Parameter("log_level", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogLevel)
+
+    def command(log_level: str | None = None, **arguments: Any) -> None:
+        function(**arguments)
+
+    return _with_signature(command, function, [*own, level])
+
+
+def _with_signature(command: Callable[..., None], like: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__doc__, command.__name__ = like.__doc__, like.__name__
+    return command
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value is False or value == []
+
+
+def _value(name: str, typed: Any) -> Any:
+    """What was typed for a flag, as a number where it must be one.
+
+    Raises:
+        ConfigError: not a number.
+    """
+    if isinstance(typed, bool) or name in TEXTS:
+        return typed
+    if isinstance(typed, list):
+        return [_number(name, one) for one in typed]
+    return _number(name, typed)
+
+
+def _number(name: str, text: str) -> int | float:
+    try:
+        return int(text) if name in INTEGERS else float(text)
+    except ValueError:
+        kind = "an integer" if name in INTEGERS else "a number"
+        raise ConfigError(f"--{name.replace('_', '-')} must be {kind}, got {shortened(text)}") from None
 
 
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -115,14 +180,27 @@ def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> Samplin
     Raises:
         ConfigError: a value outside its range, or a logit bias that is not JSON.
     """
+    base = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS}
+    return SamplingParams.from_dict({**base, **llm.defaults.sampling, **defaults, **_typed(given)})
+
+
+def check_sampling(given: dict[str, Any]) -> None:
+    """Refuse what is wrong in itself before a model is loaded for it.
+
+    Raises:
+        ConfigError: a value outside its range, a contradiction, or a logit bias that is not JSON.
+    """
+    SamplingParams.from_dict({"max_tokens": None, **_typed(given)})
+
+
+def _typed(given: dict[str, Any]) -> dict[str, Any]:
     typed = {name: given[name] for name in SAMPLING_HELP if name in given}
     if "logit_bias" in typed:
         try:
             typed["logit_bias"] = json.loads(typed["logit_bias"])
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"--logit-bias must be a JSON object, got {given['logit_bias']!r} ({error.msg})") from None
-    base = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS}
-    return SamplingParams.from_dict({**base, **llm.defaults.sampling, **defaults, **typed})
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--logit-bias must be a JSON object, got {shortened(given['logit_bias'])} ({error})") from None
+    return typed
 
 
 def open_llm(model: str | None, tokenizer: str | None, revision: str | None, trust: bool, spec: str, given: dict[str, Any]) -> LLM:

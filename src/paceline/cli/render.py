@@ -16,43 +16,66 @@ if TYPE_CHECKING:
     from paceline.engine.metrics import RequestMetrics
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+HARMLESS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421, 0x9B: 0x241B}
+"""Control characters that a model could send to a terminal -> the signs that stand for them."""
 
 
 class StreamPrinter:
-    """Prints chunks as they come; plain text when standard output is not a terminal."""
+    """Prints chunks as they come; the bare text when standard output is not a terminal."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False)
         self.colours: dict[str, str] = {}
+        self._shown = 0
+        self._at_start = True
 
     def show(self, segments: Iterable[tuple[str, str | None]]) -> None:
         """Print pieces of text, each with the drafter that guessed it, or None."""
-        if not self.console.is_terminal:
-            sys.stdout.write("".join(text for text, _ in segments))
-            sys.stdout.flush()
-            return
-        line = Text()
         for text, source in segments:
-            line.append(text, style=self._colour(source))
-        self.console.print(line, end="")
+            if not text:
+                continue
+            self._shown, self._at_start = self._shown + len(text), text.endswith("\n")
+            if self.console.is_terminal:
+                self.console.out(text.translate(HARMLESS), style=self._colour(source), highlight=False, end="")
+            else:
+                sys.stdout.write(text)
+        sys.stdout.flush()
 
-    def _colour(self, source: str | None) -> str:
+    def rest(self, text: str) -> None:
+        """Print what of the whole text was held back so far."""
+        self.show([(text[self._shown :], None)])
+
+    def end(self) -> None:
+        """End the last line; on a terminal only if it is not ended already."""
+        if not (self.console.is_terminal and self._at_start):
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+
+    def _colour(self, source: str | None) -> str | None:
         if source is None:
-            return ""
+            return None
         return self.colours.setdefault(source, COLOURS[len(self.colours) % len(COLOURS)])
 
-    def legend(self, metrics: RequestMetrics) -> Text:
-        """One line of figures, with the colours' meaning."""
+    def legend(self, metrics: RequestMetrics) -> None:
+        """On a terminal: figures of the request, and what the colours mean."""
+        if not self.console.is_terminal:
+            return
+        plural = "s" if metrics.num_generation_tokens != 1 else ""
         line = Text(
-            f"{metrics.num_generation_tokens} tokens, {metrics.tokens_per_second:.0f} tokens/s, "
-            f"{metrics.num_steps} steps, mean acceptance length {metrics.mean_acceptance_length:.2f}",
+            f"{metrics.num_generation_tokens} token{plural}, {metrics.tokens_per_second:.0f} tokens/s, "
+            f"mean acceptance length {metrics.mean_acceptance_length:.2f}",
             style="dim",
         )
-        for name, counts in metrics.drafters.items():
-            line.append(f"  {name} {counts.num_accepted_tokens}/{counts.num_draft_tokens}", style=self.colours.get(name, "dim"))
-        return line
+        if metrics.drafters:
+            line.append("\nguessed by")
+            for name, counts in metrics.drafters.items():
+                line.append(" ")
+                line.append(f"■ {name}", style=self.colours.get(name, "dim"))
+                line.append(f" {counts.num_accepted_tokens} of {counts.num_draft_tokens} kept,")
+            line.append(" the rest by the model")
+        remark(line)
 
 
 def remark(text: str | Text) -> None:
     """A line on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+    Console(stderr=True, highlight=False).print(text)

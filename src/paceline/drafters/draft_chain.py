@@ -100,7 +100,7 @@ def _draft_at_once(runner: Runner, short_cut: ChainRunner, draft: ChainDraft) ->
 def _add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
     """The next token of every draft, from (r, v) logits."""
     if all(_plain(draft) for draft in drafts):
-        for draft, (token,), (chance,) in zip(drafts, *best(logits.float(), 1), strict=True):
+        for draft, (token,), (chance,) in zip(drafts, *best(logits, 1), strict=True):
             draft.add(token, chance)
         return
     for i, draft in enumerate(drafts):

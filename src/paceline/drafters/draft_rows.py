@@ -65,9 +65,9 @@ def best(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], list[li
     Raises:
         DrafterError: NaN in a row, or nothing that can be drawn.
     """
-    values, tokens = weights_rv.max(-1, keepdim=True) if width == 1 else weights_rv.topk(min(width, weights_rv.shape[-1]))
-    chances = (values - weights_rv.logsumexp(-1, keepdim=True)).exp()
-    found_tokens, found_chances = torch.stack((tokens.float(), chances)).tolist()  # ids below 2**24 are exact in float32
+    chances_rv = torch.softmax(weights_rv, -1, dtype=torch.float32)
+    chances, tokens = chances_rv.max(-1, keepdim=True) if width == 1 else chances_rv.topk(min(width, weights_rv.shape[-1]))
+    found_tokens, found_chances = torch.stack((tokens.double(), chances.double())).tolist()  # one wait for the device
     for row in found_chances:
         if not row[0] > 0.0:
             raise DrafterError("the draft model gave NaN or nothing but forbidden tokens; check its checkpoint")
@@ -80,18 +80,17 @@ def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int,
     Raises:
         DrafterError: NaN in the row.
     """
-    left_v = row_v.double()
+    left_v = row_v
     if removed:
-        left_v[list(removed)] = 0.0
-    heights_v = left_v.cumsum(0)
-    total = float(heights_v[-1])
-    if math.isnan(total):
+        left_v = row_v.index_fill(0, torch.tensor(removed, device=row_v.device), 0.0)
+    heights_v = left_v.cumsum(0, dtype=torch.float64)
+    total = heights_v[-1:]
+    found = torch.searchsorted(heights_v, luck * total, right=True).minimum(torch.searchsorted(heights_v, total))
+    index = found.clamp_(max=len(row_v) - 1)  # NaN has no place among the heights
+    token, mass, chance = torch.cat((index.double(), total, row_v.gather(0, index).double())).tolist()  # one wait for the device
+    if math.isnan(mass):
         raise DrafterError("the draft model gave NaN; check its checkpoint")
-    if total <= 0.0:
-        return None
-    token = int(torch.searchsorted(heights_v, luck * total, right=True))
-    token = min(token, int(torch.searchsorted(heights_v, total)))
-    return token, min(float(row_v[token]), 1.0)
+    return (int(token), min(chance, 1.0)) if mass > 0.0 else None
 
 
 def draws(

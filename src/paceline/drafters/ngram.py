@@ -30,7 +30,7 @@ _RIGHT: Final = (0.19, 0.39, 0.49, 0.59, 0.63, 0.74, 0.83, 0.90, 0.94, 0.97)
 CONFIDENCE: Final[tuple[float, ...]] = tuple(
     float(c) for c in np.interp(np.arange(1, LONGEST_MATCH + 1), _MATCH, _RIGHT).astype(np.float32)
 )
-"""By match length - 1: how often the token after a match was the next token, on Python sources and Markdown (60,000 tokens)."""
+"""By match length - 1: how often the token after a match was the next token, on Python sources and Markdown (50,000 tokens)."""
 
 _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1

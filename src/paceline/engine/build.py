@@ -44,7 +44,7 @@ def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_r
     why = same_tokenizer(tokenizer, Tokenizer.load(folder))
     if why is not None:
         raise DrafterError(f"draft model {name!r} has another tokenizer than the target: {why}; choose one of the same family")
-    return load_runner(name, dtype=config.dtype, device=config.device, trust_remote_code=trust_remote_code)
+    return load_runner(name, dtype=config.dtype, device=config.device, trust_remote_code=trust_remote_code, draft=True)
 
 
 def build_parts(

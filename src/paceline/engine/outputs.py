@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from paceline.constraints.logprobs import Logprob
 from paceline.engine.metrics import RequestMetrics
+from paceline.errors import PacelineError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -62,6 +63,16 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return all(output.finished() for output in self.outputs)
+
+    def raise_for_error(self) -> None:
+        """Raise what ended an output early, for callers that cannot use half a result.
+
+        Raises:
+            PacelineError: an output has the finish reason "error".
+        """
+        for output in self.outputs:
+            if output.error is not None:
+                raise PacelineError(output.error)
 
     def to_dict(self) -> dict[str, Any]:
         """The first output as one flat JSON-ready object: text, token_ids, finish_reason, stop_reason, metrics (and error)."""

@@ -26,6 +26,10 @@ from paceline.models.segments import Segment, reach, span
 FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared mask)."""
 
+TILE, LEAST = 32, 4
+"""The CPU kernel works on tiles of 32 query rows, and a tile of 1 to 3 rows rounds differently from all others. Spare rows fill it
+up to 4, so that a row has the same bits whatever number of rows is scored with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -109,12 +113,13 @@ class _Kind:
 class SequenceStep:
     """The rows of one sequence, attending to views of the arena; the CPU's hot path."""
 
-    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_slot", "_slots")
+    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_slot", "_slots", "_spare")
 
     def __init__(self, shape: AttentionShape, masks: Masks, segment: Segment) -> None:
         cache, n = segment.cache, segment.rows
         self._shape, self._arena, self._n = shape, cache.arena, n
         self._fold = n * shape.groups <= FOLD_ROWS
+        self._spare = spare_rows(n * shape.groups if self._fold else n)
         at = cache.length + segment.done
         self._slot, self._slots = cache.base + at, None
         if cache.base < 0:
@@ -136,10 +141,12 @@ class SequenceStep:
         if self._n == 1 and segment.sees is None and whole:
             return masks.row(segment.cache.length + segment.inputs - start, stop - start)
         mask = masks.build(segment, start, stop, window)
-        if not self._fold:
-            return mask
-        n, width, groups = self._n, stop - start, self._shape.groups
-        return mask.unsqueeze(1).expand(n, groups, width).reshape(1, 1, n * groups, width)
+        if self._n == 1:
+            return mask.view(1, 1, 1, stop - start)
+        if self._fold:
+            n, width, groups = self._n, stop - start, self._shape.groups
+            mask = mask.unsqueeze(1).expand(n, groups, width).reshape(n * groups, width)
+        return torch.cat((mask, mask[: self._spare])) if self._spare else mask
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """See `Step`."""
@@ -155,15 +162,34 @@ class SequenceStep:
             assert kind.slots is not None
             gathered = cached.index_select(0, kind.slots).transpose(0, 1).unsqueeze(0)
             keys, values = gathered[:, :kv_heads], gathered[:, kv_heads:]
-        queries = qkv.narrow(1, 0, heads)
-        if self._fold:
-            folded = queries.reshape(1, n * shape.groups, kv_heads, shape.head_dim).transpose(1, 2)
-            out = attention(folded, keys, values, kind.mask, shape)
-            return out.transpose(1, 2).reshape(n, heads * shape.head_dim)
-        split = queries.view(n, shape.groups, kv_heads, shape.head_dim).permute(2, 1, 0, 3)
-        sizes = (kv_heads, shape.groups, keys.shape[2], shape.head_dim)
-        out = attention(split, keys[0].unsqueeze(1).expand(sizes), values[0].unsqueeze(1).expand(sizes), kind.mask, shape)
-        return out.permute(2, 1, 0, 3).reshape(n, heads * shape.head_dim)
+        return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask)
+
+    def _folded(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shape, n, spare = self._shape, self._n, self._spare
+        kv_heads, head_dim, rows = shape.kv_heads, shape.head_dim, n * shape.groups
+        if n == 1 and 0 < spare <= 2:  # the row's own keys and values, right behind its queries, are the spare rows
+            queries = qkv.view(1, rows + 2, kv_heads, head_dim).narrow(1, 0, LEAST)
+        else:
+            queries = qkv.narrow(1, 0, shape.heads).reshape(1, rows, kv_heads, head_dim)
+            if spare:
+                queries = torch.cat((queries, queries[:, :1].expand(1, spare, kv_heads, head_dim)), 1)
+        out = attention(queries.transpose(1, 2), keys, values, mask, shape).transpose(1, 2)
+        return (out.narrow(1, 0, rows) if spare else out).reshape(n, shape.heads * head_dim)
+
+    def _by_head(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shape, n = self._shape, self._n
+        kv_heads, head_dim = shape.kv_heads, shape.head_dim
+        queries = qkv.narrow(1, 0, shape.heads).view(n, shape.groups, kv_heads, head_dim).permute(2, 1, 0, 3)
+        if self._spare:
+            queries = torch.cat((queries, queries[:, :, : self._spare]), 2)
+        sizes = (kv_heads, shape.groups, keys.shape[2], head_dim)
+        out = attention(queries, keys[0].unsqueeze(1).expand(sizes), values[0].unsqueeze(1).expand(sizes), mask, shape)
+        return out[:, :, :n].permute(2, 1, 0, 3).reshape(n, shape.heads * head_dim)
+
+
+def spare_rows(rows: int) -> int:
+    """Rows to add so that no tile has 1 to 3 rows."""
+    return LEAST - rows % TILE if 0 < rows % TILE < LEAST else 0
 
 
 class BatchStep:

@@ -258,7 +258,7 @@ class NativeCache:
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""
-        other = NativeCache(self.arena)
+        other = type(self)(self.arena)
         other.blocks = self.blocks[: blocks_for(self.length)]
         other.length = self.length
         other._settle()

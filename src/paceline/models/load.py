@@ -36,6 +36,7 @@ def load_runner(
     max_context: int | None = None,
     trust_remote_code: bool = False,
     native: bool = True,
+    draft: bool = False,
 ) -> Runner:
     """Load a model.
 
@@ -47,6 +48,7 @@ def load_runner(
         max_context: most tokens of a sequence; None takes the checkpoint's, or what fits into memory.
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
+        draft: the model will draft; small models of one layer then get their fused step (models.one_layer), which has no taps.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
@@ -62,7 +64,7 @@ def load_runner(
         except UnsupportedModelError as reason:
             log.warning("%s: %s; using transformers, which drafts chains only and is slower", model, reason)
         else:
-            return _native(folder, config, spec, name=str(model), dtype=dtype, device=target, max_context=max_context)
+            return _native(folder, config, spec, name=str(model), dtype=dtype, device=target, max_context=max_context, draft=draft)
     from paceline.models.fallback import TransformersRunner
 
     fallback = TransformersRunner.load(
@@ -85,8 +87,11 @@ def _native(
     dtype: str,
     device: torch.device,
     max_context: int | None,
+    draft: bool,
 ) -> Runner:
+    from paceline.models.longrope import LongRopeRunner, original_context
     from paceline.models.native import NativeRunner
+    from paceline.models.one_layer import OneLayerRunner, fits
 
     if max_context is not None and not 2 <= max_context <= spec.max_context:
         raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
@@ -97,7 +102,10 @@ def _native(
     spec = untie_if_different(checkpoint, spec)
     context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context)
     weights = load_weights(checkpoint, spec, device=device, dtype=chosen)
-    runner = NativeRunner(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
+    if draft and fits(spec, device):
+        return cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
+    kind = NativeRunner if original_context(spec) is None else LongRopeRunner
+    runner = kind(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
     return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say
 
 

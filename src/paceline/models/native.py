@@ -233,11 +233,15 @@ class NativeRunner:
         self, segments: Sequence[Segment], x: torch.Tensor, plan: LayerPlan, taps: Collection[int], *, chunked: bool = False
     ) -> dict[int, torch.Tensor]:
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
-        lengths = run_lengths(segments, positions, chunked) if self.rotary.depends_on_length else ()
+        lengths = self._lengths(segments, positions, chunked) if self.rotary.depends_on_length else ()
         kept = self.decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps)
         if self.info.num_layers in taps:
             kept[self.info.num_layers] = self.decoder.final_norm(x).contiguous()
         return kept
+
+    def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
+        """Runs of (rows, length) for the rotary kinds that depend on it."""
+        return run_lengths(segments, positions, chunked)
 
     def _step(self, segments: Sequence[Segment]) -> Step:
         if len(segments) == 1:

@@ -1,0 +1,94 @@
+"""Where prompts come from: an argument, a file, standard input.
+
+In: what the user typed. Out: text. Not here: token ids, chat templates.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from paceline.errors import ConfigError, PromptError
+
+MAX_PROMPT_BYTES = 64 * 1024 * 1024
+MAX_PROMPTS = 10_000
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """One prompt's text; of a file or a pipe, the newline that ends it is left out.
+
+    Raises:
+        PromptError: an empty prompt, or one that cannot be read. ConfigError: two prompts.
+    """
+    if prompt is not None and file is not None:
+        raise ConfigError("give the prompt either as an argument or with --file, not both")
+    if file is not None:
+        return _whole(read_file(file), f"the prompt file {str(file)!r}")
+    if prompt is None or prompt == "-":
+        return _whole(_standard_input(), "the prompt on standard input")
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one character")
+    return prompt
+
+
+def read_file(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        PromptError: it cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_PROMPT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PromptError(f"cannot read {str(file)!r} ({why}); give a UTF-8 text file") from None
+    return _decode(data, repr(str(file)))
+
+
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise PromptError("no prompt was given; pass it as an argument, with --file, or on standard input")
+    return _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "standard input")
+
+
+def _decode(data: bytes, name: str) -> str:
+    if len(data) > MAX_PROMPT_BYTES:
+        raise PromptError(f"{name} holds more than {MAX_PROMPT_BYTES} bytes; shorten it")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); give a text") from None
+
+
+def _whole(text: str, name: str) -> str:
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise PromptError(f"{name} is empty; give at least one character")
+    return text
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Many prompts: of a .json or .jsonl file, a JSON string or an object with a key "prompt" a line, else a prompt a line.
+
+    Raises:
+        PromptError: a file that cannot be read, or holds no prompt.
+    """
+    numbered = [(number, line) for number, line in enumerate(read_file(file).splitlines(), 1) if line.strip()][:MAX_PROMPTS]
+    if not numbered:
+        raise PromptError(f"no prompts in {str(file)!r}; give at least one line")
+    if file.suffix not in (".jsonl", ".json"):
+        return [line for _, line in numbered]
+    return [_json_prompt(line, f"{str(file)!r} line {number}") for number, line in numbered]
+
+
+def _json_prompt(line: str, where: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{where} is not JSON ({error}); give an object with a key 'prompt' on each line") from None
+    prompt = row.get("prompt") if isinstance(row, dict) else row
+    if not isinstance(prompt, str) or not prompt:
+        raise PromptError(f"{where} has no text under 'prompt'; give an object with a key 'prompt' on each line")
+    return prompt
