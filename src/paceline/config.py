@@ -253,6 +253,8 @@ class SpeculativeConfig:
         if isinstance(item, str):
             item = {"method": item} | ({"model": outer["model"]} if item == "draft_model" and "model" in outer else {})
         need(isinstance(item, Mapping), "each entry of method", "be a name or a dict", item)
+        for key in ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size"):
+            need(key not in item, key, "stand beside the list of methods, since it serves all of them", item)  # type: ignore[operator]
         nested = cls.parse(item)  # type: ignore[arg-type]
         if nested is None or not isinstance(nested.method, str):
             raise ConfigError(f"each entry of method must be one method, got {item!r}")

@@ -6,14 +6,15 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import count
+from operator import index
 from pathlib import Path
 from typing import Any
 
-from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig, need
-from paceline.engine.build import build_parts, load_draft
+from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig, need, shortened
+from paceline.engine.build import build_parts, check_methods, load_draft
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import RequestOutput, StreamChunk
 from paceline.engine.request import Request, check_prompt
@@ -72,6 +73,7 @@ class LLM:
             seed=seed,
         )
         self.speculative = SpeculativeConfig.parse(speculative_config)
+        check_methods(self.speculative)
         if self.config.threads is not None:
             import torch
 
@@ -139,7 +141,9 @@ class LLM:
         Raises:
             ConfigError: the checkpoint has no chat template.
         """
-        talks = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
+        need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
+        talks = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params)
 
@@ -181,6 +185,8 @@ class LLM:
             given = self.default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * number
+        fine = isinstance(given, Sequence) and all(isinstance(one, SamplingParams) for one in given)
+        need(fine, "sampling_params", "be SamplingParams, or a list of them", given)
         need(len(given) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(given))
         return list(given)
 
@@ -192,22 +198,34 @@ class LLM:
         return Request(f"request-{serial}", text, tokens, params, seed, room)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        text: str | None = None
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-            if "prompt" in prompt:
-                prompt = prompt["prompt"]
+                text, prompt = prompt.get("prompt"), _ids(prompt["prompt_token_ids"])
+            elif isinstance(prompt.get("prompt"), str):
+                prompt = str(prompt["prompt"])
+            else:
+                raise PromptError(
+                    f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got {shortened(prompt)}"
+                )
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping):
-            raise PromptError(f"a prompt dict needs 'prompt' or 'prompt_token_ids', got keys {sorted(prompt)}")
-        return None, [int(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
+        return text, _ids(prompt)
+
+
+def _ids(prompt: object) -> list[int]:
+    """Token ids as plain integers; what is no integer stays, for `check_prompt` to refuse."""
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+        raise PromptError(f"a prompt must be a string, a list of token ids or a dict of those, got {shortened(prompt)}")
+    return [index(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list: a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise PromptError(f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}")
     items = list(prompts)
     if items and all(hasattr(item, "__index__") for item in items):
         return [items]  # type: ignore[list-item]  # just checked: token ids

@@ -117,5 +117,5 @@ def load(family: str, name: str) -> Any:
     entry = lookup(family, name)
     try:
         return pkgutil.resolve_name(entry.target)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a third party's module may raise anything
         raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r} from {entry.target!r}: {error}") from error

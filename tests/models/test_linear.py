@@ -121,3 +121,8 @@ def test_head_norm(dtype):
 def test_the_form_for_other_devices_agrees():
     weight, x = torch.randn(32), torch.randn(4, 32)
     assert close(linear._rms_norm(weight, 32, 1e-6)(x), make_norm(weight, 1e-6)(x), torch.float32)
+
+
+def test_small_float32_layers_stay_dense_where_rows_may_differ():
+    weight, x = torch.randn(32, 16), torch.randn(3, 16)
+    assert torch.equal(make_linear(weight, row_invariant=False)(x), F.linear(x, weight))

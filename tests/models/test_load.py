@@ -128,6 +128,14 @@ def test_memory_is_checked_before_weights_are_read(folder: Path, monkeypatch: py
         load_runner(folder)
 
 
+def test_memory_is_checked_for_the_fallback_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(value.nbytes for value in checkpoints.load_tensors(folder).values())
+    monkeypatch.setattr("paceline.models.memory.available", lambda device: size)
+    with pytest.raises(OutOfMemoryError, match="for its weights on cpu"):
+        load_runner(folder, native=False)
+    assert load_runner(folder, native=False, dtype="bfloat16").info.dtype == torch.bfloat16
+
+
 def test_a_half_written_file(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.generate import finish, show
-from paceline.cli.options import DEFAULT_SPEC, Model, Revision, Spec, Tokenizer, Trust, open_llm, sampling_params, with_flags
+from paceline.cli.options import (
+    DEFAULT_SPEC,
+    Model,
+    Revision,
+    Spec,
+    Tokenizer,
+    Trust,
+    check_sampling,
+    open_llm,
+    sampling_params,
+    with_flags,
+)
+from paceline.cli.prompts import MAX_PROMPT_BYTES, decode
 from paceline.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -17,7 +29,8 @@ if TYPE_CHECKING:
 
 @with_flags(sampling=True)
 def command(
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    *,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     model: Model = None,
     speculative_config: Spec = DEFAULT_SPEC,
     tokenizer: Tokenizer = None,
@@ -26,33 +39,45 @@ def command(
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Talk with a model: one message a line; an empty line or Ctrl-D ends."""
-    llm = open_llm(model, tokenizer, revision, trust_remote_code, speculative_config, given)
+    check_sampling(given)
+    llm = open_llm(
+        given,
+        model=model,
+        tokenizer=tokenizer,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        speculative_config=speculative_config,
+    )
     if not llm.tokenizer.has_chat_template:
         raise ConfigError(
-            f"{llm.runner.info.name} has no chat template; use `paceline generate`, or a checkpoint whose tokenizer_config.json has one"
+            f"{llm.runner.info.name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model"
         )
     params = sampling_params(given, llm)
     if params.n > 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")
-    messages = [{"role": "system", "content": system}] if system else []
+    start = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
     while (line := _read()) is not None:
         messages.append({"role": "user", "content": line})
         try:
             answer = _answer(llm, messages, params)
         except PromptError as error:
-            if len(messages) == 1 + bool(system):
+            if len(messages) == len(start) + 1:
                 raise
-            print(f"paceline: {error}; the conversation starts over", file=sys.stderr)
-            messages = messages[: bool(system)]
-            continue
+            print(f"paceline: {error}; the conversation starts over with this message", file=sys.stderr)
+            messages = [*start, messages[-1]]
+            answer = _answer(llm, messages, params)
         messages.append({"role": "assistant", "content": answer})
 
 
 def _read() -> str | None:
+    """The next message; None at the end of the input or at an empty line."""
+    if sys.stdin is None:
+        return None
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    return line.rstrip("\n") or None
+    line = decode(sys.stdin.buffer.readline(MAX_PROMPT_BYTES + 1), "standard input")
+    return line.rstrip("\r\n") or None
 
 
 def _answer(llm: LLM, messages: list[dict[str, str]], params: Any) -> str:

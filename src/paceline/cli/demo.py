@@ -11,10 +11,12 @@ from paceline.cli.options import DEFAULT_SPEC, Model, Revision, Spec, Trust, ope
 
 if TYPE_CHECKING:
     from paceline.bench.demo import Total
+    from paceline.llm import LLM
 
 
 @with_flags(sampling=False)
 def command(
+    *,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
@@ -25,11 +27,15 @@ def command(
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Decode a set of prompts plainly and accelerated, in turn, and compare speed and text."""
-    from rich.console import Console
-
     from paceline.bench import demo
 
-    llm = open_llm(model, None, revision, trust_remote_code, speculative_config, given)
+    llm = open_llm(
+        given,
+        model=model,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        speculative_config=speculative_config,
+    )
     with progress_bar() as bar:
         task = bar.add_task("decoding", total=None)
         rows = demo.run(
@@ -43,8 +49,7 @@ def command(
     if as_json:
         print(json.dumps(demo.to_dict(rows)))
     else:
-        info = llm.runner.info
-        Console().print(table(lines, f"{info.family}, {info.dtype}, {info.device}, temperature 0".replace("torch.", "")))
+        print_table(lines, llm)
     raise typer.Exit(1 if lines[-1].wrong else 0)
 
 
@@ -57,20 +62,39 @@ def progress_bar() -> Any:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def table(lines: list[Total], title: str) -> Any:
+def print_table(lines: list[Total], llm: LLM) -> None:
+    """The totals as a table that fits 80 columns, and what it means."""
+    from rich.console import Console
+
+    console, info, last = Console(highlight=False), llm.runner.info, lines[-1]
+    what = f"{info.family} in {info.dtype} on {info.device}, temperature 0, guesses by {', '.join(llm.drafter_methods) or 'nobody'}"
+    console.print(what.replace("torch.", ""))
+    console.print(table(lines))
+    console.print(
+        "Tokens/s are of plain and of accelerated decoding; accepted is the mean acceptance length, tokens per pass of the model."
+    )
+    if last.near_ties:
+        console.print(
+            f"{last.near_ties} of {last.prompts} texts differ first at a near tie of the two best tokens, which rounding decides."
+        )
+    if last.wrong:
+        console.print(f"{last.wrong} of {last.prompts} texts differ elsewhere than at a near tie: this is a defect.")
+
+
+def table(lines: list[Total]) -> Any:
     """The totals as a table."""
+    from rich import box
     from rich.table import Table
 
-    found = Table(title=title)
-    for name in ("prompts", "plain tokens/s", "paceline tokens/s", "speed-up", "mean acceptance length", "identical"):
-        found.add_column(name, justify="left" if name == "prompts" else "right")
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("prompts", "plain", "paceline", "speed-up", "accepted", "identical"):
+        found.add_column(name, justify="left" if name == "prompts" else "right", no_wrap=True)
     for line in lines:
-        ties = f" ({line.near_ties} near ties)" if line.near_ties else ""
-        same = "yes" if line.identical == line.prompts else f"no: {line.identical} of {line.prompts}{ties}"
+        same = "yes" if line.identical == line.prompts else f"no ({line.identical} of {line.prompts})"
         found.add_row(
             f"{line.name} ({line.prompts})",
-            f"{line.plain_rate:.0f}",
-            f"{line.fast_rate:.0f}",
+            f"{line.plain_rate:.0f}/s",
+            f"{line.fast_rate:.0f}/s",
             f"{line.speedup:.2f}x",
             f"{line.mean_acceptance_length:.2f}",
             same,

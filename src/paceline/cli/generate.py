@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 @with_flags(sampling=True)
 def command(
+    *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
@@ -48,7 +49,14 @@ def command(
     """Continue a prompt with a model; accepted guesses are coloured by drafter on a terminal."""
     check_sampling(given)
     text = read_prompt(prompt, file)
-    llm = open_llm(model, tokenizer, revision, trust_remote_code, speculative_config, given)
+    llm = open_llm(
+        given,
+        model=model,
+        tokenizer=tokenizer,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        speculative_config=speculative_config,
+    )
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--n above 1, --logprobs and --prompt-logprobs have no place in streamed text; add --json")
@@ -86,7 +94,7 @@ def _as_json(chunks: Generator[StreamChunk]) -> RequestOutput | None:
             last = chunk.output
     except KeyboardInterrupt:
         chunks.close()
-        nothing = {"text": "", "token_ids": [], "finish_reason": "abort", "stop_reason": None, "metrics": {}}
+        nothing: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": "abort", "stop_reason": None, "metrics": {}}
         print(json.dumps(last.to_dict() if last else nothing))
         raise typer.Exit(130) from None
     if last is not None:

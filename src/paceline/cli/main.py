@@ -1,7 +1,7 @@
 """The `paceline` command: its verbs, its exit codes, its logging switch.
 
-Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what was produced is
-shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. In: arguments. Out: text.
+Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what was produced
+is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. In: arguments. Out: text.
 Not here: the verbs themselves (one file each); heavy imports happen inside them, so that help is fast.
 """
 
@@ -124,7 +124,10 @@ def _explain_system(error: BaseException) -> tuple[int, str]:
         return BAD_INPUT, f"{error.strerror or text}" + (f": {error.filename}" if error.filename else "")
     frames = extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return BUG, f"internal error, {type(error).__name__}: {text[:300]}{where}; please report it with the output of --log-level debug"
+    return (
+        BUG,
+        f"internal error, {type(error).__name__}: {text[:300]}{where}; please report it with the output of --log-level debug",
+    )
 
 
 def _prepare_streams() -> None:

@@ -3,45 +3,74 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.options import with_log_level
 
+if TYPE_CHECKING:
+    from paceline.registry import Entry
+
+FAMILIES = {
+    "drafters": 'Drafters guess: speculative_config key "method"',
+    "verifiers": 'Verifiers decide which guesses stand: key "acceptance_method" (greedy at temperature 0)',
+    "controllers": 'Controllers decide how much to guess: key "controller"',
+}
+WIDEST = 100
+
+
+@with_log_level
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False) -> None:
     """List drafters, verifiers and controllers: kind, exactness class, needs, paper."""
     from paceline import registry
 
-    rows = [
-        {
-            "name": name,
-            "family": family,
-            "kind": entry.kind,
-            "exactness_greedy": entry.exactness[0],
-            "exactness_sampling": entry.exactness[1],
-            "needs": list(entry.needs),
-            "paper": entry.paper,
-        }
-        for family in registry.FAMILIES
-        for name, entry in registry.table(family).items()
-    ]
+    tables = {family: registry.table(family) for family in registry.FAMILIES}
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps([_row(family, name, entry) for family, table in tables.items() for name, entry in table.items()]))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(show_lines=False)
-    for name in ("name", "kind", "at temperature 0", "above", "needs", "paper"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        needs = ", ".join(row["needs"]) or "-"
-        table.add_row(
-            str(row["name"]),
-            str(row["kind"]),
-            str(row["exactness_greedy"]),
-            str(row["exactness_sampling"]),
-            needs,
-            str(row["paper"]),
-        )
-    Console().print(table)
+    console = Console(highlight=False)
+    width = min(console.width, WIDEST)
+    for family, table in tables.items():
+        console.print(Text(FAMILIES.get(family, family), style="bold"))
+        for name, entry in table.items():
+            console.print(Text(f"  {name}", style="green"), soft_wrap=True)
+            for line in describe(family, entry, width):
+                console.print(Text(line), soft_wrap=True)
+        console.print()
+
+
+def _row(family: str, name: str, entry: Entry) -> dict[str, Any]:
+    greedy, sampled = entry.exactness
+    return {
+        "name": name,
+        "family": family,
+        "kind": entry.kind,
+        "exactness_greedy": greedy,
+        "exactness_sampling": sampled,
+        "needs": list(entry.needs),
+        "paper": entry.paper,
+    }
+
+
+def describe(family: str, entry: Entry, width: int) -> list[str]:
+    """What the registry says of one method, in lines of at most `width` columns (words are never cut)."""
+    greedy, sampled = entry.exactness
+    exactness = f"{greedy}, at every temperature" if greedy == sampled else f"{greedy} at temperature 0; {sampled} above"
+    if family == "controllers":
+        exactness = "that of the drafters and the verifier it steers"
+    values = {
+        "kind": entry.kind,
+        "exactness": exactness,
+        "needs": ", ".join(entry.needs) or "nothing",
+        "paper": entry.paper or "none",
+    }
+    lines = []
+    for key, value in values.items():
+        indent = f"    {key:<11}"
+        lines += wrap(value, width, initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False)
+    return lines

@@ -48,7 +48,18 @@ ENGINE_HELP = {
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
 }
-INTEGERS = ("n", "top_k", "seed", "stop_token_ids", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "max_model_len", "threads")
+INTEGERS = (
+    "n",
+    "top_k",
+    "seed",
+    "stop_token_ids",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "max_model_len",
+    "threads",
+)
 TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device")
 LISTS = ("bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
@@ -56,11 +67,14 @@ METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 
 Model = Annotated[
-    str | None, typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id; default: the bundled model.", rich_help_panel="Model")
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id; default: the bundled model.", rich_help_panel="Model"),
 ]
 Tokenizer = Annotated[
     str | None,
-    typer.Option("--tokenizer", metavar="MODEL", help="Folder or hub id, where it is not the model's own.", rich_help_panel="Model"),
+    typer.Option(
+        "--tokenizer", metavar="MODEL", help="Folder or hub id, where it is not the model's own.", rich_help_panel="Model"
+    ),
 ]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.", rich_help_panel="Model")
@@ -98,7 +112,9 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
     metavar = None if name in SWITCHES else METAVARS.get(name, "TEXT" if name in TEXTS else "INT" if name in INTEGERS else "FLOAT")
     option = typer.Option("--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel=panel)
     annotation = Annotated[kind, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if name in SWITCHES else None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=False if name in SWITCHES else None, annotation=annotation
+    )
 
 
 def with_flags(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -137,7 +153,9 @@ def with_log_level(function: Callable[..., None]) -> Callable[..., None]:
     return _with_signature(command, function, [*own, level])
 
 
-def _with_signature(command: Callable[..., None], like: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+def _with_signature(
+    command: Callable[..., None], like: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__doc__, command.__name__ = like.__doc__, like.__name__
@@ -203,15 +221,13 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def open_llm(model: str | None, tokenizer: str | None, revision: str | None, trust: bool, spec: str, given: dict[str, Any]) -> LLM:
-    """Load the model with what was typed."""
+def open_llm(given: dict[str, Any], **options: Any) -> LLM:
+    """Load the model with what was typed.
+
+    Args:
+        given: flags of EngineConfig and SamplingParams.
+        options: further arguments of LLM.
+    """
     from paceline.llm import LLM
 
-    return LLM(
-        model,
-        speculative_config=spec,
-        tokenizer=tokenizer,
-        revision=revision,
-        trust_remote_code=trust,
-        **engine_options(given),
-    )
+    return LLM(**options, **engine_options(given))

@@ -44,16 +44,21 @@ def read_file(file: Path) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise PromptError(f"cannot read {str(file)!r} ({why}); give a UTF-8 text file") from None
-    return _decode(data, repr(str(file)))
+    return decode(data, repr(str(file)))
 
 
 def _standard_input() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         raise PromptError("no prompt was given; pass it as an argument, with --file, or on standard input")
-    return _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "standard input")
+    return decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "standard input")
 
 
-def _decode(data: bytes, name: str) -> str:
+def decode(data: bytes, name: str) -> str:
+    """The text of some bytes, a byte order mark left out.
+
+    Raises:
+        PromptError: too many, or not UTF-8.
+    """
     if len(data) > MAX_PROMPT_BYTES:
         raise PromptError(f"{name} holds more than {MAX_PROMPT_BYTES} bytes; shorten it")
     try:

@@ -10,22 +10,23 @@ import typer
 
 from paceline.cli.demo import progress_bar
 from paceline.cli.options import DEFAULT_SPEC, Model, Revision, Spec, Tokenizer, Trust, open_llm, with_flags
-from paceline.errors import PromptError
+from paceline.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
     from paceline.bench.verify import Report
     from paceline.llm import LLM
 
-MAX_PROMPTS = 10_000
-
 
 @with_flags(sampling=False)
 def command(
-    prompts: Annotated[Path | None, typer.Option("--prompts", help="Text, a prompt a line, or JSONL with a key prompt.")] = None,
+    *,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=10.0, help="Of the sampling test; 0 skips it.")] = 1.0,
     samples: Annotated[int, typer.Option("--samples", min=0, max=128, help="Sampled outputs per prompt.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Of the sampling test.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**53, help="Of the sampling test.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
     model: Model = None,
     speculative_config: Spec = DEFAULT_SPEC,
@@ -37,8 +38,16 @@ def command(
     """Decode plainly and accelerated, at temperature 0 and above, and compare texts and laws."""
     from paceline.bench.verify import verify
 
-    llm = open_llm(model, tokenizer, revision, trust_remote_code, speculative_config, given)
-    items = read_prompts(prompts, llm)
+    texts = None if prompts is None else read_prompts(prompts)
+    llm = open_llm(
+        given,
+        model=model,
+        tokenizer=tokenizer,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        speculative_config=speculative_config,
+    )
+    items = bundled(llm) if texts is None else texts
     with progress_bar() as bar:
         tasks: dict[str, Any] = {}
 
@@ -52,37 +61,14 @@ def command(
     raise typer.Exit(0 if report.holds else 1)
 
 
-def read_prompts(file: Path | None, llm: LLM) -> list[Any]:
-    """The prompts of a file, or the bundled ones.
+def bundled(llm: LLM) -> list[Any]:
+    """The bundled prompts, as messages where the model has a chat template."""
+    from paceline.bench.demo import bundled_prompts
 
-    Raises:
-        PromptError: a file that cannot be read, or holds no prompt.
-    """
-    if file is None:
-        from paceline.bench.demo import bundled_prompts
-
-        texts = [prompt.prompt for prompt in bundled_prompts()]
-        if llm.tokenizer.has_chat_template:
-            return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} for text in texts]
-        return list(texts)
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        found = [_prompt(line) for line in lines[:MAX_PROMPTS]] if file.suffix in (".jsonl", ".json") else lines[:MAX_PROMPTS]
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise PromptError(
-            f"cannot read prompts from {str(file)!r} ({error}); give text lines, or JSONL with a key 'prompt'"
-        ) from None
-    if not found:
-        raise PromptError(f"no prompts in {str(file)!r}; give at least one line")
-    return found
-
-
-def _prompt(line: str) -> str:
-    row = json.loads(line)
-    prompt = row.get("prompt") if isinstance(row, dict) else row
-    if not isinstance(prompt, str) or not prompt:
-        raise ValueError(f"a line has no text under 'prompt': {line[:60]}")
-    return prompt
+    texts = [prompt.prompt for prompt in bundled_prompts()]
+    if llm.tokenizer.has_chat_template:
+        return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} for text in texts]
+    return list(texts)
 
 
 def words(report: Report) -> str:

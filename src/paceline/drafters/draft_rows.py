@@ -67,11 +67,11 @@ def best(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], list[li
     """
     chances_rv = torch.softmax(weights_rv, -1, dtype=torch.float32)
     chances, tokens = chances_rv.max(-1, keepdim=True) if width == 1 else chances_rv.topk(min(width, weights_rv.shape[-1]))
-    found_tokens, found_chances = torch.stack((tokens.double(), chances.double())).tolist()  # one wait for the device
+    found_tokens, found_chances = tokens.tolist(), chances.tolist()
     for row in found_chances:
         if not row[0] > 0.0:
             raise DrafterError("the draft model gave NaN or nothing but forbidden tokens; check its checkpoint")
-    return [[int(t) for t in row] for row in found_tokens], [[min(c, 1.0) for c in row] for row in found_chances]
+    return found_tokens, [[min(c, 1.0) for c in row] for row in found_chances]
 
 
 def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:

@@ -20,7 +20,7 @@ from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.engine.crew import Crew
 from paceline.engine.loop import Parts
 from paceline.engine.probe import Probe
-from paceline.errors import CapabilityError, ConfigError, DrafterError
+from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
 from paceline.models.hub import resolve
 from paceline.models.load import load_runner
@@ -79,9 +79,25 @@ def build_parts(
     return [str(one.method) for one in methods], parts
 
 
+def check_methods(config: SpeculativeConfig | None) -> None:
+    """Refuse unknown methods, options and policies before a model is loaded for them.
+
+    Raises:
+        ConfigError: a name or an option that is not known, with near matches.
+    """
+    if config is None:
+        return
+    for one in _methods(config, None):
+        _options(one, registry.load("drafters", str(one.method)))
+    if config.controller is not None:
+        registry.lookup("controllers", config.controller)
+
+
 def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
     """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at hand."""
     if not isinstance(config.method, str):
+        for key in config.options:
+            raise ConfigError(f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own")
         return list(config.method)
     if config.method != "auto":
         return [config]
@@ -97,25 +113,41 @@ def _kind(config: SpeculativeConfig) -> str:
 def _drafter(config: SpeculativeConfig, index: int, runner: Runner, load: Callable[[str], Runner]) -> Drafter:
     name = str(config.method)
     entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
+    options = _options(config, factory)
     for need in entry.needs:
         if need in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, need):
             raise CapabilityError(f"method {name!r} needs {need!r}, which the runner of {runner.info.name} cannot do")
+    info = runner.info
+    args = DrafterArgs(vocab_size=info.vocab_size, index=index, max_context=info.max_context, target=runner, load_runner=load)
+    try:
+        drafter: Drafter = factory(args, **options)
+    except PacelineError:
+        raise
+    except Exception as error:  # a third party's constructor
+        raise ConfigError(f"speculative_config of {name!r}: {type(error).__name__}: {error}") from error
+    lacking = [part for part in ("name", "taps", "begin", "propose", "observe", "fork", "end") if not hasattr(drafter, part)]
+    if lacking:
+        raise DrafterError(f"{name!r} is no drafter: it has no {', '.join(lacking)}; see paceline.drafters.base.Drafter")
+    return drafter
+
+
+def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
+    """The keyword arguments of a drafter's constructor."""
+    name = str(config.method)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name!r} names no drafter class ({error}); give module:Class") from error
     options = dict(config.options)
     if config.model is not None:
         options["model"] = config.model
     if config.num_speculative_tokens is not None:
         options["num_speculative_tokens"] = config.num_speculative_tokens
-    known = [key for key in inspect.signature(factory).parameters if key not in ("args", "self")]
+    known = [key for key in parameters if key not in ("args", "self")]
     optional = {"num_speculative_tokens"} - set(known)
     options = {key: value for key, value in options.items() if key not in optional}
     reject_unknown(f"speculative_config of {name!r}", options, known)
-    info = runner.info
-    args = DrafterArgs(vocab_size=info.vocab_size, index=index, max_context=info.max_context, target=runner, load_runner=load)
-    try:
-        drafter: Drafter = factory(args, **options)
-    except TypeError as error:
-        raise ConfigError(f"speculative_config of {name!r}: {error}") from error
-    return drafter
+    return options
 
 
 def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str]) -> Controller:

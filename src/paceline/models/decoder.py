@@ -136,12 +136,12 @@ class DecoderLayer:
         "_residual", "_rope", "_rotated", "_shape",
     )  # fmt: skip
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, weights: Weights) -> None:
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, weights: Weights, row_invariant: bool) -> None:
         layer = spec.layers[index]
         self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
         self._heads, self._rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
         self._shape = (-1, self._heads, shape.head_dim)
-        own = _Own(weights, f"layers.{index}.", spec)
+        own = _Own(weights, f"layers.{index}.", spec, row_invariant)
         self._attn_norm, self._post_attn_norm = own.norm("attn_norm"), own.norm("post_attn_norm")
         self._mlp_norm, self._post_mlp_norm = own.norm("mlp_norm"), own.norm("post_mlp_norm")
         order = head_order(shape)
@@ -187,8 +187,8 @@ def head_order(shape: AttentionShape) -> torch.Tensor:
 class _Own:
     """One layer's part of the weights, handed out once each."""
 
-    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec) -> None:
-        self._weights, self._prefix, self._spec = weights, prefix, spec
+    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: bool) -> None:
+        self._weights, self._prefix, self._spec, self._row_invariant = weights, prefix, spec, row_invariant
 
     def take(self, name: str) -> torch.Tensor:
         return self._weights.pop(self._prefix + name)
@@ -204,7 +204,7 @@ class _Own:
             bias = None if bias is None else bias[rows.to(bias.device)]
         if columns is not None:
             weight = weight[:, columns.to(weight.device)]
-        return make_linear(weight, bias)
+        return make_linear(weight, bias, row_invariant=self._row_invariant)
 
     def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
         """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""
@@ -236,14 +236,14 @@ def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[tor
 class Decoder:
     """All layers, the embedding and the head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: bool = True) -> None:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
         head = self.embedding if spec.tied else weights.pop("head.weight")
         self._head, self._norm = make_linear(head), _final_norm(spec, weights)
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
-        self.layers = [DecoderLayer(spec, self.shape, i, weights) for i in range(spec.num_layers)]
+        self.layers = [DecoderLayer(spec, self.shape, i, weights, row_invariant) for i in range(spec.num_layers)]
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor."""

@@ -32,6 +32,9 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (None, False),
     "clip_qkv": (None,),
     "attention_chunk_size": (None,),
+    "use_mrope": (None, False),
+    "rope_interleaved": (None, False),
+    "lm_head_bias": (None, False),
 }
 """Keys that change the model, with the values under which they do not."""
 
@@ -197,11 +200,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         raise UnsupportedModelError(f"architecture {name!r} is not native; native are {', '.join(FAMILIES)}")
     keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(name))
     _check_features(keys)
-    heads = keys.size("num_attention_heads")
-    kv_heads = keys.optional_size("num_key_value_heads") or heads
-    head_dim = keys.optional_size("head_dim") or keys.size("hidden_size") // heads
-    if heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly; repair it")
+    heads, kv_heads, head_dim = _heads(keys)
     ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
     bias = family.attention_bias == "key" and keys.flag("attention_bias")
     extra = family.extra(keys)
@@ -228,6 +227,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=keys.flag("tie_word_embeddings"),
         **extra,
     )
+
+
+def _heads(keys: ConfigKeys) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and the size of each."""
+    heads = keys.size("num_attention_heads")
+    kv_heads = keys.optional_size("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly; repair it")
+    return heads, kv_heads, keys.optional_size("head_dim") or keys.size("hidden_size") // heads
 
 
 def _check_features(keys: ConfigKeys) -> None:

@@ -20,7 +20,7 @@ from paceline.models.base import Runner
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.families import declared_dtype, spec_from_config
 from paceline.models.hub import read_config, resolve
-from paceline.models.memory import fit_context
+from paceline.models.memory import check_files, fit_context
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import load_weights, untie_if_different
 
@@ -65,17 +65,7 @@ def load_runner(
             log.warning("%s: %s; using transformers, which drafts chains only and is slower", model, reason)
         else:
             return _native(folder, config, spec, name=str(model), dtype=dtype, device=target, max_context=max_context, draft=draft)
-    from paceline.models.fallback import TransformersRunner
-
-    fallback = TransformersRunner.load(
-        folder,
-        name=str(model),
-        device=target,
-        dtype="auto" if dtype == "auto" else getattr(torch, dtype),
-        trust_remote_code=trust_remote_code,
-        max_context=max_context,
-    )
-    return cast(Runner, fallback)  # see _native
+    return _fallback(folder, name=str(model), dtype=dtype, device=target, max_context=max_context, code=trust_remote_code)
 
 
 def _native(
@@ -107,6 +97,22 @@ def _native(
     kind = NativeRunner if original_context(spec) is None else LongRopeRunner
     runner = kind(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
     return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say
+
+
+def _fallback(folder: Path, *, name: str, dtype: str, device: torch.device, max_context: int | None, code: bool) -> Runner:
+    from paceline.models.fallback import TransformersRunner
+
+    wanted: torch.dtype | None = None if dtype == "auto" else getattr(torch, dtype)
+    check_files(Checkpoint(folder), name=name, dtype=wanted, device=device)
+    runner = TransformersRunner.load(
+        folder,
+        name=name,
+        device=device,
+        dtype="auto" if wanted is None else wanted,
+        trust_remote_code=code,
+        max_context=max_context,
+    )
+    return cast(Runner, runner)  # see _native
 
 
 def resolve_device(device: str) -> torch.device:

@@ -18,14 +18,15 @@ import psutil
 import torch
 
 from paceline.errors import OutOfMemoryError
+from paceline.models.checkpoint import DTYPES, Checkpoint
 from paceline.models.linear import can_pack
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import weight_bytes
 
 log = logging.getLogger("paceline")
 
-HEADROOM = 0.95
-"""Part of the available memory that may be used; the rest is for activations and the allocator."""
+HEADROOM = 0.9
+"""Part of the available memory that may be used; the rest is for activations and what the allocator cannot use again."""
 
 SHORTEST = 2048
 """A context that nobody asked for is shortened down to this before a model is refused."""
@@ -124,6 +125,23 @@ def fit_context(
     fitting = (budget - need.weights - need.packing) // need.per_token
     log.warning("%s: the cache of %d tokens would not fit into memory; the context is limited to %d", name, wanted, fitting)
     return fitting
+
+
+def check_files(checkpoint: Checkpoint, *, name: str, dtype: torch.dtype | None, device: torch.device) -> None:
+    """For models of unknown shape: whether the stored tensors alone would fit, in `dtype` or (None) as they are stored.
+
+    Raises:
+        OutOfMemoryError: they would not.
+    """
+    need = 0
+    for entry in checkpoint.entries.values():
+        stored = DTYPES.get(entry.dtype)
+        need += entry.nbytes if dtype is None or stored is None else entry.nbytes // stored.itemsize * dtype.itemsize
+    budget = int(HEADROOM * available(device))
+    if need > budget:
+        raise OutOfMemoryError(
+            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; take a smaller dtype or model"
+        )
 
 
 def _gib(size: int) -> str:

@@ -32,6 +32,8 @@ class NativeRunner:
         name: folder or hub id, for messages.
         max_context: most tokens of a sequence; None takes the checkpoint's.
         cache_slots: cache slots allocated at first; the cache grows by doubling.
+        row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is faster for
+            tiny float32 models, such as drafts.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
     """
 
@@ -50,10 +52,11 @@ class NativeRunner:
         max_context: int | None = None,
         cache_slots: int = 2048,
         copy_limit: int = 1024,
+        row_invariant: bool = True,
     ) -> None:
         weight_bytes = _bytes_read(spec, weights)
         with torch.inference_mode():
-            self.decoder = Decoder(spec, weights)
+            self.decoder = Decoder(spec, weights, row_invariant=row_invariant)
             self.rotary = Rotary(spec.ropes, device, dtype)
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,

@@ -1,0 +1,78 @@
+"""Hostile drafters in the engine: greedy tokens, the output law and other requests stay as they were; broken ones are dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import adversaries
+import pytest
+from engine.harness import engine, run, tokens
+from engine.test_engine_law import LENGTH, PROMPT, TEMPERATURE, VOCAB, target_law
+from tools.gtest import ERROR, g_test
+from toys import ToyRunner
+
+from paceline.config import SamplingParams
+from paceline.controllers.auto import AutoController
+from paceline.controllers.cost_model import CostModel
+from paceline.drafters.base import DrafterArgs
+
+KINDS = [kind for kind in vars(adversaries).values() if isinstance(kind, type) and issubclass(kind, adversaries.Adversary)]
+VALID = adversaries.VALID
+PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 1, 2, 1]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
+
+
+def build(kind: type, runner: ToyRunner) -> Any:
+    return kind(DrafterArgs(vocab_size=runner.info.vocab_size, index=0, max_context=4096, target=runner))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("auto", [False, True], ids=["fixed", "auto"])
+def test_tokens_stay_and_nothing_leaks(kind: type, temperature: float, auto: bool) -> None:
+    runner = ToyRunner(VOCAB, order=None)
+    drafter = build(kind, runner)
+    controller = AutoController(CostModel(), [drafter.name]) if auto else None
+    params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True)
+    plain, fast = run(engine(runner), PROMPTS, params), run(engine(runner, [drafter], 6, controller=controller), PROMPTS, params)
+    if temperature == 0 or kind.__name__ != "Gambler":  # drawn drafts keep the law, not the tokens of a seed
+        assert tokens(fast) == tokens(plain)
+    assert all(output.finish_reason == "length" for request in fast for output in request.outputs)
+    assert runner.open_caches == 0
+    if kind in VALID:
+        assert drafter.open == 0
+        assert not any(request.metrics.dropped_drafters for request in fast)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*VALID, adversaries.Adversary, adversaries.RaisesForOne)])
+def test_broken_drafters_are_dropped_and_named(kind: type) -> None:
+    runner = ToyRunner(VOCAB, order=None)
+    drafter = build(kind, runner)
+    for request in run(engine(runner, [drafter], 6), PROMPTS, GREEDY):
+        assert drafter.name in request.metrics.dropped_drafters, kind.__name__
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VALID if kind.__name__ != "Oracle"], ids=lambda kind: kind.__name__)
+def test_the_output_law_stays(kind: type) -> None:
+    target = ToyRunner(VOCAB, order=2, sharpness=1.0)
+    live = engine(target, [build(kind, target)], 6)
+    params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
+    requests = run(live, [PROMPT] * 60, params, seed=5000)
+    counts = Counter(tuple(o.token_ids) for request in requests for o in request.outputs)
+    law = target_law(target)
+    assert g_test([counts[k] for k in law], list(law.values())) > ERROR
+
+
+def test_one_bad_request_keeps_the_drafter_for_the_others() -> None:
+    class Picky(adversaries.Oracle):
+        def tree(self, context: Any, budget: Any) -> Any:
+            if context.tokens[:2] == [4, 5]:
+                raise RuntimeError("not this one")
+            return super().tree(context, budget)
+
+    runner = ToyRunner(VOCAB, order=None)
+    requests = run(engine(runner, [build(Picky, runner)], 4), PROMPTS, GREEDY)
+    assert [bool(request.metrics.dropped_drafters) for request in requests] == [False, True, False]
+    assert requests[0].metrics.num_accepted_tokens > 5
+    assert tokens(requests) == tokens(run(engine(runner), PROMPTS, GREEDY))

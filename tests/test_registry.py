@@ -1,0 +1,49 @@
+"""The tables, third parties' methods, and the errors of names that do not exist."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from paceline import LLM, ConfigError, SamplingParams, registry
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES)
+def test_every_entry_loads_and_declares_itself(family: str) -> None:
+    for name, entry in registry.table(family).items():
+        loaded = registry.load(family, name)
+        assert getattr(loaded, "name", name) == name
+        assert loaded.__doc__
+        assert entry.paper
+
+
+def test_unknown_names_get_near_matches() -> None:
+    with pytest.raises(ConfigError, match="did you mean ngram"):
+        registry.lookup("drafters", "ngrm")
+    with pytest.raises(ConfigError, match="known are draft_model, ngram"):
+        registry.lookup("drafters", "xyz")
+    with pytest.raises(ConfigError, match="cannot import drafter"):
+        registry.load("drafters", "paceline.drafters.nowhere:Drafter")
+
+
+def test_entry_points_add_methods_and_may_not_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(value: str, name: str) -> Any:
+        return lambda group: [EntryPoint(name, value, group)] if group == "paceline.drafters" else []
+
+    monkeypatch.setattr(registry, "entry_points", points("adversaries:Adversary", "quiet"))
+    assert registry.lookup("drafters", "quiet").kind == "plugin"
+    assert registry.load("drafters", "quiet").__name__ == "Adversary"
+    monkeypatch.setattr(registry, "entry_points", points("adversaries:Adversary", "ngram"))
+    with pytest.raises(ConfigError, match="two drafters are called 'ngram'"):
+        registry.table("drafters")
+
+
+def test_a_third_partys_drafter_serves_by_module_and_class() -> None:
+    plain = LLM(speculative_config=None, dtype="float32")
+    other = plain.with_speculative_config({"method": ["adversaries:Garbage", "ngram"], "num_speculative_tokens": 5})
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    (a,), (b,) = plain.generate("def f(x): return", params), other.generate("def f(x): return", params)
+    assert a.outputs[0].token_ids == b.outputs[0].token_ids
+    assert b.metrics.drafters["garbage"].num_draft_tokens > 0
