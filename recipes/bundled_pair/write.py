@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -89,24 +90,22 @@ def continue_batch(model: LlamaForCausalLM, prompts: list[Prompt], *, temperatur
 
 
 def write(options: argparse.Namespace) -> int:
-    """Continue every prompt once at every temperature; returns the number of tokens written."""
+    """Continue every prompt once, the temperatures taking turns batch by batch; returns the number of tokens written."""
     torch.manual_seed(options.seed)
     tokenizer = load_tokenizer(options.target)
     model = load_model(options.target, pick_device(options.device))
     prompts = [p for p in make_prompts(read_documents(options.corpus), tokenizer, options.seed) if len(p.ids) <= options.longest]
     prompts = prompts[: options.prompts or None]
-    total, start = 0, time.perf_counter()
+    total, done, start = 0, 0, time.perf_counter()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w") as file:
-        for temperature in options.temperatures:
-            for group in batches(prompts, options.batch):
-                answers = continue_batch(model, group, temperature=temperature, new_tokens=options.new_tokens)
-                for prompt, answer in zip(group, answers, strict=True):
-                    row = {"source": prompt.source, "temperature": temperature, "prompt": prompt.ids, "ids": answer}
-                    file.write(json.dumps(row, separators=(",", ":")) + "\n")
-                file.flush()
-                total += sum(map(len, answers))
-                print(f"temperature {temperature}  {total} tokens  {total / (time.perf_counter() - start):.0f}/s", flush=True)
+        for group, temperature in zip(batches(prompts, options.batch), cycle(options.temperatures), strict=False):
+            answers = continue_batch(model, group, temperature=temperature, new_tokens=options.new_tokens)
+            for prompt, answer in zip(group, answers, strict=True):
+                row = {"source": prompt.source, "temperature": temperature, "prompt": prompt.ids, "ids": answer}
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            total, done = total + sum(map(len, answers)), done + len(group)
+            print(f"{done}/{len(prompts)} prompts  {total} tokens  {total / (time.perf_counter() - start):.0f}/s", flush=True)
     return total
 
 
@@ -122,10 +121,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
     parser.add_argument("--target", type=Path, default=Path("build/target"))
     parser.add_argument("--out", type=Path, default=Path("build/written.jsonl"))
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="0 is greedy (%(default)s)")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.0, 0.7], help="0 is greedy (%(default)s)")
     parser.add_argument("--prompts", type=int, default=0, help="how many prompts to use; 0 is all")
-    parser.add_argument("--longest", type=int, default=512, help="longer prompts are left out (%(default)s tokens)")
-    parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--longest", type=int, default=400, help="longer prompts are left out (%(default)s tokens)")
+    parser.add_argument("--new-tokens", type=int, default=144)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")

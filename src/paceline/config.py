@@ -55,7 +55,7 @@ def _integer(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
 
 
 def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first key of `given` that is not known, with near matches."""
+    """Raise ConfigError for the first unknown key of `given`, with near matches."""
     for key in given:
         if key not in known:
             near = get_close_matches(str(key), known, n=2)
@@ -84,12 +84,12 @@ class SamplingParams:
     `raw_logprobs`).
 
     Attributes:
-        n: outputs per prompt, sharing the prompt's cache.
+        n: outputs per prompt.
         temperature, top_p, top_k, min_p: `top_k` 0 or -1 means all tokens.
         presence_penalty, frequency_penalty: in -2..2, over generated tokens.
         repetition_penalty: above 0, over prompt and generated tokens.
         logit_bias: token id -> bias in -100..100.
-        bad_words: words that must not be generated; those of several tokens forbid their last token after the others.
+        bad_words: words that must not be generated.
         seed: same seed, same tokens; None draws one.
         stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
         max_tokens, min_tokens: limits of generated tokens; None means up to the context.

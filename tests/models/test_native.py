@@ -141,6 +141,25 @@ def test_neighbours_in_a_batch_do_not_matter(dtype):
     assert not close(scores.of(1), alone[2][:1], 0.1)
 
 
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="claimed for CPUs with packed bfloat16")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drafted_rows_have_the_bits_of_plain_decoding(dtype):
+    runner = runner_of(tiny_llama(head_dim=32).to(dtype))
+    ids, plain = tokens(120, seed=5), []
+    cache = runner.open()
+    for token in ids:
+        plain.append(runner.score([cache], [token], [EMPTY_TREE]).logits)
+        runner.commit([cache], [()])
+    for width in (2, 5, 8):
+        cache, rows = runner.open(), []
+        for at in range(0, 120, width):
+            chunk = ids[at : at + width]
+            rows.append(runner.score([cache], chunk[:1], [TokenTree.chain(chunk[1:])]).logits)
+            runner.commit([cache], [range(len(chunk) - 1)])
+        assert torch.equal(torch.cat(rows), torch.cat(plain))
+    assert not torch.equal(torch.cat(rows)[1:], torch.cat(plain)[:-1])
+
+
 def test_ragged_batch_in_float32(model, runner):
     caches = [runner.open() for _ in range(3)]
     runner.extend(caches, [IDS[:40], IDS[:5], IDS[:17]])

@@ -34,7 +34,11 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
     """
     import jinja2
 
-    if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+    if (
+        isinstance(messages, str)
+        or not isinstance(messages, Sequence)
+        or not all(isinstance(message, Mapping) for message in messages)
+    ):
         raise PromptError(f"messages must be a list of dicts with 'role' and 'content', got {type(messages).__name__}")
     if not messages:
         raise PromptError("messages must hold at least one message, got none")

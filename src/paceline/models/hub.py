@@ -37,8 +37,14 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
         UnsupportedModelError: a GGUF file. ConfigError: a revision of a local folder.
     """
     name = str(model)
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    try:
+        path = Path(name).expanduser()
+        is_folder = bool(name) and path.is_dir()
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such home
+        raise CheckpointError(
+            f"{name[:200]!r} cannot be opened ({getattr(error, 'strerror', None) or error}); check the path"
+        ) from error
+    if is_folder:
         if revision is not None:
             raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
         return path

@@ -65,9 +65,9 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def _probe(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available() or dtype not in {torch.float32, torch.bfloat16}:
         return False
-    if dtype is torch.bfloat16 and not _has_bf16():
-        return False
     try:
+        if dtype is torch.bfloat16 and not _has_bf16():
+            return False
         generator = torch.Generator().manual_seed(0)
         weight, x = (torch.randn(n, 64, generator=generator).to(dtype) for n in (48, 3))
         bias = torch.randn(48, generator=generator).to(dtype)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -23,6 +23,9 @@ from paceline.models.hub import read_config, resolve
 from paceline.models.memory import check_files, fit_context
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import load_weights, untie_if_different
+
+if TYPE_CHECKING:
+    from paceline.models.native import NativeRunner
 
 log = logging.getLogger("paceline")
 
@@ -79,8 +82,6 @@ def _native(
     max_context: int | None,
     draft: bool,
 ) -> Runner:
-    from paceline.models.longrope import LongRopeRunner, original_context
-    from paceline.models.native import NativeRunner
     from paceline.models.one_layer import OneLayerRunner, fits
 
     if max_context is not None and not 2 <= max_context <= spec.max_context:
@@ -94,9 +95,20 @@ def _native(
     weights = load_weights(checkpoint, spec, device=device, dtype=chosen)
     if draft and fits(spec, device):
         return cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
-    kind = NativeRunner if original_context(spec) is None else LongRopeRunner
-    runner = kind(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
+    runner = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
     return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say
+
+
+def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
+    """The runner class for a model's rotary embeddings."""
+    from paceline.models.longrope import LongRopeRunner
+    from paceline.models.native import NativeRunner
+    from paceline.models.replay import ReplayRunner
+
+    kinds = {rope.kind for rope in spec.ropes.values()}
+    if "longrope" in kinds:
+        return LongRopeRunner
+    return ReplayRunner if "dynamic" in kinds else NativeRunner
 
 
 def _fallback(folder: Path, *, name: str, dtype: str, device: torch.device, max_context: int | None, code: bool) -> Runner:

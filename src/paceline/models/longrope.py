@@ -16,49 +16,32 @@ from typing import Any
 
 import torch
 
-from paceline.errors import CapabilityError
-from paceline.models.cache import Arena, NativeCache
-from paceline.models.decoder import ALL_LAYERS, LayerPlan
-from paceline.models.native import NativeRunner
+from paceline.models.cache import Arena
+from paceline.models.replay import ReplayCache, ReplayRunner
 from paceline.models.segments import Segment
 from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
 
-CHUNK = 512
-"""Tokens of one pass when a sequence is run again."""
 
-UNKNOWN = -1
-
-
-class LongRopeCache(NativeCache):
-    """A sequence that knows its tokens and its regime.
+class LongRopeCache(ReplayCache):
+    """A sequence that knows its regime.
 
     Attributes:
-        tokens: the committed tokens; UNKNOWN where embeddings were fed.
-        pending: root and node tokens of the last step.
         long: regime of what is cached.
         copy: the same text in the other regime, as far as it was fed, or None.
     """
 
-    __slots__ = ("copy", "long", "pending", "tokens")
+    __slots__ = ("copy", "long")
 
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
-        self.tokens: list[int] = []
-        self.pending: list[int] = []
         self.long = False
         self.copy: LongRopeCache | None = None
-
-    def keep(self, path: Sequence[int]) -> None:
-        """See `NativeCache.keep`."""
-        super().keep(path)
-        self.tokens += [self.pending[0], *(self.pending[1 + node] for node in path)]
 
     def truncate(self, length: int) -> None:
         """See `NativeCache.truncate`."""
         super().truncate(length)
-        del self.tokens[length:]
         if self.copy is not None and self.copy.length > length:
             self.copy.truncate(length)
 
@@ -66,7 +49,7 @@ class LongRopeCache(NativeCache):
         """See `NativeCache.fork`; the copy in the other regime stays behind."""
         other = super().fork()
         assert isinstance(other, LongRopeCache)
-        other.tokens, other.long = self.tokens.copy(), self.long
+        other.long = self.long
         return other
 
     def release(self) -> None:
@@ -84,52 +67,16 @@ class LongRopeCache(NativeCache):
         other.release()
 
 
-class LongRopeRunner(NativeRunner):
+class LongRopeRunner(ReplayRunner):
     """See `NativeRunner`. `run_layers` works in the regime of the root; sequences fed with embeddings cannot change theirs."""
 
     def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
         super().__init__(spec, *args, **options)
-        self.original = original_context(spec) or spec.max_context
+        self.original = original_context(spec)
 
     def open(self) -> LongRopeCache:
         """A new, empty sequence."""
         return LongRopeCache(self.arena)
-
-    def extend(  # type: ignore[override]  # takes the handles that `open` gives
-        self,
-        caches: Sequence[LongRopeCache],
-        tokens: Sequence[Sequence[int]],
-        *,
-        taps: Sequence[int] = (),
-        all_logits: bool = False,
-    ) -> Scores:
-        """See `NativeRunner.extend`."""
-        for cache, own in zip(caches, tokens, strict=True):
-            self._settle(cache, cache.length + len(own))
-        scores = super().extend(caches, tokens, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, tokens, strict=True):
-            cache.tokens.extend(own)
-        return scores
-
-    def extend_embeddings(  # type: ignore[override]  # takes the handles that `open` gives
-        self,
-        caches: Sequence[LongRopeCache],
-        embeddings: Sequence[torch.Tensor],
-        *,
-        taps: Sequence[int] = (),
-        all_logits: bool = False,
-    ) -> Scores:
-        """See `NativeRunner.extend_embeddings`.
-
-        Raises:
-            CapabilityError: the sequence would cross the original context.
-        """
-        for cache, own in zip(caches, embeddings, strict=True):
-            self._settle(cache, cache.length + len(own))
-        scores = super().extend_embeddings(caches, embeddings, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, embeddings, strict=True):
-            cache.tokens += [UNKNOWN] * len(own)
-        return scores
 
     def score(  # type: ignore[override]  # takes the handles that `open` gives
         self,
@@ -141,38 +88,20 @@ class LongRopeRunner(NativeRunner):
         computed: Sequence[int] | None = None,
     ) -> Scores:
         """See `NativeRunner.score`."""
-        self._prepare(caches, roots, trees)
         scores = super().score(caches, roots, trees, taps=taps, computed=computed)
         for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
             if not cache.long and cache.length + 1 + tree.max_depth > self.original:
                 self._replace_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
         return scores
 
-    def run_layers(  # type: ignore[override]  # takes the handles that `open` gives
-        self,
-        caches: Sequence[LongRopeCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        *,
-        plan: LayerPlan = ALL_LAYERS,
-        hidden: torch.Tensor | None = None,
-        taps: Sequence[int] = (),
-        computed: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """See `NativeRunner.run_layers`."""
-        if hidden is None:
-            self._prepare(caches, roots, trees)
-        elif plan.first == 0:
-            self._prepare(caches, [UNKNOWN] * len(caches), trees)
-        return super().run_layers(caches, roots, trees, plan=plan, hidden=hidden, taps=taps, computed=computed)
+    def _before_step(self, caches: Sequence[ReplayCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        super()._before_step(caches, roots, trees)
+        for cache in caches:
+            self._before_chunk(cache, cache.length + 1)
 
-    def _prepare(self, caches: Sequence[LongRopeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
-        for cache, root, tree in zip(caches, roots, trees, strict=True):
-            self._settle(cache, cache.length + 1)
-            cache.pending = [root, *tree.tokens.tolist()]
-
-    def _settle(self, cache: LongRopeCache, length: int) -> None:
+    def _before_chunk(self, cache: ReplayCache, length: int) -> None:
         """Bring the cache into the regime of a text of `length` tokens."""
+        assert isinstance(cache, LongRopeCache)
         long = length > self.original
         if cache.long == long:
             return
@@ -183,16 +112,11 @@ class LongRopeRunner(NativeRunner):
 
     def _other_regime(self, cache: LongRopeCache) -> LongRopeCache:
         """The committed text of a sequence in the other regime."""
-        if UNKNOWN in cache.tokens:
-            raise CapabilityError(
-                f"a sequence fed with embeddings cannot cross {self.original} tokens, where the angles of {self.info.name} change; "
-                "stay on one side"
-            )
+        tokens = self._known(cache, self.original)
         if cache.copy is None:
             cache.copy = self.open()
             cache.copy.long = not cache.long
-        for start in range(cache.copy.length, cache.length, CHUNK):
-            super().extend([cache.copy], [cache.tokens[start : start + CHUNK]])
+        self._replay(cache.copy, tokens)
         return cache.copy
 
     @torch.inference_mode()
@@ -200,25 +124,26 @@ class LongRopeRunner(NativeRunner):
         """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from there."""
         beyond = [i for i, depth in enumerate([0, *tree.depths.tolist()]) if cache.length + depth + 1 > self.original]
         rows = [i for i in beyond if i >= done]
-        again = super().score([self._other_regime(cache)], [cache.pending[0]], [tree], taps=tuple(scores.taps))
+        other = self._other_regime(cache)
+        again = super(ReplayRunner, self).score([other], [cache.pending[0]], [tree], taps=tuple(scores.taps))
         targets = [scores.rows[index] + i - done for i in rows]
         scores.logits[targets] = again.logits[rows]
         for layer, tap in scores.taps.items():
             tap[targets] = again.taps[layer][rows]
 
-    def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
-        return [run for segment in segments for run in self._runs(segment, chunked)]
-
     def _runs(self, segment: Segment, chunked: bool) -> list[tuple[int, int]]:
-        if getattr(segment.cache, "long", False):
+        cache = segment.cache
+        assert isinstance(cache, LongRopeCache)
+        if cache.long:
             return [(segment.rows, self.original + 1)]
-        return [(segment.rows, self.original)] if chunked else [(1, position + 1) for position in segment.positions()]
+        return [(segment.rows, self.original)] if chunked else super()._runs(segment, chunked)
 
 
-def original_context(spec: ModelSpec) -> int | None:
-    """The length up to which the short angles of a longrope model hold; None for other models."""
-    for rope in spec.ropes.values():
-        if rope.kind == "longrope":
-            original: Any = rope.scaling.get("original_max_position_embeddings", rope.max_position)
-            return int(original)
-    return None
+def original_context(spec: ModelSpec) -> int:
+    """The length up to which the short angles of a longrope model hold."""
+    original: Any = [
+        rope.scaling.get("original_max_position_embeddings", rope.max_position)
+        for rope in spec.ropes.values()
+        if rope.kind == "longrope"
+    ]
+    return int(original[0])

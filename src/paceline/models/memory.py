@@ -4,7 +4,7 @@ In: a ModelSpec, the dtype and device it shall run in, the context wanted. Out: 
 Not here: reading weights (models.weights), the cache itself (models.cache).
 
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and the cache of
-one sequence of full length.
+one sequence of full length (twice for longrope, see models.longrope).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Need:
             layers[layer] = layers.get(layer, 0) + size
     tied_head = sizes["embed.weight"] if spec.tied and can_pack(device, dtype) else 0
     per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    return Need(sum(sizes.values()), tied_head + max(layers.values()), per_token)
+    copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
+    return Need(sum(sizes.values()), tied_head + max(layers.values()), copies * per_token)
 
 
 def available(device: torch.device) -> int:
