@@ -35,7 +35,8 @@ def table(result: dict) -> str:
     packages = made["packages"]
     note = (
         f"{made['cpu']}, {made['threads']} threads, bfloat16, batch 1, temperature 0, {made['date'][:10]}; "
-        f"PyTorch {packages['torch']}, transformers {packages['transformers']}. Made by `{made['command']}`; raw results in `benchmarks/results/`."
+        f"PyTorch {packages['torch']}, transformers {packages['transformers']}. Made by `{made['command']}`; "
+        "raw results in `benchmarks/results/`."
     )
     return "\n".join([head, *rows, "", note])
 

@@ -15,7 +15,8 @@ HERE = Path(__file__).parent
 
 def methods() -> str:
     """One section a method: what it is, options, exactness, needs, source."""
-    lines = ["# Methods", "", "Written by `python docs/generate.py` from the registry; `paceline methods` prints the same facts.", ""]
+    note = "Written by `python docs/generate.py` from the registry; `paceline methods` prints the same facts."
+    lines = ["# Methods", "", note, ""]
     for family in registry.FAMILIES:
         lines += [f"## {family.capitalize()}", ""]
         for name, entry in registry.FAMILIES[family].items():

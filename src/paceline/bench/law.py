@@ -3,10 +3,10 @@
 In: sampled outputs and the runner that made them. Out: a chi-square test of conditional probability-integral values.
 Not here: temperature 0 (`bench.compare`).
 
-Every sampled token is scored again by one plain pass, which gives its whole conditional distribution p. With tokens ordered from
-likely to unlikely, u = P(tokens before it) + U p(token), U uniform: under exact sampling all u are independent and uniform on (0, 1),
-whatever the model (the randomised Rosenblatt transform). A sampler that favours drafted tokens, which tend to be likely ones, pushes
-u down.
+Every sampled token is scored again by one plain pass, which gives its whole conditional distribution p. With tokens ordered
+from likely to unlikely, u = P(tokens before it) + U p(token), U uniform: under exact sampling all u are independent and uniform
+on (0, 1), whatever the model (the randomised Rosenblatt transform). A sampler that favours drafted tokens, which tend to be
+likely ones, pushes u down.
 """
 
 from __future__ import annotations
