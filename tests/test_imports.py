@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "config", "registry", "bundled"}
+LOW = {"errors", "checking", "config", "registry", "bundled"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
-    "config": {"errors"},
+    "checking": {"errors"},
+    "config": {"errors", "checking"},
     "registry": {"errors"},
     "tree": LOW,
     "models": METHODS,

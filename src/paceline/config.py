@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal
 
+from paceline.checking import integer, items, need, number, reject_unknown, shortened, strings
 from paceline.errors import ConfigError
 
 GREEDY_EPSILON = 1e-5
@@ -20,59 +20,7 @@ GREEDY_EPSILON = 1e-5
 
 MAX_N = 128
 MAX_LOGPROBS = 128
-MAX_NUMBER = 1e30
-"""Finite in float32 with room to multiply; nothing larger means anything as a temperature, penalty or threshold."""
-
-MAX_COUNT = 2**62
-"""No count in use comes near; larger integers are typing mistakes that would overflow somewhere."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-def need(condition: bool, name: str, rule: str, got: object) -> None:
-    """Raise ConfigError "NAME must RULE, got VALUE" unless `condition` holds; a long value is cut."""
-    if not condition:
-        raise ConfigError(f"{name} must {rule}, got {shortened(got)}")
-
-
-def shortened(value: object, most: int = 200) -> str:
-    """The repr of what a user gave, short enough for one line of a message."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        text = f"an enormous {type(value).__name__}"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER  # NaN fails
-    need(fine and low <= value <= high and not (open_low and value == low), name, rule, value)  # type: ignore[operator]
-
-
-def _integer(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
-    fine = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    unbounded = high == MAX_COUNT and not (isinstance(value, int) and value > high)
-    need(fine, name, f"be an integer of {low} or more" if unbounded else f"be an integer in {low}..{high}", value)
-
-
-def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first unknown key of `given`, with near matches."""
-    for key in given:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ConfigError(f"{kind} does not know {key!r}; {hint}")
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    rule = "be a string or a list of non-empty strings"
-    items = (value,) if isinstance(value, str) and value else _items(name, value, rule)
-    need(all(isinstance(item, str) and item for item in items), name, rule, value)
-    return items
-
-
-def _items(name: str, value: object, rule: str) -> tuple[Any, ...]:
-    need(value is None or (isinstance(value, Iterable) and not isinstance(value, str | Mapping)), name, rule, value)
-    return () if value is None else tuple(value)  # type: ignore[arg-type]  # need() has just checked that it is iterable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,34 +74,34 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_limits()
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
-        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
-        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids, "be a list of token ids"))
+        object.__setattr__(self, "stop", strings("stop", self.stop))
+        object.__setattr__(self, "bad_words", strings("bad_words", self.bad_words))
+        object.__setattr__(self, "stop_token_ids", items("stop_token_ids", self.stop_token_ids, "be a list of token ids"))
         for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0)
+            integer("stop_token_ids", token, 0)
         object.__setattr__(self, "logit_bias", self._bias())
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
 
     def _check_ranges(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        _number("temperature", self.temperature, 0.0, math.inf, "be 0 (greedy) or positive")
-        _number("top_p", self.top_p, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
-        _integer("top_k", self.top_k, -1)
-        _number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "be above 0", open_low=True)
+        integer("n", self.n, 1, MAX_N)
+        number("temperature", self.temperature, 0.0, math.inf, "be 0 (greedy) or positive")
+        number("top_p", self.top_p, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
+        integer("top_k", self.top_k, -1)
+        number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
+        number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "be above 0", open_low=True)
 
     def _check_limits(self) -> None:
-        _integer("min_tokens", self.min_tokens, 0)
+        integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1)
+            integer("max_tokens", self.max_tokens, 1)
             need(self.min_tokens <= self.max_tokens, "min_tokens", f"be at most max_tokens={self.max_tokens}", self.min_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                _integer(name, value, 0, MAX_LOGPROBS)
+                integer(name, value, 0, MAX_LOGPROBS)
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+            integer("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
 
@@ -164,8 +112,8 @@ class SamplingParams:
         bias = {}
         for key, value in self.logit_bias.items():
             token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
-            _integer("logit_bias token id", token, 0)
-            _number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
+            integer("logit_bias token id", token, 0)
+            number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
             bias[token] = float(value)
         return bias
 
@@ -212,13 +160,13 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens is not None:
-            _integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
+            integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
         if self.disable_by_batch_size is not None:
-            _integer("disable_by_batch_size", self.disable_by_batch_size, 1)
+            integer("disable_by_batch_size", self.disable_by_batch_size, 1)
         known = ("rejection_sampler", "typical_acceptance_sampler")
         need(self.acceptance_method in known, "acceptance_method", f"be one of {', '.join(known)}", self.acceptance_method)
-        _number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
-        _number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")
+        number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
+        number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")
         for name, rule in (("model", "be a folder or hub id"), ("controller", "be a name from `paceline methods`")):
             value = getattr(self, name)
             need(value is None or (isinstance(value, str) and value != ""), f"speculative_config {name}", rule, value)
@@ -299,10 +247,10 @@ class EngineConfig:
         kind = str(self.device).split(":")[0]
         need(kind in ("auto", "cpu", "cuda"), "device", "be auto, cpu, cuda or cuda:N", self.device)
         if self.max_model_len is not None:
-            _integer("max_model_len", self.max_model_len, 2)
-        _integer("max_num_seqs", self.max_num_seqs, 1, 1024)
-        _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
+            integer("max_model_len", self.max_model_len, 2)
+        integer("max_num_seqs", self.max_num_seqs, 1, 1024)
+        integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
         if self.threads is not None:
-            _integer("threads", self.threads, 1, 1024)
+            integer("threads", self.threads, 1, 1024)
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+            integer("seed", self.seed, -(2**63), 2**63 - 1)

@@ -13,7 +13,8 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig, need, shortened
+from paceline.checking import need, shortened
+from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine.build import build_parts, check_methods, load_draft
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import RequestOutput, StreamChunk

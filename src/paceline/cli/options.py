@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.checking import shortened
 from paceline.cli import logs
-from paceline.config import EngineConfig, SamplingParams, shortened
+from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:

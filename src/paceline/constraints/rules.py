@@ -31,7 +31,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from paceline.config import SamplingParams, need
+from paceline.checking import need
+from paceline.config import SamplingParams
 from paceline.constraints.bad_words import BadWords, bad_word_token_ids
 from paceline.constraints.filters import filter_rows
 from paceline.constraints.penalties import Penalties

@@ -19,7 +19,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from paceline.config import GREEDY_EPSILON, need
+from paceline.checking import need
+from paceline.config import GREEDY_EPSILON
 from paceline.controllers.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.config import need
+from paceline.checking import need
 from paceline.controllers.base import Signal, StepTimes
 from paceline.tree.types import NO_BUDGET, Budget
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from paceline.config import need
+from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict

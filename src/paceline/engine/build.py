@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import registry
-from paceline.config import EngineConfig, SpeculativeConfig, reject_unknown
+from paceline.checking import reject_unknown
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.controllers.base import Controller
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.cost_store import CostKey
