@@ -75,15 +75,22 @@ class LLM:
         )
         self.speculative = SpeculativeConfig.parse(speculative_config)
         check_methods(self.speculative)
+        self._default_draft = str(BUNDLED / "draft") if model is None else None
+        self._trust = trust_remote_code
+        self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
+        self._assemble()
+        self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
+        self._count = count()
+
+    def _load(self, name: str, tokenizer: str | Path | None, revision: str | None) -> None:
+        """Read the checkpoint: tokenizer, defaults, weights."""
         if self.config.threads is not None:
             import torch
 
             torch.set_num_threads(self.config.threads)
-        name = str(BUNDLED / "target") if model is None else str(model)
         folder = resolve(name, revision=revision)
-        self.tokenizer = Tokenizer.load(
-            folder if tokenizer is None else resolve(str(tokenizer)), trust_remote_code=trust_remote_code
-        )
+        words = folder if tokenizer is None else resolve(str(tokenizer))
+        self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
         self.runner = load_runner(
             name,
@@ -91,13 +98,8 @@ class LLM:
             dtype=self.config.dtype,
             device=self.config.device,
             max_context=self.config.max_model_len,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=self._trust,
         )
-        self._default_draft = str(BUNDLED / "draft") if model is None else None
-        self._trust = trust_remote_code
-        self._assemble()
-        self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
-        self._count = count()
 
     def _assemble(self) -> None:
         """Build the engine for the present speculative_config around the loaded runner."""

@@ -1,0 +1,93 @@
+"""The configuration classes refuse what they should, by name, and accept vLLM's dialect."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from paceline import ConfigError, SamplingParams, SpeculativeConfig
+from paceline.config import EngineConfig
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "n must"),
+    ({"n": True}, "n must"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"temperature": math.inf}, "temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {5: 101.0}}, "logit_bias"),
+    ({"logit_bias": {"x": 1.0}}, "logit_bias"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be at most max_tokens=4"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"prompt_logprobs": 10**6}, "prompt_logprobs"),
+    ({"seed": 2**70}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"stop": "x", "detokenize": False}, "stop"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_sampling_parameters_are_named(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SamplingParams(**given)
+
+
+def test_defaults_are_vllms_and_forms_are_normalised() -> None:
+    params = SamplingParams(stop="x", logit_bias={"7": 1}, stop_token_ids=[3], bad_words=["a"])
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens, params.n) == (1.0, 1.0, 0, 16, 1)
+    assert params.stop == ("x",)
+    assert params.logit_bias == {7: 1.0}
+    assert SamplingParams(temperature=1e-6).greedy
+    assert not SamplingParams(temperature=1e-3).greedy
+
+
+def test_unknown_names_get_near_matches() -> None:
+    with pytest.raises(ConfigError, match="did you mean temperature"):
+        SamplingParams.from_dict({"temprature": 1})
+
+
+def test_the_speculative_dialect() -> None:
+    parse = SpeculativeConfig.parse
+    assert parse(None) is None
+    assert parse("null") is None
+    assert parse({}).method == "auto"
+    assert parse({"model": "x"}).method == "draft_model"
+    both = parse('{"method": ["ngram", {"method": "draft_model", "model": "d"}], "num_speculative_tokens": 4}')
+    assert [one.method for one in both.method] == ["ngram", "draft_model"]
+    assert both.method[1].model == "d"
+    assert parse({"method": ["ngram", "draft_model"], "model": "m"}).method[1].model == "m"
+    assert parse({"method": "ngram", "prompt_lookup_max": 3}).options == {"prompt_lookup_max": 3}
+    for given, text in (
+        ("[1]", "JSON object"),
+        ({"method": 3}, "method"),
+        ({"method": [3]}, "each entry"),
+        ({"acceptance_method": "x"}, "acceptance_method"),
+        ({"num_speculative_tokens": "3"}, "num_speculative_tokens"),
+        ({"posterior_threshold": 2}, "posterior_threshold"),
+        ({"disable_by_batch_size": 0}, "disable_by_batch_size"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            parse(given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"dtype": "int3"}, {"device": "tpu"}, {"threads": 0}, {"max_model_len": 1}, {"max_num_seqs": 0}, {"seed": 1.5}]
+)
+def test_bad_engine_sizes_are_named(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        EngineConfig(**given)
