@@ -48,7 +48,7 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
         text = _compile(template).render(names)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template cannot be read: {error.message} (line {error.lineno})") from error
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+    except (jinja2.TemplateError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise PromptError(f"the chat template refused the messages: {' '.join(str(error).split())}") from error
     return text
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.checking import MAX_NUMBER, shortened
 from paceline.errors import CheckpointError
+
+MAX_SIZE = 2**31 - 1
+MOST = dict.fromkeys(("num_hidden_layers", "num_experts", "num_local_experts"), 10_000)
+"""Sizes that are counted out in Python, so that a broken file must not make them endless."""
 
 
 class ConfigKeys:
@@ -36,12 +41,13 @@ class ConfigKeys:
         return self._values.get(name) is not None
 
     def size(self, name: str) -> int:
-        """A positive integer."""
+        """A positive integer of a size that models have."""
         value = self._values.get(name)
         if value is None:
             raise CheckpointError(f"config.json lacks {name!r}, which a {self.family} model needs; download the checkpoint again")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, "a positive integer")
+        most = MOST.get(name, MAX_SIZE)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.wrong(name, f"an integer in 1..{most}")
         return value
 
     def optional_size(self, name: str) -> int | None:
@@ -50,8 +56,8 @@ class ConfigKeys:
 
     def number(self, name: str) -> float:
         value = self._values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+            raise self.wrong(name, "a finite number")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -88,4 +94,4 @@ class ConfigKeys:
 
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a value of the wrong kind."""
-        return CheckpointError(f"config.json: {name!r} must be {rule}, got {self._values.get(name)!r}; repair or download it again")
+        return CheckpointError(f"config.json: {name!r} must be {rule}, got {shortened(self._values.get(name))}; repair or download it again")

@@ -173,7 +173,7 @@ MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the language model: `config` itself, or its `text_config` with what only the outer one knows."""
     inner = config.get("text_config")
-    if config.get("model_type") not in MULTIMODAL or not isinstance(inner, Mapping):
+    if str(config.get("model_type")) not in MULTIMODAL or not isinstance(inner, Mapping):
         return config
     outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}
     return {**inner, **outer, "model_type": MULTIMODAL[str(config["model_type"])]}
@@ -247,7 +247,7 @@ def _check_features(keys: ConfigKeys) -> None:
 def _activation(keys: ConfigKeys) -> Literal["silu", "gelu", "gelu_tanh"]:
     key = "hidden_activation" if keys.family.startswith("gemma") else "hidden_act"
     name = keys.get(key)
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedModelError(f"{keys.family}: {key}={name!r} is not implemented; known are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 

@@ -114,8 +114,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not config:
         raise CheckpointError(f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint")
     _refuse_quantised(folder, config)
-    architectures = config.get("architectures") or []
-    headless = [name for name in architectures if str(name).endswith(HEADLESS)]
+    architectures = config.get("architectures")
+    names = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    headless = [name for name in names if name.endswith(HEADLESS)]
     if headless:
         raise UnsupportedModelError(f"{folder} is a {headless[0]}, which does not write text; use a ForCausalLM checkpoint")
     return config

@@ -147,7 +147,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(found).__name__}; download the checkpoint again")
@@ -166,10 +166,14 @@ def _from_json(folder: Path) -> Tokenizer:
     if "added_tokens_decoder" not in config:
         config |= read_json(folder / "special_tokens_map.json")
     named = {name: text for name in NAMED_TOKENS if (text := _content(config.get(name))) is not None}
-    _add_special_tokens(inner, config)
-    inner.encode_special_tokens = bool(config.get("split_special_tokens", False))
-    backend = Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
-    return Tokenizer(backend, name=str(folder), named=named, template=_find_template(folder, config))
+    template = _find_template(folder, config)
+    try:
+        _add_special_tokens(inner, config)
+        inner.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        backend = Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
+        return Tokenizer(backend, name=str(folder), named=named, template=template)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # tokens of the wrong kind, or no Unicode
+        raise CheckpointError(f"tokenizer_config.json in {folder} has unreadable tokens ({error}); download it again") from error
 
 
 def _content(value: object) -> str | None:
@@ -201,7 +205,10 @@ def _add_special_tokens(inner: Any, config: Mapping[str, Any]) -> None:
 def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The default chat template: a file of its own wins over the entry in tokenizer_config.json."""
     if (path := folder / "chat_template.jinja").is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); download the checkpoint again") from error
     found = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
