@@ -107,10 +107,43 @@ def test_what_was_measured_is_there_in_the_next_process(tmp_path: Path) -> None:
     probe = Probe()
     second = CostModel(KEY, probe=probe, directory=tmp_path)
     second.prepare(8)
-    assert probe.asked == []
+    assert probe.asked == [1]  # one look whether it is still true
     assert second.verify(4) == pytest.approx(first.verify(4))
     assert second.draft("draft", 3) == pytest.approx(first.draft("draft", 3))
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+class Busy(Probe):
+    """A machine on which passes took `factor` times as long, or only those of several rows."""
+
+    def __init__(self, factor: float, first: int = 1) -> None:
+        super().__init__()
+        self.factor, self.first = factor, first
+
+    def __call__(self, rows: int, context: int) -> float:
+        return super().__call__(rows, context) * (self.factor if rows >= self.first else 1.0)
+
+
+def test_costs_measured_on_a_busy_machine_are_measured_again(tmp_path: Path) -> None:
+    CostModel(KEY, probe=Busy(20.0), directory=tmp_path).prepare(8)
+    quiet, fresh = CostModel(KEY, probe=Probe(), directory=tmp_path), CostModel(probe=Probe())
+    quiet.prepare(8)
+    fresh.prepare(8)
+    assert [quiet.verify(rows) for rows in (1, 2, 8)] == [fresh.verify(rows) for rows in (1, 2, 8)]
+
+
+def test_an_implausible_curve_is_measured_again_in_the_same_process() -> None:
+    cost = CostModel(probe=Busy(50.0, first=2))
+    cost.prepare(8)
+    assert cost.implausible
+    cost.probe = Probe()
+    plain = cost.verify(1)
+    for _ in range(64):
+        cost.observe(1, 50, StepTimes((), plain, 0.0, 0.0, 1))
+    assert cost.stale
+    cost.prepare(8)
+    assert not cost.implausible
+    assert cost.verify(8) < 3 * plain
 
 
 def test_another_key_is_another_file(tmp_path: Path) -> None:

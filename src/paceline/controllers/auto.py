@@ -98,7 +98,7 @@ class AutoController:
             sequence.clear(signal.remaining)
             self._batch.append(sequence)
         self._context = max((signal.length for signal in signals), default=0)
-        if not self._off and self._ready < size + FIRST_ROWS - 1:
+        if not self._off and (self.cost.stale or self._ready < size + FIRST_ROWS - 1):
             self._prepare(size + FIRST_ROWS - 1)
         self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
         self._lines = [self.cost.line(name, size) for name in self.names]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,12 @@ PRIOR_LEVEL: Final = 0.02
 
 _CONTEXT_STEP = 2
 _REBUILD = 0.03
+_IMPLAUSIBLE: Final = 2.2
+"""Twice the rows cannot cost more than two passes; a curve that says so was measured while something else ran."""
+
+_CHANGED: Final = 1.5
+"""A cost on disk that is off by this factor today is measured again, with all others."""
+
 _SETTLED, _EVERY = 64, 4
 """After so many steps, one step in so many is learned from: learning costs microseconds, and so do some models' steps."""
 
@@ -47,6 +54,7 @@ class CostModel:
     """Measured seconds, kept current and kept on disk.
 
     Attributes:
+        stale: whether the next `prepare` looks again at what was measured.
         disturbed: whether a probe ran since the last step was observed, so that the next step's `other` time includes it.
 
     Args:
@@ -63,11 +71,13 @@ class CostModel:
         self.overheads: dict[int, Curve] = {}
         self.lines: dict[tuple[str, int], Line] = {}
         self.steps = 0
+        self.stale = False
         self.disturbed = False
         self._tables: dict[tuple[Bucket, int], list[float]] = {}
         self._drift = 0.0
         if self.store is not None and (costs := self.store.load()) is not None:
             self._restore(costs)
+            self.stale = True
 
     # Reading
 
@@ -123,22 +133,48 @@ class CostModel:
 
         A probe that fails is not asked again; real steps teach the model alone then, and the log says so.
         """
-        if self.probe is None or self._measured >= min(rows, GRID[-1]):
+        if self.probe is None or not (self.stale or self._measured < min(rows, GRID[-1])):
             return
         self.disturbed = True
         curve = self.curves.setdefault((0, context_bucket(context)), Curve())
-        wanted = [point for i, point in enumerate(GRID) if i == 0 or GRID[i - 1] < rows]
-        for point in wanted:
-            if point > self._measured:
-                try:
-                    curve.set(point, self.probe(point, context))
-                except RuntimeError as error:
-                    logger.warning("measuring %d rows failed (%s); learning from real steps instead", point, error)
-                    self.probe = None
-                    break
+        known = 0 if self._must_measure_again(curve, context) else self._measured
+        for point in [point for i, point in enumerate(GRID) if i == 0 or GRID[i - 1] < rows]:
+            if point > known and (seconds := self._probe(point, context)):
+                curve.set(point, seconds)
         self._tables.clear()
         logger.debug("measured up to %d rows", self._measured)
         self.save()
+
+    def _must_measure_again(self, curve: Curve, context: int) -> bool:
+        """Whether what is known is to be measured anew: it is implausible, or from the disk and no longer true."""
+        stale, self.stale = self.stale, False
+        if not stale or not curve:
+            return False
+        seconds = self._probe(1, context)
+        ratio = seconds / curve.at(1) if seconds else 1.0
+        if self.implausible or not 1 / _CHANGED < ratio < _CHANGED:
+            curve.forget()
+            self.curves = {(0, context_bucket(context)): curve}
+            return True
+        return False
+
+    def _probe(self, rows: int, context: int) -> float:
+        """Seconds by the probe; 0, and no probe any more, if it fails."""
+        try:
+            return self.probe(rows, context) if self.probe is not None else 0.0
+        except RuntimeError as error:
+            logger.warning("measuring %d rows failed (%s); learning from real steps instead", rows, error)
+            self.probe = None
+            return 0.0
+
+    @property
+    def implausible(self) -> bool:
+        """Whether some measured number of rows is said to cost more than twice what half of it costs."""
+        return any(
+            high > _IMPLAUSIBLE * low and b <= 2 * a
+            for curve in self.curves.values()
+            for (a, low), (b, high) in pairwise(curve.values.items())
+        )
 
     @property
     def _measured(self) -> int:
@@ -179,6 +215,7 @@ class CostModel:
             self._drift = 0.0
             self._tables.clear()
         if self.steps >= _SETTLED and self.steps & (self.steps - 1) == 0:
+            self.stale = self.stale or self.implausible
             self.save()
 
     # Keeping and showing

@@ -77,6 +77,10 @@ class Curve:
         self.values[rows], self.counts[rows] = max(seconds, _TINY), 8.0
         self._sort()
 
+    def forget(self) -> None:
+        """Be empty again."""
+        self.values, self.counts = {}, {}
+
     def observe(self, rows: int, seconds: float) -> float:
         """Learn from one pass; returns by how much (as a logarithm) the estimate at `rows` was moved."""
         seconds = max(seconds, _TINY)

@@ -10,7 +10,7 @@ from time import perf_counter
 from paceline.models.base import Runner
 from paceline.tree.token_tree import TokenTree
 
-REPEATS = 3
+REPEATS = 5
 
 
 class Probe:
@@ -24,7 +24,7 @@ class Probe:
         self.runner = runner
 
     def __call__(self, rows: int, context: int) -> float:
-        """Median seconds of scoring a root and a chain of rows - 1 nodes after `context` cached tokens."""
+        """Least seconds of scoring a root and a chain of rows - 1 nodes after `context` cached tokens."""
         info = self.runner.info
         context = max(1, min(context, info.max_context - rows - 1))
         cache = self.runner.open()
@@ -33,7 +33,7 @@ class Probe:
                 self.runner.extend([cache], [[(7 * i) % info.vocab_size for i in range(start, min(context, start + 512))]])
             tree = TokenTree.chain([(11 * i) % info.vocab_size for i in range(rows - 1)])
             self._once(cache, tree)
-            return sorted(self._once(cache, tree) for _ in range(REPEATS))[REPEATS // 2]
+            return min(self._once(cache, tree) for _ in range(REPEATS))
         finally:
             self.runner.release(cache)
 

@@ -60,6 +60,12 @@ class ConfigKeys:
             raise self.wrong(name, "a finite number")
         return float(value)
 
+    def positive(self, name: str) -> float:
+        """A number above 0."""
+        if (value := self.number(name)) <= 0:
+            raise self.wrong(name, "above 0")
+        return value
+
     def optional_number(self, name: str) -> float | None:
         return self.number(name) if self.given(name) else None
 
@@ -94,4 +100,6 @@ class ConfigKeys:
 
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a value of the wrong kind."""
-        return CheckpointError(f"config.json: {name!r} must be {rule}, got {shortened(self._values.get(name))}; repair or download it again")
+        return CheckpointError(
+            f"config.json: {name!r} must be {rule}, got {shortened(self._values.get(name))}; repair or download it again"
+        )

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
+from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.histories import CausalModel, Fed, History, choose
 from paceline.tree.token_tree import TokenTree
@@ -111,7 +111,14 @@ class TransformersRunner:
             raise CheckpointError(
                 f"{name} lacks {len(lacking)} weights of its architecture, first {lacking[0]}; download the checkpoint again"
             )
-        return cls(model.to(device), name=name, max_context=max_context)
+        try:
+            runner = cls(model.to(device), name=name, max_context=max_context)
+            runner.extend([runner.open()], [[0]])  # a configuration that loads may still not run
+        except PacelineError:
+            raise
+        except Exception as error:  # as above
+            raise _refusal(error, name) from error
+        return runner
 
     def open(self) -> FallbackCache:
         """A new, empty sequence."""

@@ -68,7 +68,7 @@ class Family:
 def _gemma(keys: ConfigKeys) -> dict[str, Any]:
     return {
         "embedding_multiplier": float(keys.size("hidden_size")) ** 0.5,
-        "attention_scale": keys.number("query_pre_attn_scalar") ** -0.5,
+        "attention_scale": keys.positive("query_pre_attn_scalar") ** -0.5,
         "attention_softcap": keys.optional_number("attn_logit_softcapping"),
         "logit_softcap": keys.optional_number("final_logit_softcapping"),
     }
@@ -84,7 +84,7 @@ def _granite(keys: ConfigKeys) -> dict[str, Any]:
         "embedding_multiplier": keys.number("embedding_multiplier"),
         "residual_multiplier": keys.number("residual_multiplier"),
         "attention_scale": keys.number("attention_multiplier"),
-        "logit_multiplier": 1.0 / keys.number("logits_scaling"),
+        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
     }
 
 

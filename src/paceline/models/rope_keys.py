@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.checking import shortened
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.config_keys import ConfigKeys
 from paceline.models.spec import RopeSpec
@@ -27,6 +28,10 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 
 OPTIONAL = ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 NUMBERS = (*OPTIONAL, "low_freq_factor", "high_freq_factor")
+TINY, HUGE = 1e-6, 1e12
+LEAST = {"factor": TINY, "original_max_position_embeddings": 2, "beta_fast": TINY, "beta_slow": TINY, "attention_factor": TINY}
+"""Least value of a parameter that is divided by, or whose logarithm is taken; 0 for the others. None is above HUGE."""
+
 LISTS = ("short_factor", "long_factor")
 KNOWN = (*NUMBERS, *LISTS, "truncate")
 APART = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
@@ -76,12 +81,14 @@ def make_spec(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, thet
     if unknown:
         raise UnsupportedModelError(f"{keys.family}: rope parameter {unknown[0]!r} is not implemented")
     if isinstance(given.get("rope_theta"), int | float):
-        theta = float(given["rope_theta"])
-    if theta <= 1.0:
-        raise CheckpointError(f"config.json: rope_theta must be above 1, got {theta}; repair or download it again")
+        theta = given["rope_theta"]
+    if not 1.0 < theta <= HUGE:
+        raise CheckpointError(
+            f"config.json: rope_theta must be above 1 and finite, got {shortened(theta)}; repair or download it again"
+        )
     dims = _dims(keys, given, head_dim)
     scaling = _scaling(keys, kind, given, dims) if kind != "default" else {}
-    return RopeSpec(theta=theta, dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings"))
+    return RopeSpec(theta=float(theta), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings"))
 
 
 def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
@@ -107,10 +114,16 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
         if key not in scaling:
             raise CheckpointError(f"config.json: rope type {kind!r} needs {key!r}; repair or download it again")
     for key in NUMBERS:
-        if key in scaling and (isinstance(scaling[key], bool) or not isinstance(scaling[key], int | float)):
-            raise CheckpointError(f"config.json: rope parameter {key!r} must be a number, got {scaling[key]!r}")
+        least = LEAST.get(key, 0.0)
+        if key in scaling and not _in_range(scaling[key], least):
+            got = shortened(scaling[key])
+            raise CheckpointError(f"config.json: rope parameter {key!r} must be a number of {least:g} or more, got {got}")
     for key in LISTS if kind == "longrope" else ():
         values = scaling[key]
-        if not isinstance(values, list) or len(values) != dims // 2 or not all(isinstance(v, int | float) for v in values):
-            raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} numbers")
+        if not isinstance(values, list) or len(values) != dims // 2 or not all(_in_range(v, TINY) for v in values):
+            raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} positive numbers")
     return scaling
+
+
+def _in_range(value: object, least: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= HUGE
