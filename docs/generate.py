@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the registry and the docstrings of what it names.
+"""Writes docs/methods.md from the registry and the docstrings of what it names, and docs/cli.md from the command line itself.
 
 usage: python docs/generate.py
 """
@@ -7,10 +7,43 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from paceline import registry
+from paceline.cli.main import app
 
 HERE = Path(__file__).parent
+
+CLI = """# The command line
+
+Written by `python docs/generate.py` from the command line itself; `paceline VERB --help` prints the same flags.
+
+    paceline generate "Once upon a time" --max-tokens 64
+    paceline generate --file prompt.txt --model org/name --json
+    echo "def add(a, b):" | paceline generate -s '{"method": "ngram", "num_speculative_tokens": 5}'
+    paceline chat --temperature 0.7
+    paceline demo
+    paceline verify --model ./checkpoint --prompts prompts.txt
+
+Text goes to standard output and everything else to standard error, so that pipes hold text only. On a terminal, accepted guesses
+are coloured by the drafter that made them; `NO_COLOR` turns colours off. A prompt from a file or a pipe is UTF-8 text; the newline
+that ends it is left out. What is not given on the command line comes from the checkpoint's `generation_config.json`; where that
+says nothing, `generate` and `chat` decode greedily and write at most 256 tokens.
+
+| exit code | meaning |
+|---|---|
+| 0 | fine |
+| 1 | a check failed: `demo` found a text that differs outside near ties, `verify` found that the claim does not hold |
+| 2 | bad input: one line on standard error says what was wrong, what was found and what to do; text produced before is kept |
+| 70 | a bug of ours, still one line; please report it |
+| 130 | interrupted with Ctrl-C; the text so far is shown (with `--json`, the object so far) |
+| 141 | the reader of a pipe went away |
+
+`paceline --version` prints the version. `--log-level debug`, `info`, `warning` (the default) or `error` may stand before or after
+the verb. `python -m paceline` is the same command.
+"""
 
 
 def methods() -> str:
@@ -35,5 +68,29 @@ def _section(family: str, name: str, entry: registry.Entry) -> list[str]:
     return [f"### `{name}`", "", module.split("\n\n")[0].replace("\n", " "), "", *facts, "", "```text", options, "```", ""]
 
 
+def cli() -> str:
+    """The introduction above, and one section a verb with its flags."""
+    lines = [CLI]
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]  # a group has them
+        lines += [f"## paceline {name}", "", command.help, ""]
+        panels: dict[str, list[str]] = {}
+        for parameter in command.params:
+            panel = getattr(parameter, "rich_help_panel", None) or "Options"
+            panels.setdefault(panel, []).append(_flag(parameter))
+        for panel, rows in panels.items():
+            lines += [f"| {panel.lower()} | |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _flag(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"| `{parameter.name.upper()}` | {parameter.help} |"
+    names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len, reverse=True))
+    shown = parameter.default is not None and not isinstance(parameter.default, bool | list)
+    default = f" Default: `{parameter.default}`." if shown else ""
+    return f"| {names} | {parameter.help}{default} |"
+
+
 if __name__ == "__main__":
+    (HERE / "cli.md").write_text(cli(), encoding="utf-8")
     (HERE / "methods.md").write_text(methods(), encoding="utf-8")

@@ -126,6 +126,7 @@ def _tokens(llm: LLM, message: str) -> list[int]:
 def _timed(llm: LLM, tokens: list[int], params: SamplingParams) -> tuple[float, RequestOutput]:
     start = perf_counter()
     (found,) = llm.generate({"prompt_token_ids": tokens}, params)
+    found.raise_for_error()
     return perf_counter() - start, found
 
 

@@ -124,6 +124,8 @@ def _greedy(llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams
     steps = accepted = 0
     for index, prompt in enumerate(prompts):
         (slow,), (fast,) = plain.generate(prompt, params), llm.generate(prompt, params)
+        for one in (slow, fast):
+            one.raise_for_error()
         output = slow.outputs[0].token_ids
         difference = first_difference(llm.runner, slow.prompt_token_ids, output, fast.outputs[0].token_ids)
         report.tokens += len(output)
@@ -144,6 +146,7 @@ def _law(llm: LLM, prompts: Sequence[Any], params: SamplingParams, stage: str, p
     noise, values = torch.Generator().manual_seed(params.seed or 0), []
     for index, prompt in enumerate(prompts):
         (found,) = llm.generate(prompt, params.with_seed((params.seed or 0) + 1000 * index))
+        found.raise_for_error()
         for output in found.outputs:
             values.append(integral_values(llm.runner, found.prompt_token_ids, output.token_ids, params.temperature, noise))
         progress(stage, index + 1, len(prompts))

@@ -54,12 +54,13 @@ def command(
 
 
 def progress_bar() -> Any:
-    """A transient progress bar on standard error."""
+    """A transient progress bar on standard error; nothing where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_table(lines: list[Total], llm: LLM) -> None:

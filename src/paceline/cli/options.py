@@ -37,7 +37,7 @@ SAMPLING_HELP = {
     "stop": "Text that ends the output; may be repeated.",
     "stop_token_ids": "Token id that ends the output; may be repeated.",
     "include_stop_str_in_output": "Keep the stop string in the text.",
-    "max_tokens": "Most new tokens.",
+    "max_tokens": "Most new tokens. Default: the checkpoint's, else 256.",
     "min_tokens": "Fewest new tokens.",
     "logprobs": "Report this many likely tokens per position (with --json).",
     "prompt_logprobs": "The same for the prompt's tokens.",

@@ -15,7 +15,9 @@ from rich.text import Text
 if TYPE_CHECKING:
     from paceline.engine.metrics import RequestMetrics
 
-COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+COLOURS = {"green": 32, "cyan": 36, "magenta": 35, "yellow": 33, "blue": 34, "red": 31}
+"""Colours of drafters in order, with their codes: rich would expand tabs, without knowing the column."""
+
 HARMLESS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421, 0x9B: 0x241B}
 """Control characters that a model could send to a terminal -> the signs that stand for them."""
 
@@ -35,10 +37,7 @@ class StreamPrinter:
             if not text:
                 continue
             self._shown, self._at_start = self._shown + len(text), text.endswith("\n")
-            if self.console.is_terminal:
-                self.console.out(text.translate(HARMLESS), style=self._colour(source), highlight=False, end="")
-            else:
-                sys.stdout.write(text)
+            sys.stdout.write(self._painted(text.translate(HARMLESS), source) if self.console.is_terminal else text)
         sys.stdout.flush()
 
     def rest(self, text: str) -> None:
@@ -51,10 +50,11 @@ class StreamPrinter:
             sys.stdout.write("\n")
         sys.stdout.flush()
 
-    def _colour(self, source: str | None) -> str | None:
-        if source is None:
-            return None
-        return self.colours.setdefault(source, COLOURS[len(self.colours) % len(COLOURS)])
+    def _painted(self, text: str, source: str | None) -> str:
+        if source is None or self.console.no_color or self.console.color_system in (None, "windows"):
+            return text
+        colour = self.colours.setdefault(source, list(COLOURS)[len(self.colours) % len(COLOURS)])
+        return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
 
     def legend(self, metrics: RequestMetrics) -> None:
         """On a terminal: figures of the request, and what the colours mean."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.checking import shortened
 from paceline.config import SamplingParams
 from paceline.constraints.logprobs import Logprob
 from paceline.engine.metrics import RequestMetrics
@@ -55,7 +56,7 @@ def check_prompt(tokens: Sequence[int], vocab_size: int, max_context: int, max_t
         raise PromptError("the prompt is empty; give at least one token (or a tokenizer that adds a start token)")
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise PromptError(f"prompt token ids must be integers in 0..{vocab_size - 1}, got {token!r}")
+            raise PromptError(f"prompt token ids must be integers in 0..{vocab_size - 1}, got {shortened(token)}")
     room = max_context - len(tokens)
     if room < 1:
         raise PromptError(

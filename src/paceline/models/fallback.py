@@ -111,12 +111,17 @@ class TransformersRunner:
             raise CheckpointError(
                 f"{name} lacks {len(lacking)} weights of its architecture, first {lacking[0]}; download the checkpoint again"
             )
+        return cls._started(model.to(device), name, max_context)
+
+    @classmethod
+    def _started(cls, model: Any, name: str, max_context: int | None) -> TransformersRunner:
+        """A runner that has run one token: a configuration that loads may still not run."""
         try:
-            runner = cls(model.to(device), name=name, max_context=max_context)
-            runner.extend([runner.open()], [[0]])  # a configuration that loads may still not run
+            runner = cls(model, name=name, max_context=max_context)
+            runner.extend([runner.open()], [[0]])
         except PacelineError:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # whatever the model's code raises about its configuration
             raise _refusal(error, name) from error
         return runner
 

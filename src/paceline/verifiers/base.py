@@ -90,10 +90,8 @@ def sample(draws: Draws, depth: int, weights_v: torch.Tensor) -> int:
 
 def bad_row(largest: float, depth: int) -> NumericsError:
     """The error for a row whose largest entry is not finite."""
+    where = f" at depth {depth} of a draft" if depth else ""
     if largest == -math.inf:
-        return NumericsError(
-            f"no token is allowed {depth + 1} tokens on: every logit is -inf; loosen the sampling rules, or check the checkpoint"
-        )
-    return NumericsError(
-        f"the model returned {largest} among its logits {depth + 1} tokens on; check the checkpoint, or try dtype='float32'"
-    )
+        return NumericsError(f"no token is allowed{where}: every logit is -inf; loosen the sampling rules, or check the checkpoint")
+    kind = "NaN" if math.isnan(largest) else "infinity"
+    return NumericsError(f"the model returned {kind} among its logits{where}; check the checkpoint, or try dtype='float32'")

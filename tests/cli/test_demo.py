@@ -1,0 +1,53 @@
+"""`paceline demo`: its table, its object, its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from command import Command
+
+from paceline.bench import demo as bench
+from paceline.bench.compare import Difference
+
+FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
+
+
+@pytest.fixture(autouse=True)
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [
+        bench.DemoPrompt("a", "code", "Write a function that adds two numbers.", repetitive=False),
+        bench.DemoPrompt("b", "summary", "Say one two three, one two three, one two three.", repetitive=True),
+    ]
+    monkeypatch.setattr(bench, "bundled_prompts", lambda: prompts)
+
+
+def test_the_table_fits_80_columns(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = run("demo", *FAST)
+    lines = found.out.splitlines()
+    assert found.code == 0
+    assert max(map(len, lines)) <= 80
+    assert "…" not in found.out
+    for name in ("code (1)", "summary (1)", "with repetition (1)", "all (2)"):
+        assert any(line.strip().startswith(name) and line.strip().endswith("yes") for line in lines)
+
+
+def test_json(run: Command) -> None:
+    made = json.loads(run("demo", *FAST, "--json").out)
+    assert made["totals"][-1]["name"] == "all"
+    assert made["totals"][-1]["identical"] == 2
+
+
+@pytest.mark.parametrize(("gap", "code", "remark"), [(1.0, 1, "this is a defect"), (1e-6, 0, "near tie")])
+def test_a_text_that_differs(run: Command, monkeypatch: pytest.MonkeyPatch, gap: float, code: int, remark: str) -> None:
+    def differ(runner: Any, prompt: Sequence[int], plain: Sequence[int], fast: Sequence[int]) -> Difference:
+        return Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3)
+
+    monkeypatch.setattr(bench, "first_difference", differ)
+    found = run("demo", *FAST)
+    assert found.code == code
+    assert "no (0 of 2)" in found.out
+    assert remark in " ".join(found.out.split())

@@ -1,0 +1,87 @@
+"""`paceline generate` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command import Command
+
+from paceline import LLM, SamplingParams
+
+PROMPT = "Once upon a time"
+FAST = ("--dtype", "float32", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    llm = LLM(speculative_config=None, dtype="float32", threads=1)
+    return llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=16))[0].outputs[0].text
+
+
+def test_the_text_is_the_models(run: Command, expected: str) -> None:
+    found = run("generate", PROMPT, "--max-tokens", 16, *FAST)
+    assert (found.code, found.out, found.err) == (0, expected + "\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
+def test_standard_input(run: Command, expected: str, arguments: tuple[str, ...], ending: str) -> None:
+    assert run("generate", *arguments, "--max-tokens", 16, *FAST, stdin=PROMPT + ending).out == expected + "\n"
+
+
+def test_a_file(run: Command, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + PROMPT.encode() + b"\n")
+    assert run("generate", "--file", file, "--max-tokens", 16, *FAST).out == expected + "\n"
+
+
+def test_json(run: Command, expected: str) -> None:
+    found = run("generate", PROMPT, "--max-tokens", 16, "--json", *FAST)
+    made = json.loads(found.out)
+    assert {"text", "token_ids", "finish_reason", "metrics"} <= set(made)
+    assert (made["text"], len(made["token_ids"]), made["finish_reason"]) == (expected, 16, "length")
+    assert made["metrics"]["num_generation_tokens"] == 16
+
+
+def test_json_with_several_outputs_and_logprobs(run: Command) -> None:
+    arguments = ("--n", 2, "--temperature", 1, "--seed", 3, "--logprobs", 2, "--prompt-logprobs", 1, "--max-tokens", 4)
+    made = json.loads(run("generate", PROMPT, *arguments, "--json", *FAST).out)
+    assert len(made["outputs"]) == 2
+    assert len(made["logprobs"]) == 4
+    assert made["prompt_logprobs"][0] is None
+
+
+def test_plain_decoding_and_a_named_method(run: Command, expected: str) -> None:
+    for config in ("null", '{"method": "ngram", "num_speculative_tokens": 4}'):
+        assert run("generate", PROMPT, "--max-tokens", 16, "-s", config, *FAST).out == expected + "\n"
+
+
+def test_a_zero_is_something_that_was_typed(run: Command, tiny: Path, tmp_path: Path) -> None:
+    """Zeros are falsy, but `--temperature 0` must not leave a sampling checkpoint at its own temperature."""
+    tiny = shutil.copytree(tiny, tmp_path / "sampling")
+    (tiny / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 5.0}))
+    greedy = [run("generate", PROMPT, "-m", tiny, "--temperature", 0, "--max-tokens", 8, "--seed", s, *FAST).out for s in (1, 2)]
+    sampled = [run("generate", PROMPT, "-m", tiny, "--max-tokens", 8, "--seed", s, *FAST).out for s in (1, 2)]
+    assert greedy[0] == greedy[1]
+    assert sampled[0] != sampled[1]
+
+
+def test_a_message_in_the_chat_template(run: Command) -> None:
+    found = run("generate", "What is two plus two?", "--chat", "--max-tokens", 8, *FAST)
+    assert found.code == 0
+    assert found.out.strip()
+
+
+def test_stop_strings_are_cut(run: Command, expected: str) -> None:
+    stop = expected.strip()[4:8]
+    assert run("generate", PROMPT, "--max-tokens", 16, "--stop", stop, *FAST).out == expected[: expected.index(stop)] + "\n"
+
+
+@pytest.mark.parametrize("flag", [("--n", 2), ("--logprobs", 1), ("--prompt-logprobs", 1)])
+def test_what_needs_json_says_so(run: Command, flag: tuple[str, int]) -> None:
+    found = run("generate", PROMPT, *flag, "--temperature", 1, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert "add --json" in found.line

@@ -1,0 +1,74 @@
+"""Flags are the fields of the configuration classes; docs/cli.md is what --help says."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+from command import Command
+
+from paceline import SamplingParams
+from paceline.cli import options
+from paceline.cli.main import app
+
+ROOT = Path(__file__).parent.parent.parent
+UNFLAGGED = {"detokenize", "skip_special_tokens"}
+"""Fields that make no sense where text is printed."""
+
+
+def flags(verb: str) -> set[str]:
+    command = typer.main.get_command(app).commands[verb]
+    return {name for parameter in command.params for name in getattr(parameter, "opts", [])}
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_every_sampling_parameter_has_a_flag(verb: str) -> None:
+    names = {field.name for field in fields(SamplingParams)} - UNFLAGGED
+    assert {"--" + name.replace("_", "-") for name in names} <= flags(verb)
+    assert set(options.SAMPLING_HELP) == names
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "demo", "verify"])
+def test_every_verb_with_a_model_takes_the_same_flags_for_it(verb: str) -> None:
+    wanted = {"--model", "-m", "--speculative-config", "-s", "--revision", "--trust-remote-code", "--log-level"}
+    assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(verb)
+
+
+def test_the_page_of_the_command_line_is_current() -> None:
+    path = ROOT / "docs" / "generate.py"
+    spec = importlib.util.spec_from_file_location("generate_docs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == module.cli(), "run: python docs/generate.py"
+    named = set().union(*(flags(verb) for verb in ("generate", "chat", "methods", "demo", "verify"))) - {"prompt"}
+    assert not [name for name in named if f"`{name}`" not in page]
+
+
+def test_help_shows_what_the_page_shows(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = run("generate", "--help").out
+    assert all(text in shown for text in options.SAMPLING_HELP.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "value"),
+    [
+        ("temperature", "0", 0.0),
+        ("max_tokens", "0", 0),
+        ("stop_token_ids", ["1", "2"], [1, 2]),
+        ("stop", ["1"], ["1"]),
+        ("dtype", "5", "5"),
+        ("ignore_eos", True, True),
+    ],
+)
+def test_what_is_typed_becomes_a_value(name: str, typed: object, value: object) -> None:
+    assert not options._absent(typed)
+    made = options._value(name, typed)
+    assert made == value
+    assert type(made) is type(value)

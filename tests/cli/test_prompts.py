@@ -1,0 +1,79 @@
+"""Where prompts come from, and what is wrong with some of them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from command import Terminal
+
+from paceline import ConfigError, PromptError
+from paceline.cli import prompts
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "prompts.jsonl"
+
+
+def test_one_newline_at_the_end_is_left_out(file: Path) -> None:
+    file.write_bytes(b"a\n\n")
+    assert prompts.read_prompt(None, file) == "a\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\r\n"])
+def test_an_empty_file(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    with pytest.raises(PromptError, match="is empty"):
+        prompts.read_prompt(None, file)
+
+
+def test_two_prompts(file: Path) -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        prompts.read_prompt("a", file)
+
+
+def test_no_prompt_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    with pytest.raises(PromptError, match="no prompt was given"):
+        prompts.read_prompt(None, None)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(PromptError, match="no prompt was given"):
+        prompts.read_prompt("-", None)
+
+
+def test_too_much(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_PROMPT_BYTES", 3)
+    file.write_bytes(b"abcd")
+    with pytest.raises(PromptError, match="more than 3 bytes"):
+        prompts.read_prompt(None, file)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abcd")))
+    with pytest.raises(PromptError, match="more than 3 bytes"):
+        prompts.read_prompt(None, None)
+
+
+def test_a_prompt_a_line(file: Path) -> None:
+    file.write_text('{"prompt": "a", "id": 1}\n\n"b"\n')
+    assert prompts.read_prompts(file) == ["a", "b"]
+    text = file.with_suffix(".txt")
+    text.write_text("a\n\n b\n")
+    assert prompts.read_prompts(text) == ["a", " b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "no prompts in"),
+        (b'{"text": "a"}', "line 1 has no text under 'prompt'"),
+        (b'"a"\n{"prompt": 5}', "line 2 has no text"),
+        (b'"a"\n{', "line 2 is not JSON"),
+        (b"[" * 100_000, "line 1 is not JSON"),
+        (b"\x89PNG", "is not UTF-8 text .byte 0x89 at 0"),
+    ],
+)
+def test_prompts_that_cannot_be_read(file: Path, data: bytes, why: str) -> None:
+    file.write_bytes(data)
+    with pytest.raises(PromptError, match=why):
+        prompts.read_prompts(file)

@@ -1,0 +1,94 @@
+"""Ctrl-C and pipes that close, in processes of their own, since only those get signals.
+
+Decoding is slowed down by a drafter that sleeps, so that the text is still on its way when the signal comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = """
+import time
+from paceline.cli.main import main
+from paceline.engine.loop import Engine
+import sys
+step = Engine.step
+def slow(self):
+    time.sleep(0.02)
+    chunks = step(self)
+    if len(chunks) and chunks[0].output.outputs[0].text:
+        open(sys.argv[1], "w").close()
+    return chunks
+Engine.step = slow
+sys.exit(main(sys.argv[2:]))
+"""
+ARGUMENTS = ("generate", "Once upon a time", "--max-tokens", "1000", "--ignore-eos", "--threads", "1", "--dtype", "float32")
+
+
+def command(tmp_path: Path, *more: str) -> list[str]:
+    return [sys.executable, "-c", SLOW, str(tmp_path / "started"), *ARGUMENTS, *more]
+
+
+def wait_for_text(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_ctrl_c_in_a_pipe_keeps_the_text_so_far(tmp_path: Path, as_json: bool) -> None:
+    more = ("--json",) if as_json else ()
+    process = subprocess.Popen(command(tmp_path, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_text(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"paceline: interrupted\n")
+    if as_json:
+        made = json.loads(out)
+        assert made["finish_reason"] == "abort"
+        assert 0 < len(made["token_ids"]) < 1000
+        assert made["text"]
+    else:
+        assert out.decode().strip()
+        assert out.endswith(b"\n")
+
+
+def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, command(tmp_path))
+    seen, sent = b"", False
+    while True:
+        try:
+            data = os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        seen += data
+        if not sent:
+            os.write(terminal, b"\x03")
+            sent = True
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert seen.endswith(b"\r\npaceline: interrupted\r\n")
+    assert b"Traceback" not in seen
+
+
+def test_a_pipe_whose_reader_leaves(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 141

@@ -1,0 +1,397 @@
+"""Whatever is wrong with what a user gives: one clear line, exit code 2, nothing loaded or decoded in vain, no traceback.
+
+The table at the top is the promise; the loops at the end look for leaks in broken files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import Command
+from tiny_checkpoint import edit_json, edit_weights, write
+
+from paceline import LLM, CheckpointError, ConfigError, PromptError, SamplingParams, UnsupportedModelError
+from paceline.models import memory
+
+MISSING = "/no/such/folder"
+FAST = ("--threads", "1", "--max-tokens", "3")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of a whole checkpoint, to be broken."""
+    return shutil.copytree(whole, tmp_path / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def llm(whole: Path) -> LLM:
+    return LLM(whole, threads=1, speculative_config=None)
+
+
+ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "no such verb": (("nonsense",), "No such command 'nonsense'"),
+    "no such flag": (("generate", "x", "--maxtokens", "3"), "No such option: --maxtokens"),
+    "flag without value": (("generate", "x", "--seed"), "requires an argument"),
+    "two prompts": (("generate", "x", "--file", "y"), "not both"),
+    "more words": (("generate", "x", "y"), "unexpected extra argument"),
+    "empty prompt": (("generate", ""), "the prompt is empty"),
+    "empty input": (("generate",), "standard input is empty"),
+    "no such file": (("generate", "--file", MISSING), "No such file or directory"),
+    "file is a folder": (("generate", "--file", "/"), "Is a directory"),
+    "missing model": (("generate", "x", "-m", MISSING), "no folder '/no/such/folder'"),
+    "no model name": (("generate", "x", "-m", ""), "no folder ''"),
+    "endless model name": (("generate", "x", "-m", "x/" * 3000), "File name too long"),
+    "no such home": (("generate", "x", "-m", "~nobody-of-that-name/x"), "home directory"),
+    "zero in the name": (("generate", "x", "-m", "a\0b"), "no folder"),
+    "not in the cache": (("generate", "x", "-m", "nobody/nothing"), "HF_HUB_OFFLINE"),
+    "missing tokenizer": (("generate", "x", "--tokenizer", MISSING), "no folder"),
+    "revision of a folder": (("generate", "x", "-m", "/", "--revision", "main"), "revision='main' applies to hub ids"),
+    "dtype": (("generate", "x", "--dtype", "float8"), "dtype must be one of auto, float32, bfloat16, float16, got 'float8'"),
+    "device": (("generate", "x", "--device", "tpu"), "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+    "device number": (("generate", "x", "--device", "cuda:99999999999"), "CUDA devices"),
+    "no threads": (("generate", "x", "--threads", "0"), "threads must be an integer in 1..1024, got 0"),
+    "context of zero": (("generate", "x", "--max-model-len", "0"), "max_model_len must be"),
+    "endless context": (("generate", "x", "--max-model-len", "1" + "0" * 12), "max_model_len must lie in 2..2048"),
+    "no tokens": (("generate", "x", "--max-tokens", "0"), "max_tokens must be an integer of 1 or more, got 0"),
+    "tokens in words": (("generate", "x", "--max-tokens", "many"), "--max-tokens must be an integer, got 'many'"),
+    "too many digits": (("generate", "x", "--max-tokens", "9" * 5000), "--max-tokens must be an integer"),
+    "min above max": (
+        ("generate", "x", "--min-tokens", "9", "--max-tokens", "3"),
+        "min_tokens must be at most max_tokens=3, got 9",
+    ),
+    "NaN": (("generate", "x", "--temperature", "nan"), "temperature must be 0 (greedy) or positive, got nan"),
+    "infinity": (("generate", "x", "--temperature", "inf"), "temperature must be"),
+    "negative": (("generate", "x", "--temperature", "-1"), "temperature must be"),
+    "top_p": (("generate", "x", "--top-p", "0"), "top_p must be above 0 and at most 1, got 0.0"),
+    "top_k": (("generate", "x", "--top-k", "-2"), "top_k must be an integer of -1 or more, got -2"),
+    "penalty": (("generate", "x", "--repetition-penalty", "0"), "repetition_penalty must be above 0, got 0.0"),
+    "huge penalty": (("generate", "x", "--repetition-penalty", "1e300"), "repetition_penalty must be"),
+    "seed": (("generate", "x", "--seed", "9" * 30), "seed must be an integer in"),
+    "no outputs": (("generate", "x", "--n", "0"), "n must be an integer in 1..128, got 0"),
+    "empty stop": (("generate", "x", "--stop", ""), "stop must be a string or a list of non-empty strings"),
+    "empty bad word": (("generate", "x", "--bad-words", ""), "bad_words must be"),
+    "stop token": (("generate", "x", "--stop-token-ids", "-1"), "stop_token_ids must be an integer of 0 or more, got -1"),
+    "stop token out of range": (("generate", "x", "--stop-token-ids", "999999999"), "stop_token_ids"),
+    "bias no JSON": (("generate", "x", "--logit-bias", "{"), "--logit-bias must be a JSON object, got '{'"),
+    "bias a list": (("generate", "x", "--logit-bias", "[1]"), "logit_bias must map token ids to numbers, got [1]"),
+    "bias of a word": (("generate", "x", "--logit-bias", '{"a": 1}'), "logit_bias token id must be an integer"),
+    "bias too large": (("generate", "x", "--logit-bias", '{"1": 1e9}'), "logit_bias[1] must be in -100..100"),
+    "bias out of range": (("generate", "x", "--logit-bias", '{"999999999": 1}'), "logit_bias"),
+    "method no JSON": (("generate", "x", "-s", "ngram"), "speculative_config is not JSON"),
+    "method no object": (("generate", "x", "-s", "[]"), "speculative_config must be a JSON object or null, got '[]'"),
+    "nested too deep": (("generate", "x", "-s", "[" * 100_000), "speculative_config cannot be read"),
+    "number too long": (("generate", "x", "-s", '{"posterior_alpha": ' + "9" * 5000 + "}"), "speculative_config cannot be read"),
+    "unknown method": (("generate", "x", "-s", '{"method": "ngrm"}'), "unknown drafter 'ngrm'; did you mean ngram?"),
+    "unknown method of a missing model": (("generate", "x", "-m", MISSING, "-s", '{"method": "ngrm"}'), "did you mean ngram?"),
+    "unknown option": (
+        ("generate", "x", "-s", '{"method": "ngram", "prompt_lookup_mx": 3}'),
+        "does not know 'prompt_lookup_mx'; did you mean prompt_lookup_max",
+    ),
+    "option of nobody": (("generate", "x", "-s", '{"method": ["ngram"], "prompt_lookup_max": 3}'), "put it into the entry"),
+    "policy in an entry": (("generate", "x", "-s", '{"method": [{"method": "ngram", "controller": "fixed"}]}'), "beside the list"),
+    "unknown controller": (("generate", "x", "-s", '{"controller": "autoo"}'), "unknown controller 'autoo'; did you mean auto?"),
+    "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "acceptance_method must be one of"),
+    "too many guesses": (("generate", "x", "-s", '{"num_speculative_tokens": 100000}'), "num_speculative_tokens must be"),
+    "no draft model": (("generate", "x", "-s", '{"method": "draft_model"}'), "model"),
+    "missing draft model": (("generate", "x", "-s", '{"model": "/no/such/folder"}'), "no folder '/no/such/folder'"),
+    "no such plugin": (("generate", "x", "-s", '{"method": "no.such:Drafter"}'), "cannot import drafter 'no.such:Drafter'"),
+    "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
+    "no drafter": (("generate", "x", "-s", '{"method": "builtins:str"}'), "'builtins:str'"),
+    "demo of nothing": (("demo", "--max-tokens", "0"), "--max-tokens"),
+    "verify of nothing": (("verify", "--samples", "-1"), "--samples"),
+    "verify too hot": (("verify", "--temperature", "nan"), "--temperature"),
+    "verify without prompts": (("verify", "--prompts", MISSING), "No such file or directory"),
+    "chat of two": (("chat", "--n", "2", "--temperature", "1"), "n must be 1 in a conversation, got 2"),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_arguments(run: Command, case: str) -> None:
+    arguments, line = ARGUMENTS[case]
+    found = run(*arguments)
+    assert (found.code, found.out.strip()) == (2, "")
+    assert line in found.line
+    assert len(found.line) < 700
+
+
+def test_numbers_that_are_only_large_are_fine(run: Command) -> None:
+    arguments = ("--max-tokens", 10**12, "--min-tokens", 2, "--top-k", 10**12, "--temperature", 1e-300, "--stop", "e")
+    found = run("generate", "Once upon a time", *arguments, "--threads", 1)
+    assert (found.code, found.err) == (0, "")
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n", b"caf\xe9", b"\xff\xfeh\0i\0"])
+def test_prompts_that_are_no_text(run: Command, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "binary").write_bytes(data)
+    for found in (run("generate", "--file", tmp_path / "binary"), run("generate", stdin=data)):
+        assert (found.code, found.out) == (2, "")
+        assert "not UTF-8 text" in found.line
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").chmod(0)
+    assert "Permission denied" in run("generate", "--file", tmp_path / "secret").line
+
+
+def test_a_prompt_longer_than_the_context(run: Command, folder: Path) -> None:
+    found = run("generate", "one two three " * 60, "-m", folder, *FAST)
+    assert (found.code, found.out.strip()) == (2, "")
+    assert "but the context holds 128 including at least one new token; shorten the prompt" in found.line
+
+
+PROMPTS: dict[str, tuple[Any, str]] = {
+    "no prompts": ([], "no prompts were given"),
+    "nothing": (None, "prompts must be"),
+    "a number": (5, "prompts must be"),
+    "bytes": (b"abc", "prompts must be"),
+    "an empty list inside": ([[]], "the prompt is empty"),
+    "an empty text": ([""], "the prompt is empty"),
+    "a negative id": ([1, -1], "prompt token ids must be integers in 0..8191, got -1"),
+    "an id out of range": ([[1, 10**9]], "got 1000000000"),
+    "an enormous id": ([10**5000], "prompt token ids must be"),
+    "a fraction": ([[1, 1.5]], "got 1.5"),
+    "a bool": ([[True]], "got True"),
+    "a text among ids": ([[1, "a"]], "got 'a'"),
+    "None among prompts": (["a", None], "a prompt must be"),
+    "a dict of nothing": ({}, "a prompt dict needs"),
+    "a dict with a wrong prompt": ({"prompt": 5}, "a prompt dict needs"),
+    "a dict with ids that are text": ({"prompt_token_ids": "abc"}, "a prompt must be"),
+    "a dict with no ids": ({"prompt_token_ids": []}, "the prompt is empty"),
+    "a lone surrogate": ("\ud800", "not valid Unicode"),
+}
+
+
+@pytest.mark.parametrize("case", PROMPTS)
+def test_prompts_of_the_api(llm: LLM, case: str) -> None:
+    prompt, line = PROMPTS[case]
+    vocabulary = str(llm.runner.info.vocab_size - 1)
+    with pytest.raises(PromptError) as caught:
+        llm.generate(prompt, SamplingParams(max_tokens=2))
+    assert line.replace("8191", vocabulary) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not llm.engine.has_work
+
+
+def test_token_ids_of_numpy_and_torch_are_fine(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    ids = [5, 6, 7]
+    texts = [
+        llm.generate(prompt, params)[0].outputs[0].text
+        for prompt in (ids, [ids], np.array(ids), torch.tensor(ids), {"prompt_token_ids": np.array(ids)}, tuple(ids))
+    ]
+    assert len(set(texts)) == 1
+
+
+PARAMETERS: dict[str, Callable[[], Any]] = {
+    "min above max": lambda: SamplingParams(min_tokens=5, max_tokens=3),
+    "stop without text": lambda: SamplingParams(stop=["x"], detokenize=False),
+    "stop a number": lambda: SamplingParams(stop=5),  # type: ignore[arg-type]  # what is tested
+    "stop ids a number": lambda: SamplingParams(stop_token_ids=5),  # type: ignore[arg-type]  # what is tested
+    "bias a list": lambda: SamplingParams(logit_bias=[1]),  # type: ignore[arg-type]  # what is tested
+    "temperature of 401 digits": lambda: SamplingParams(temperature=10**400),
+    "top_k of 5001 digits": lambda: SamplingParams(top_k=10**5000),
+    "unknown name": lambda: SamplingParams.from_dict({"temprature": 1}),
+}
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_parameters_of_the_api(case: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PARAMETERS[case]()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("params", [{}, "greedy", [None], [SamplingParams()] * 2])
+def test_what_is_no_sampling_params(llm: LLM, params: Any) -> None:
+    with pytest.raises(ConfigError, match="sampling_params must be"):
+        llm.generate("a", params)
+
+
+@pytest.mark.parametrize("messages", [None, [], "hi", 5])
+def test_what_is_no_conversation(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ConfigError, match="messages must be"):
+        llm.chat(messages)
+
+
+def cut_in_half(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def rename(folder: Path, old: str, new: str) -> None:
+    (folder / old).rename(folder / new)
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "half-written weights": (cut_in_half, "is half-written"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights in"),
+    "a missing tensor": (lambda f: edit_weights(f, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")), "up_proj"),
+    "a wrong shape": (lambda f: edit_json(f / "config.json", intermediate_size=40), "download both again"),
+    "no config": (lambda f: (f / "config.json").unlink(), "no config.json in"),
+    "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "no tokenizer in"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object, got list"),
+    "config cut": (lambda f: (f / "config.json").write_text('{"model_type": "lla'), "cannot be read as JSON"),
+    "config no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),
+    "config too deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "cannot be read as JSON"),
+    "endless layers": (lambda f: edit_json(f / "config.json", num_hidden_layers=10**30), "'num_hidden_layers' must be"),
+    "architecture unknown": (lambda f: edit_json(f / "config.json", model_type="martian", architectures=["Martian"]), "martian"),
+    "a classifier": (
+        lambda f: edit_json(f / "config.json", architectures=["LlamaForSequenceClassification"]),
+        "does not write text",
+    ),
+    "template no text": (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja cannot be read"),
+    "GPTQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"}), "is quantised (GPTQ)"),
+    "AWQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq"}), "is quantised (AWQ)"),
+    "FP8": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "fp8"}), "is quantised (FP8)"),
+    "GGUF": (lambda f: rename(f, "model.safetensors", "model.gguf"), "GGUF"),
+    "LoRA": (
+        lambda f: [rename(f, "config.json", "adapter_config.json"), rename(f, "model.safetensors", "adapter_model.safetensors")],
+        "adapter",
+    ),
+    "pickles": (lambda f: rename(f, "model.safetensors", "pytorch_model.bin"), "pickled weights"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_checkpoints(run: Command, folder: Path, case: str) -> None:
+    break_it, line = CHECKPOINTS[case]
+    break_it(folder)
+    found = run("generate", "x", "-m", folder, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert line in found.line
+    with pytest.raises(CheckpointError):
+        LLM(folder)
+
+
+def test_a_gguf_file(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    found = run("generate", "x", "-m", tmp_path / "model.gguf")
+    assert found.code == 2
+    assert "is a GGUF file" in found.line
+    with pytest.raises(UnsupportedModelError):
+        LLM(tmp_path / "model.gguf")
+
+
+def test_not_enough_memory(run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda device: 1000)
+    found = run("generate", "x", "-m", folder, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert "GiB can be used; take a smaller dtype, context (max_model_len) or model" in found.line
+
+
+def test_a_draft_model_with_another_tokenizer(run: Command, folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [name for name, index in vocabulary.items() if index in (4000, 4001)]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    found = run("generate", "x", "-s", json.dumps({"model": str(folder)}), *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert "has another tokenizer than the target" in found.line
+
+
+def test_nan_in_the_middle_keeps_the_text_so_far(run: Command, whole: Path, folder: Path) -> None:
+    plain = json.loads(run("generate", "Once upon", "-m", whole, "--json", "--threads", 1, "--max-tokens", 12).out)
+    fatal = plain["token_ids"][6]
+    kept = plain["token_ids"].index(fatal) + 1
+    assert kept > 2
+    edit_weights(folder, lambda weights: weights["model.embed_tokens.weight"][fatal].fill_(float("nan")))
+    found = run("generate", "Once upon", "-m", folder, "--json", "--threads", 1, "--max-tokens", 12)
+    made = json.loads(found.out)
+    assert found.code == 2
+    assert made["token_ids"] == plain["token_ids"][:kept]
+    assert made["finish_reason"] == "error"
+    assert "NaN" in made["error"]
+    assert found.line == made["error"]
+    streamed = run("generate", "Once upon", "-m", folder, "--threads", 1, "--max-tokens", 12)
+    assert (streamed.code, streamed.out, streamed.line) == (2, made["text"] + "\n", found.line)
+
+
+@pytest.mark.parametrize("verb", ["chat", "demo", "verify"])
+def test_nan_from_the_start(run: Command, folder: Path, tmp_path: Path, verb: str) -> None:
+    edit_weights(folder, lambda weights: weights["model.norm.weight"].fill_(float("nan")))
+    (tmp_path / "prompts.txt").write_text("hello\n")
+    more = {"demo": ("--repeats", "1"), "verify": ("--prompts", str(tmp_path / "prompts.txt")), "chat": ()}[verb]
+    found = run(verb, "-m", folder, "--threads", 1, "--max-tokens", 3, *more, stdin="hello\n")
+    assert (found.code, found.out.strip()) == (2, "")
+    assert "NaN" in found.line
+
+
+HOSTILE = [None, "x", -1, 0, 1e308, [], {}, True, 10**30, [None], 0.5, "\ud800"]
+
+
+def mutations(data: bytes, number: int, seed: int) -> Iterator[bytes]:
+    """The bytes cut off somewhere, or with single bytes replaced."""
+    noise = random.Random(seed)
+    for cut in (0, 1, len(data) - 1, *(noise.randrange(len(data)) for _ in range(number))):
+        yield data[:cut]
+    for _ in range(number):
+        changed = bytearray(data)
+        changed[noise.randrange(len(changed))] = noise.randrange(256)
+        yield bytes(changed)
+
+
+def no_leak(run: Command, folder: Path, what: object) -> None:
+    found = run("generate", "Hi", "-m", folder, *FAST)
+    assert found.code in (0, 2), (what, found.err)
+    if found.code == 2:
+        assert found.line, what
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_no_broken_json_leaks(run: Command, folder: Path, name: str) -> None:
+    data = (folder / name).read_bytes()
+    for number, broken in enumerate(mutations(data, 8, seed=1)):
+        (folder / name).write_bytes(broken)
+        no_leak(run, folder, (name, number))
+    known = json.loads(data)
+    noise = random.Random(2)
+    for key in known:
+        for value in noise.sample(HOSTILE, 3):
+            (folder / name).write_text(json.dumps(known | {key: value}))
+            no_leak(run, folder, (name, key, value))
+
+
+def test_no_broken_tokenizer_leaks(run: Command, folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    for number, broken in enumerate(mutations(path.read_bytes(), 6, seed=3)):
+        path.write_bytes(broken)
+        no_leak(run, folder, number)
+
+
+def test_no_broken_safetensors_leak(run: Command, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    for number, broken in enumerate(mutations(data[:end], 20, seed=4)):
+        path.unlink()
+        path.write_bytes(broken + data[end:] if len(broken) == end else broken)
+        no_leak(run, folder, number)
+    header = json.loads(data[8:end])
+    for field in ("dtype", "shape", "data_offsets"):
+        for value in (*HOSTILE, [0, 10**30], "F8_E4M3"):
+            text = json.dumps(header | {"model.norm.weight": header["model.norm.weight"] | {field: value}}).encode()
+            path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+            no_leak(run, folder, (field, value))
