@@ -118,7 +118,7 @@ def test_a_bad_row_ends_its_own_sequence_alone(bad, dtype):
     first, second, third = GREEDY.verify_stacked([EMPTY_TREE] * 3, logits, (0, 1, 2, 3))
     assert first == third == Verdict((), (), 0)
     assert isinstance(second, NumericsError)
-    assert ("nan" in str(second)) == math.isnan(bad)
+    assert ("NaN" in str(second)) == math.isnan(bad)
 
 
 def test_a_bad_row_counts_only_on_the_accepted_path():
