@@ -42,14 +42,18 @@ class Difference:
         return self.gap < self.epsilon
 
 
-def epsilon_of(dtype: torch.dtype, top_logit: float) -> float:
-    """What rounding may change of a logit: four units in the last place of the best one; never below 1e-3.
+UNITS = 2.0
+"""Units in the last place of the best logit within which two logits count as tied: one of rounding for each of them."""
 
-    Logits are sums of many rounded products, so that a few units in the last place is what different orders of summation give.
+
+def epsilon_of(dtype: torch.dtype, top_logit: float, units: float = UNITS) -> float:
+    """What rounding may change of a difference of logits: `units` times dtype's epsilon times the best logit, at least 1e-3.
+
+    Another engine sums in another order at every layer, not only in a few; compare with it at more units.
     """
     import torch
 
-    return max(1e-3, 4.0 * torch.finfo(dtype).eps * abs(top_logit))
+    return max(1e-3, units * torch.finfo(dtype).eps * abs(top_logit))
 
 
 def rescore(runner: Runner, tokens: Sequence[int]) -> torch.Tensor:
@@ -67,18 +71,20 @@ def rescore(runner: Runner, tokens: Sequence[int]) -> torch.Tensor:
         runner.release(cache)
 
 
-def gaps(runner: Runner, prompt: Sequence[int], output: Sequence[int]) -> list[tuple[float, float]]:
+def gaps(runner: Runner, prompt: Sequence[int], output: Sequence[int], units: float = UNITS) -> list[tuple[float, float]]:
     """Per output token: the gap between the two best logits there, and the epsilon of a near tie."""
     logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]
     best = logits.topk(2, dim=-1).values
-    return [(first - second, epsilon_of(runner.info.dtype, first)) for first, second in best.tolist()]
+    return [(first - second, epsilon_of(runner.info.dtype, first, units)) for first, second in best.tolist()]
 
 
-def first_difference(runner: Runner, prompt: Sequence[int], plain: Sequence[int], fast: Sequence[int]) -> Difference | None:
+def first_difference(
+    runner: Runner, prompt: Sequence[int], plain: Sequence[int], fast: Sequence[int], units: float = UNITS
+) -> Difference | None:
     """The first difference of two outputs of one prompt, or None."""
     if list(plain) == list(fast):
         return None
     position = next((i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast)))
     here = [tokens[position] if position < len(tokens) else None for tokens in (plain, fast)]
-    ((gap, epsilon),) = gaps(runner, [*prompt, *plain[:position]], [0])
+    ((gap, epsilon),) = gaps(runner, [*prompt, *plain[:position]], [0], units)
     return Difference(position, here[0], here[1], gap, epsilon)
