@@ -146,6 +146,15 @@ def test_nan_logits_end_one_request_and_keep_what_it_had() -> None:
     assert runner.open_caches == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_lose_no_token_before_nan_logits(temperature: float) -> None:
+    runner = ToyRunner(16, order=None, nan_from=20)
+    params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
+    plain, fast = run(engine(runner), PROMPTS, params), run(engine(runner, [Guess(runner)], 6), PROMPTS, params)
+    assert tokens(fast) == tokens(plain)
+    assert {o.finish_reason for request in fast for o in request.outputs} == {"error"}
+
+
 def test_abort_keeps_what_was_produced_and_leaves_neighbours_alone() -> None:
     runner = ToyRunner(16, order=None)
     alone = tokens(run(engine(runner), [[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)))

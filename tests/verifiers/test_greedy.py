@@ -128,4 +128,4 @@ def test_a_bad_row_counts_only_on_the_accepted_path():
     logits[2] = torch.nan
     assert stacked([tree], logits) == [Verdict((0,), (1,), 0)]
     logits[1, 4] = torch.nan
-    assert isinstance(stacked([tree], logits)[0], NumericsError)
+    assert stacked([tree], logits) == [Verdict((), (), 1)]  # the accepted token stands; the next step meets the bad row

@@ -287,3 +287,12 @@ def test_a_bad_row_ends_its_own_sequence_alone(bad, drawn):
     assert isinstance(verdicts[1], NumericsError)
     assert verdicts[0] == verdicts[2]
     assert isinstance(verdicts[0], Verdict)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_tokens_accepted_before_a_bad_row_stand(drawn):
+    row = torch.tensor([1.0, 0.0])
+    trials = {ROOT: [Trial(0, row)], 0: [Trial(1, row)]} if drawn else None
+    tree = TokenTree.build([0, 0], [ROOT, 0], trials=trials)
+    rows = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf], [torch.nan, 0.0]])
+    assert RecursiveRejection().verify([tree], [rows], [KeyedDraws(1, 5)]) == [Verdict((0,), (0,), 0)]

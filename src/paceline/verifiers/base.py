@@ -48,8 +48,8 @@ class Verifier(Protocol):
     ) -> list[Verdict | NumericsError]:
         """One entry per sequence: its verdict, or the error that ends it (and only it).
 
-        A NumericsError stands where a row on the accepted path holds NaN, +infinity or nothing but -inf; rows off that path and
-        rows of probes may hold anything.
+        A NumericsError stands where the root's row holds NaN, +infinity or nothing but -inf. Such a row further down the accepted
+        path ends the path before it (`before_bad_row`); rows off that path and rows of probes may hold anything.
 
         Args:
             trees: one per sequence, EMPTY_TREE for plain decoding.
@@ -74,6 +74,17 @@ def verify_each(
         except NumericsError as error:
             verdicts.append(error)
     return verdicts
+
+
+def before_bad_row(path: Sequence[int], accepted: Sequence[int]) -> Verdict:
+    """The verdict on an accepted path whose last node has a row that holds no distribution.
+
+    All accepted tokens stand, the last one as the target's own, which it is: it becomes the root, and the next step, like plain
+    decoding, meets the bad row there.
+    """
+    from paceline.tree.types import Verdict
+
+    return Verdict(tuple(path[:-1]), tuple(accepted[:-1]), accepted[-1])
 
 
 def sample(draws: Draws, depth: int, weights_v: torch.Tensor) -> int:

@@ -19,7 +19,7 @@ import torch
 from paceline.errors import NumericsError
 from paceline.tree.token_tree import CANDIDATE, ROOT, TokenTree
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import bad_row
+from paceline.verifiers.base import bad_row, before_bad_row
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws
@@ -78,6 +78,7 @@ def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> V
             if parent == at and token == tokens[at + 1] and kind == CANDIDATE:
                 path.append(node)
                 at = node
+    accepted = [int(tree.tokens[node]) for node in path]
     if tokens[at + 1] < 0:
-        return bad_row(largest[at + 1], len(path))
-    return Verdict(tuple(path), tuple(int(tree.tokens[node]) for node in path), tokens[at + 1])
+        return before_bad_row(path, accepted) if path else bad_row(largest[at + 1], 0)
+    return Verdict(tuple(path), tuple(accepted), tokens[at + 1])

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.errors import NumericsError
 from paceline.tree.token_tree import ROOT, TokenTree, Trial
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import bad_row, sample, verify_each
+from paceline.verifiers.base import bad_row, before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:
-    from paceline.errors import NumericsError
     from paceline.verifiers.base import Draws
 
 
@@ -48,7 +48,12 @@ def _verdict(tree: TokenTree, rows_nv: torch.Tensor, draws: Draws) -> Verdict:
     while node is not None:
         trials, weights_v = tree.trials_of(node), rows_nv[node + 1]
         decide = reject if any(trial.drawn for trial in trials) else match
-        node, token = decide(trials, [int(tree.tokens[trial.node]) for trial in trials], weights_v, draws, len(path))
+        try:
+            node, token = decide(trials, [int(tree.tokens[trial.node]) for trial in trials], weights_v, draws, len(path))
+        except NumericsError:
+            if path:
+                return before_bad_row(path, accepted)
+            raise
         if node is not None:
             path.append(node)
             accepted.append(token)

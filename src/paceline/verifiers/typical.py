@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.errors import NumericsError
 from paceline.tree.token_tree import CANDIDATE, ROOT, IntArray, TokenTree
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import sample, verify_each
+from paceline.verifiers.base import before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:
-    from paceline.errors import NumericsError
     from paceline.verifiers.base import Draws
 
 _LOG_OF_NOTHING: Final = -1e4
@@ -54,8 +54,14 @@ class TypicalAcceptance:
 
     def _verdict(self, tree: TokenTree, rows_nv: torch.Tensor, draws: Draws) -> Verdict:
         path = tree.path(self._longest(tree, rows_nv)) if len(tree) else ()
-        next_token = sample(draws, len(path), rows_nv[path[-1] + 1 if path else 0])
-        return Verdict(path, tuple(int(tree.tokens[node]) for node in path), next_token)
+        accepted = [int(tree.tokens[node]) for node in path]
+        try:
+            next_token = sample(draws, len(path), rows_nv[path[-1] + 1 if path else 0])
+        except NumericsError:
+            if path:
+                return before_bad_row(path, accepted)
+            raise
+        return Verdict(path, tuple(accepted), next_token)
 
     def _longest(self, tree: TokenTree, rows_nv: torch.Tensor) -> int:
         """The node at which the best accepted path ends, or ROOT."""
