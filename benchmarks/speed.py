@@ -105,8 +105,23 @@ def large(repeats: int, folder: Path) -> dict[str, Any]:
         "share_of_limit": median(shares),
         "share_of_limit_generate": found["tokens_per_second"]["paceline plain"] * llm.runner.info.weight_bytes / median(limits),
     }
+    found["profile"] = profile(llm)
     found["tree_cost"] = {f"{nodes} nodes": {"median": median(v), "all": v} for nodes, v in cost.items()}
     return found
+
+
+def profile(llm: LLM, steps: int = 20) -> dict[str, float]:
+    """Share of a step's time by operator, the largest first, and the bandwidth that the linear layers reach."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    with profiler(activities=[ProfilerActivity.CPU]) as recorded:
+        score_seconds(llm, 0, repeats=steps - 2)
+    rows = sorted(recorded.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    linear = sum(row.self_cpu_time_total for row in rows if "linear" in row.key) / steps / 1e6
+    shares = {row.key: round(row.self_cpu_time_total / total, 4) for row in rows[:8]}
+    return shares | {"bytes_per_second_of_linear_layers": llm.runner.info.weight_bytes / linear if linear else 0.0}
 
 
 def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> float:

@@ -41,8 +41,11 @@ def plain() -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(plain: LLM) -> list[dict[str, Any]]:
-    picked = bundled_prompts()[::4]
-    return [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in picked]
+    return every_prompt(plain)[::4]
+
+
+def every_prompt(llm: LLM) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()]
 
 
 def decoded(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams) -> list[list[tuple[Any, ...]]]:
@@ -57,6 +60,13 @@ def test_greedy_tokens_are_equal_in_float32(plain: LLM, prompts: list[dict[str, 
     fast = plain.with_speculative_config(METHODS[method])
     params = SamplingParams(temperature=0.0, max_tokens=32, **PARAMETERS[parameter])
     assert decoded(fast, prompts, params) == decoded(plain, prompts, params)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_tokens_are_equal_on_every_prompt(plain: LLM, method: str) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=80)
+    fast = plain.with_speculative_config(METHODS[method])
+    assert decoded(fast, every_prompt(plain), params) == decoded(plain, every_prompt(plain), params)
 
 
 @pytest.mark.parametrize("parameter", [*PARAMETERS, *SAMPLED])
