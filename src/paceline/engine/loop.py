@@ -58,6 +58,7 @@ class Engine:
 
     def __init__(self, parts: Parts, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
         self.parts = parts
+        self._learning = 0.0  # seconds that the controller took to learn from the step before
         self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
     def add(self, request: Request) -> None:
@@ -91,8 +92,10 @@ class Engine:
         verdicts = self._verify(batch, trees, scores)
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
-        other = perf_counter() - verified + (drafted - start - sum(draft_seconds))
+        committed = perf_counter()
+        other = committed - verified + drafted - start - sum(draft_seconds) + self._learning
         self._observe(batch, trees, verdicts, StepTimes(draft_seconds, scored - drafted, verified - scored, other, scores.rows[-1]))
+        self._learning = perf_counter() - committed
         return chunks
 
     def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
