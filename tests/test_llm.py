@@ -123,6 +123,50 @@ def test_a_closed_stream_leaves_nothing_behind(plain: LLM) -> None:
     assert not plain.engine.has_work
 
 
+def test_streams_in_turn_and_a_call_in_between_get_all_their_text(plain: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    texts = ["def f(n):", "SELECT a FROM", "Janet has"]
+    expected = [out.outputs[0].text for out in plain.generate(texts, params)]
+    first, second = plain.stream(texts[0], params), plain.stream(texts[1], params)
+    found = [next(first).text, next(second).text]
+    assert plain.generate(texts[2], params)[0].outputs[0].text == expected[2]
+    for _ in range(10):
+        found[0] += next(first).text
+        found[1] += next(second).text
+    found[0] += "".join(chunk.text for chunk in first)
+    found[1] += "".join(chunk.text for chunk in second)
+    assert found == expected[:2]
+    assert not plain.engine.has_work
+
+
+def test_a_refused_prompt_takes_the_whole_call_back(plain: LLM) -> None:
+    with pytest.raises(ConfigError, match="logit_bias"):
+        plain.generate(["x", "y"], [SamplingParams(), SamplingParams(logit_bias={999999: 1.0})])
+    with pytest.raises(ConfigError, match="logit_bias"):
+        plain.stream("x", SamplingParams(logit_bias={999999: 1.0}))
+    plain.stream("x", SamplingParams())  # never read: it must not be left in the queue
+    assert not plain.engine.has_work
+
+
+def test_an_interrupted_call_leaves_a_working_model(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    fast = plain.with_speculative_config(METHODS["merged"])
+    expected = decoded(fast, [{"prompt": "def f(n):"}], params)
+    score, calls = plain.runner.score, []
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return score(*given, **more)
+
+    monkeypatch.setattr(plain.runner, "score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fast.generate(["def f(n):", "SELECT"], params)
+    assert not fast.engine.has_work
+    assert decoded(fast, [{"prompt": "def f(n):"}], params) == expected
+
+
 def test_prompts_in_every_form(plain: LLM) -> None:
     ids = plain.tokenizer.encode("SELECT a")
     params = SamplingParams(temperature=0.0, max_tokens=5)

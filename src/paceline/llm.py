@@ -6,6 +6,7 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import count
@@ -109,6 +110,7 @@ class LLM:
             default_draft=self._default_draft,
             load=lambda other: load_draft(other, self.tokenizer, self.config, trust_remote_code=self._trust),
         )
+        self._inboxes: dict[str, deque[StreamChunk]] = {}
         self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
 
     def with_speculative_config(self, speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None) -> LLM:
@@ -154,7 +156,7 @@ class LLM:
         """Decode one prompt and yield what each step adds; closing the iterator cancels the request."""
         (params,) = self._params(sampling_params, 1)
         request = self._request(prompt, params)
-        self.engine.add(request)
+        self.engine.check(request)
         return self._stream(request)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
@@ -166,22 +168,35 @@ class LLM:
         return SamplingParams.from_dict({**self.defaults.sampling, **changes})
 
     def _stream(self, request: Request) -> Generator[StreamChunk]:
+        inbox = self._inboxes[request.id] = deque[StreamChunk]()
         try:
-            while not request.outputs or not all(output.finished() for output in request.outputs):
-                yield from [chunk for chunk in self.engine.step() if chunk.output.request_id == request.id]
+            self.engine.add(request)
+            while inbox or not request.finished:
+                if not inbox:
+                    self._step()
+                while inbox:
+                    yield inbox.popleft()
         finally:
             self.engine.abort(request.id)
+            del self._inboxes[request.id]
 
     def _run(self, requests: Sequence[Request]) -> list[RequestOutput]:
-        for request in requests:
-            self.engine.add(request)
         try:
-            while self.engine.has_work:
-                self.engine.step()
+            for request in requests:
+                self.engine.add(request)
+            while not all(request.finished for request in requests):
+                self._step()
         finally:
             for request in requests:
                 self.engine.abort(request.id)
         return [request.result() for request in requests]
+
+    def _step(self) -> None:
+        """One step of the engine; open streams get their chunks, whoever made the step."""
+        for chunk in self.engine.step():
+            inbox = self._inboxes.get(chunk.output.request_id)
+            if inbox is not None:
+                inbox.append(chunk)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
         if given is None:

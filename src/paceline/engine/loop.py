@@ -61,6 +61,10 @@ class Engine:
         self._learning = 0.0  # seconds that the controller took to learn from the step before
         self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
+    def check(self, request: Request) -> None:
+        """Raise ConfigError if the request's parameters do not fit this model."""
+        self.scheduler.check(request)
+
     def add(self, request: Request) -> None:
         """Queue a request; it starts when there is room."""
         self.scheduler.add(request)

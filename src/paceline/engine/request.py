@@ -41,6 +41,11 @@ class Request:
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
+    @property
+    def finished(self) -> bool:
+        """Whether every output has ended; a request that has not started has none."""
+        return bool(self.outputs) and all(output.finished() for output in self.outputs)
+
     def result(self) -> RequestOutput:
         """A view of the request as it stands; shares its lists."""
         return RequestOutput(self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs)

@@ -43,13 +43,17 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.filling or self.running)
 
-    def add(self, request: Request) -> None:
-        """Queue a request and make its sequences' outputs, so that bad parameters fail here and not among others.
+    def check(self, request: Request) -> None:
+        """Make the request's rules once, for the errors.
 
         Raises:
             ConfigError: parameters that do not fit this model (token ids out of range).
         """
         self._rules(request)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; bad parameters fail here and not among others (see `check`)."""
+        self.check(request)
         request.metrics.num_prompt_tokens = len(request.prompt_ids)
         request.metrics.arrival_time = request.metrics.arrival_time or perf_counter()
         if request.params.prompt_logprobs is not None:
