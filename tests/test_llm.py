@@ -77,6 +77,14 @@ def test_point_drafts_give_the_tokens_of_the_seed(plain: LLM, prompts: list[dict
     assert decoded(plain.with_speculative_config(config), prompts[:4], params) == decoded(plain, prompts[:4], params)
 
 
+@pytest.mark.parametrize("method", ["auto", "merged"])
+def test_a_seed_gives_its_tokens_whatever_is_drafted(plain: LLM, prompts: list[dict[str, Any]], method: str) -> None:
+    params = SamplingParams(temperature=0.9, max_tokens=24, seed=4)
+    assert decoded(plain.with_speculative_config(METHODS[method]), prompts, params) == decoded(plain, prompts, params)
+    drawn = METHODS["draft_model"] | {"draft_sample_method": "probabilistic"}
+    assert decoded(plain.with_speculative_config(drawn), prompts, params) != decoded(plain, prompts, params)
+
+
 def test_the_comparison_catches_another_seed_and_a_relaxed_rule(plain: LLM, prompts: list[dict[str, Any]]) -> None:
     params = SamplingParams(temperature=0.8, max_tokens=24, seed=11)
     base = decoded(plain, prompts, params)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from paceline import registry
@@ -96,7 +97,9 @@ def verify(
 
     Args:
         llm: with the speculative_config in question; plain decoding runs on the same loaded model.
-        samples: outputs per prompt above temperature 0; 0 leaves that part out.
+        samples: outputs per prompt above temperature 0; 0 leaves that part out. They have no seeds of their own, so that drafts may
+            be sampled; `LLM(seed=...)` makes them repeatable.
+        seed: of the test's own noise.
         progress: told (stage, done, total).
     """
     plain = llm.with_speculative_config(None)
@@ -106,16 +109,9 @@ def verify(
     report.temperature = temperature
     _greedy(llm, plain, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens), report=report, progress=progress)
     if samples and temperature > 0:
-        report.law, report.plain_law = (
-            _law(
-                one,
-                prompts,
-                SamplingParams(temperature=temperature, max_tokens=max_tokens, n=samples, seed=seed + k),
-                name,
-                progress,
-            )
-            for k, (one, name) in enumerate(((llm, "sampling"), (plain, "plain sampling")))
-        )
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, n=samples)
+        report.law = _law(llm, prompts, params, seed, partial(progress, "sampling"))
+        report.plain_law = _law(plain, prompts, params, seed, partial(progress, "plain sampling"))
     return report
 
 
@@ -140,14 +136,14 @@ def _greedy(llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams
     report.mean_acceptance_length = 1.0 + accepted / steps if steps else 1.0
 
 
-def _law(llm: LLM, prompts: Sequence[Any], params: SamplingParams, stage: str, progress: Progress) -> LawTest:
+def _law(llm: LLM, prompts: Sequence[Any], params: SamplingParams, seed: int, progress: Callable[[int, int], None]) -> LawTest:
     import torch
 
-    noise, values = torch.Generator().manual_seed(params.seed or 0), []
+    noise, values = torch.Generator().manual_seed(seed), []
     for index, prompt in enumerate(prompts):
-        (found,) = llm.generate(prompt, params.with_seed((params.seed or 0) + 1000 * index))
+        (found,) = llm.generate(prompt, params)
         found.raise_for_error()
         for output in found.outputs:
             values.append(integral_values(llm.runner, found.prompt_token_ids, output.token_ids, params.temperature, noise))
-        progress(stage, index + 1, len(prompts))
+        progress(index + 1, len(prompts))
     return uniform_test(torch.cat(values))

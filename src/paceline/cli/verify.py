@@ -39,6 +39,7 @@ def command(
     from paceline.bench.verify import verify
 
     texts = None if prompts is None else read_prompts(prompts)
+    given["seed"] = seed
     llm = open_llm(
         given,
         model=model,

@@ -34,6 +34,7 @@ class Context:
         prompt_length: how many of `tokens` are prompt.
         temperature: 0 for greedy requests.
         seed: base of the drafter's own draws.
+        seeded: the user gave the seed and expects the same tokens again, whatever was drafted; points give that, draws do not.
         shape: applies the request's sampling rules to raw logits (r, v) at the given paths (tokens after the root, one per row) and
             returns float32 log-weights (r, v), so that q can follow the target's rules.
         taps: layer -> (prompt length - 1, hidden) states of the prompt, where the drafter asked for taps.
@@ -45,6 +46,7 @@ class Context:
     prompt_length: int
     temperature: float = 0.0
     seed: int = 0
+    seeded: bool = False
     shape: Shape | None = None
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     tenant: str = "default"

@@ -32,8 +32,9 @@ class DraftModelDrafter:
     Args:
         model: folder or hub id of the draft model.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        draft_sample_method: "probabilistic" draws from the draft's distribution above temperature 0; "greedy" takes its most likely
-            tokens there too, as it always does at temperature 0.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's law, "greedy" takes its most likely
+            tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of their own, which then
+            get the tokens of that seed whatever is drafted.
         tree_width: children of a node, and nodes that are expanded on a level; 1 drafts chains.
     Raises:
         ConfigError: a value outside its range. CapabilityError: a tree from a draft model whose runner scores chains only.
@@ -48,11 +49,11 @@ class DraftModelDrafter:
         *,
         model: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic",
+        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         tree_width: int = 1,
     ) -> None:
         methods = ("probabilistic", "greedy")
-        need(draft_sample_method in methods, "draft_sample_method", f"be one of {', '.join(methods)}", draft_sample_method)
+        need(draft_sample_method in (None, *methods), "draft_sample_method", f"be one of {', '.join(methods)}", draft_sample_method)
         whole = isinstance(tree_width, int) and not isinstance(tree_width, bool)
         need(whole and 1 <= tree_width <= MAX_WIDTH, "tree_width", f"be an integer in 1..{MAX_WIDTH}", tree_width)
         limit = num_speculative_tokens
@@ -65,7 +66,7 @@ class DraftModelDrafter:
                 f"tree_width={tree_width} needs a draft model that scores trees, {model!r} cannot; use tree_width=1"
             )
         self.index, self.vocab_size, self.limit, self.width = args.index, args.vocab_size, limit, tree_width
-        self.draws = draft_sample_method == "probabilistic"
+        self.method = draft_sample_method
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
@@ -105,7 +106,8 @@ class DraftModelDrafter:
         return steps if self.limit is None else min(steps, self.limit)
 
     def _drawn(self, state: DraftState) -> bool:
-        return self.draws and state.context.temperature > 0
+        draws = self.method == "probabilistic" or (self.method is None and not state.context.seeded)
+        return draws and state.context.temperature > 0
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))
