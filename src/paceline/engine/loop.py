@@ -164,4 +164,6 @@ class Engine:
     def _finish(self, sequence: Sequence, chunk: StreamChunk) -> None:
         self.parts.crew.end(sequence)
         self.scheduler.remove(sequence)
+        if chunk.finish_reason == "abort":
+            self.parts.controller.forget(sequence.key)
         logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
