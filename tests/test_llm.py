@@ -111,6 +111,7 @@ def test_bfloat16_differs_at_counted_near_ties_only(prompts: list[dict[str, Any]
     caught = first_difference(plain.runner, a.prompt_token_ids, a.outputs[0].token_ids, wrong)
     assert caught is not None
     assert caught.position == 3
+    assert not caught.near_tie
 
 
 def test_streaming_gives_the_same_text(plain: LLM) -> None:

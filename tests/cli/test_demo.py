@@ -44,7 +44,7 @@ def test_json(run: Command) -> None:
 @pytest.mark.parametrize(("gap", "code", "remark"), [(1.0, 1, "this is a defect"), (1e-6, 0, "near tie")])
 def test_a_text_that_differs(run: Command, monkeypatch: pytest.MonkeyPatch, gap: float, code: int, remark: str) -> None:
     def differ(runner: Any, prompt: Sequence[int], plain: Sequence[int], fast: Sequence[int]) -> Difference:
-        return Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3)
+        return Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)
 
     monkeypatch.setattr(bench, "first_difference", differ)
     found = run("demo", *FAST)

@@ -41,7 +41,7 @@ def test_json(run: Command, prompts: Path) -> None:
 @pytest.mark.parametrize(("gap", "code"), [(1.0, 1), (1e-6, 0)])
 def test_a_difference(run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch, gap: float, code: int) -> None:
     def differ(*arguments: Any) -> Difference:
-        return Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3)
+        return Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)
 
     monkeypatch.setattr(bench, "first_difference", differ)
     found = run("verify", "--prompts", prompts, "--temperature", 0, *FAST)

@@ -29,6 +29,7 @@ class Difference:
         plain, fast: the tokens there; None where an output ended before.
         gap: best logit minus second best, of the model at that position.
         epsilon: gaps below it count as near ties.
+        tied: whether both tokens' logits lie within epsilon of the best.
     """
 
     position: int
@@ -36,10 +37,11 @@ class Difference:
     fast: int | None
     gap: float
     epsilon: float
+    tied: bool
 
     @property
     def near_tie(self) -> bool:
-        return self.gap < self.epsilon
+        return self.tied
 
 
 UNITS = 2.0
@@ -86,5 +88,8 @@ def first_difference(
         return None
     position = next((i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast)))
     here = [tokens[position] if position < len(tokens) else None for tokens in (plain, fast)]
-    ((gap, epsilon),) = gaps(runner, [*prompt, *plain[:position]], [0], units)
-    return Difference(position, here[0], here[1], gap, epsilon)
+    row_v = rescore(runner, [*prompt, *plain[:position]])[-1]
+    best, second = row_v.topk(2).values.tolist()
+    epsilon = epsilon_of(runner.info.dtype, best, units)
+    tied = all(token is not None and best - float(row_v[token]) < epsilon for token in here)
+    return Difference(position, here[0], here[1], best - second, epsilon, tied)
