@@ -17,6 +17,7 @@ from paceline.config import EngineConfig
 from paceline.controllers.base import Controller, StepTimes
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
+from paceline.engine.record import StepRecord, TimeSplit, Watcher
 from paceline.engine.request import Request
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
@@ -54,10 +55,16 @@ class Engine:
         config: sizes.
         tokenizer: for stop strings and text; None decodes token ids only.
         eos_ids: end tokens of the checkpoint.
+
+    Attributes:
+        times: seconds spent since the start, by what they were spent on.
+        watchers: called after every decoding step (see `record.watching`).
     """
 
     def __init__(self, parts: Parts, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
         self.parts = parts
+        self.times = TimeSplit()
+        self.watchers: list[Watcher] = []
         self._learning = 0.0  # seconds that the controller took to learn from the step before
         self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
@@ -80,7 +87,9 @@ class Engine:
 
     def step(self) -> list[StreamChunk]:
         """One prefill chunk if a prompt waits, then one decoding step of all running sequences; what it added."""
+        start = perf_counter()
         self.scheduler.prefill()
+        self.times.prefill += perf_counter() - start
         return self.decode(self.scheduler.running) if self.scheduler.running else []
 
     def decode(self, running: Seq[Sequence]) -> list[StreamChunk]:
@@ -88,18 +97,25 @@ class Engine:
         batch, parts = list(running), self.parts
         start = perf_counter()
         parts.controller.plan([sequence.signal() for sequence in batch])
-        trees, draft_seconds = parts.crew.propose(batch, parts.controller)
-        trees = parts.controller.select(trees)
+        roots, lengths = [s.root for s in batch], [len(s.context.tokens) for s in batch]
+        proposed, draft_seconds = parts.crew.propose(batch, parts.controller)
+        trees = parts.controller.select(proposed)
         drafted = perf_counter()
-        scores = parts.runner.score([s.cache for s in batch], [s.root for s in batch], trees, taps=parts.crew.taps)
+        scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.taps)
         scored = perf_counter()
         verdicts = self._verify(batch, trees, scores)
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
-        other = committed - verified + drafted - start - sum(draft_seconds) + self._learning
-        self._observe(batch, trees, verdicts, StepTimes(draft_seconds, scored - drafted, verified - scored, other, scores.rows[-1]))
+        draft, score, verify = sum(draft_seconds), scored - drafted, verified - scored
+        other = committed - verified + drafted - start - draft + self._learning
+        self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
         self._learning = perf_counter() - committed
+        times = TimeSplit(0.0, draft, score, verify, committed - verified, drafted - start - draft + self._learning)
+        self.times.add(times)
+        for watcher in list(self.watchers):
+            names = parts.crew.names
+            watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, times))
         return chunks
 
     def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:

@@ -1,0 +1,94 @@
+"""What one decoding step did, for those who watch: benchmark, explanation, doctor.
+
+In: the loop's own values, as they passed. Out: StepRecord, TimeSplit. Not here: any opinion of them.
+
+    with watching(llm.engine, records.append):
+        llm.generate(...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from paceline.engine.sequence import Sequence
+    from paceline.errors import NumericsError
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Scores, Verdict
+
+
+@dataclass(slots=True)
+class TimeSplit:
+    """Seconds by what they were spent on; `other` is the step's remainder (planning, selection, learning)."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    score: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+    other: float = 0.0
+
+    def add(self, more: TimeSplit) -> None:
+        """Sum up."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(more, field.name))
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-ready."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def total(self) -> float:
+        return sum(self.to_dict().values())
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of a batch; all lists are in the order of `sequences`.
+
+    Attributes:
+        sequences: already advanced by this step.
+        roots: each one's last committed token before the step.
+        lengths: committed tokens before the step.
+        proposed: merged trees as the drafters proposed them.
+        trees: what selection left of them and the target scored.
+        scores: logits of roots and nodes; rules not applied.
+        verdicts: what stood, or why the row was no distribution.
+        drafters: names by source index.
+        draft_seconds: by drafter.
+        times: the step's seconds; `prefill` is 0.
+    """
+
+    sequences: Seq[Sequence]
+    roots: Seq[int]
+    lengths: Seq[int]
+    proposed: Seq[TokenTree]
+    trees: Seq[TokenTree]
+    scores: Scores
+    verdicts: Seq[Verdict | NumericsError]
+    drafters: Seq[str]
+    draft_seconds: Seq[float]
+    times: TimeSplit
+
+
+Watcher = Callable[[StepRecord], None]
+
+
+class Watched(Protocol):
+    """Something with watchers: the engine."""
+
+    watchers: list[Watcher]
+
+
+@contextmanager
+def watching(engine: Watched, watcher: Watcher) -> Iterator[None]:
+    """Call `watcher` after every step of `engine` inside the block; what it raises ends the generation."""
+    engine.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        engine.watchers.remove(watcher)
