@@ -10,7 +10,7 @@ PROMPT = "One day, a little girl named Lily found a needle"
 
 
 def test_records_spell_the_output_and_stop_with_the_block() -> None:
-    llm = LLM(speculative_config={"method": ["ngram", "draft_model"], "num_speculative_tokens": 4})
+    llm = LLM(speculative_config={"method": "auto", "num_speculative_tokens": 4})
     seen: list[StepRecord] = []
     with watching(llm.engine, seen.append):
         (out,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
