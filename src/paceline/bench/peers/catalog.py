@@ -1,0 +1,119 @@
+"""The peers: one literal table of what each needs, and where things are kept.
+
+In: a peer's name. Out: its entry, its folders. Not here: making the environment (install.py), talking to it (process.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerEntry:
+    """One peer.
+
+    Attributes:
+        driver: module in `drivers/` that runs in the peer's environment; "" for an endpoint, which needs none.
+        packages: what `pip` installs, with versions.
+        modes: decoding modes the adapter offers, see `open`.
+        dtypes: precisions it takes.
+        batches: whether several prompts are decoded together.
+        needs_cuda: refused by "all" on a machine without CUDA.
+    """
+
+    driver: str
+    packages: tuple[str, ...]
+    modes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    batches: bool
+    needs_cuda: bool = False
+
+
+FLOATS = ("float32", "bfloat16", "float16")
+PEERS: Mapping[str, PeerEntry] = {
+    "transformers": PeerEntry(
+        driver="transformers_peer",
+        packages=("torch==2.13.0", "transformers==5.23.0"),
+        modes=("plain", "draft_model", "ngram"),
+        dtypes=FLOATS,
+        batches=True,
+    ),
+    "llama.cpp": PeerEntry(
+        driver="llama_cpp_peer",
+        packages=("llama-cpp-python==0.3.36", "gguf==0.18.0", "numpy>=2.0,<3"),
+        modes=("plain", "ngram"),
+        dtypes=(*FLOATS, "int8"),
+        batches=False,
+    ),
+    "openvino-genai": PeerEntry(
+        driver="openvino_peer",
+        packages=("openvino-genai==2026.4.1", "numpy>=2.0,<3"),
+        modes=("plain", "draft_model", "ngram"),
+        dtypes=(*FLOATS, "int8"),
+        batches=True,
+    ),
+    "vllm": PeerEntry(
+        driver="vllm_peer",
+        packages=("vllm",),
+        modes=("plain", "draft_model", "ngram"),
+        dtypes=FLOATS,
+        batches=True,
+        needs_cuda=True,
+    ),
+    "openai": PeerEntry(driver="", packages=(), modes=("plain",), dtypes=(), batches=False),
+}
+
+
+def names() -> list[str]:
+    """All peers, in the table's order."""
+    return list(PEERS)
+
+
+def entry(name: str) -> PeerEntry:
+    """The table's entry.
+
+    Raises:
+        ConfigError: no such peer.
+    """
+    if name not in PEERS:
+        near = get_close_matches(name, PEERS, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(PEERS)}"
+        raise ConfigError(f"unknown peer {name!r}; {hint}")
+    return PEERS[name]
+
+
+def home() -> Path:
+    """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    if own := os.environ.get("PACELINE_HOME"):
+        return Path(own).expanduser() / "peers"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline" / "peers"
+
+
+def folder(name: str) -> Path:
+    """The peer's own environment."""
+    entry(name)
+    return home() / name
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of the peer's environment, whether it exists or not."""
+    return folder(name) / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def converted(model: Path) -> Path:
+    """Where a checkpoint's conversions are kept: a folder that changes with the checkpoint's files."""
+    from hashlib import sha256
+
+    stamp = [str(model.resolve())]
+    for path in sorted([*model.glob("*.safetensors"), *model.glob("config.json")]):
+        found = path.stat()
+        stamp.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
+    return home() / "converted" / sha256("\n".join(stamp).encode()).hexdigest()[:20]

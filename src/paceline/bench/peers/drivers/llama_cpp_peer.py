@@ -1,0 +1,80 @@
+"""llama.cpp through llama-cpp-python: plain decoding and its prompt lookup.
+
+In: the open message of the wire; options: `method` (plain, ngram), `num_speculative_tokens` (8),
+`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0). Out: token ids. Not here: the GGUF writer.
+"""
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from paceline.bench.peers.drivers.gguf_weights import write_gguf
+from paceline.bench.peers.drivers.llama_weights import LlamaWeights
+
+PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}
+
+
+class LlamaCpp:
+    """One loaded model; the cache is emptied before every prompt."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        import llama_cpp
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        options = request["options"]
+        precision = PRECISIONS[request["dtype"]]
+        path = _converted(request["model"], Path(request["work"]), precision)
+        draft, found = None, {"method": options["method"]}
+        if options["method"] == "ngram":
+            found |= {"num_speculative_tokens": int(options.get("num_speculative_tokens", 8))}
+            found |= {"prompt_lookup_max": int(options.get("prompt_lookup_max", 2))}
+            draft = LlamaPromptLookupDecoding(found["prompt_lookup_max"], found["num_speculative_tokens"])
+        context = int(options.get("context", 2048))
+        self.model = llama_cpp.Llama(
+            model_path=str(path),
+            n_ctx=context,
+            n_threads=request["threads"],
+            n_threads_batch=request["threads"],
+            n_batch=512,
+            n_gpu_layers=int(options.get("gpu_layers", 0)),
+            draft_model=draft,
+            logits_all=False,
+            verbose=True,  # its log goes to standard error, which is kept
+        )
+        self.eos = set(_listed(LlamaWeights(request["model"]).config.get("eos_token_id")))
+        self.version = f"llama-cpp-python {llama_cpp.__version__}"
+        self.settings = {"weights": precision, "kv_cache": "f16", "context": context, "threads": request["threads"], **found}
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
+        """Greedy, one prompt after the other."""
+        found, first, start = [], None, perf_counter()
+        for prompt in prompts:
+            self.model.reset()
+            tokens: list[int] = []
+            for token in self.model.generate(prompt, temp=0.0, repeat_penalty=1.0):
+                if first is None:
+                    first = perf_counter() - start
+                tokens.append(int(token))
+                if len(tokens) == max_tokens or (not ignore_eos and token in self.eos):
+                    break
+            found.append(tokens)
+        return {"tokens": found, "seconds": perf_counter() - start, "ttft": first}
+
+
+def open_peer(request: dict[str, Any]) -> LlamaCpp:
+    """Called by the wire loop."""
+    return LlamaCpp(request)
+
+
+def _converted(model: str, work: Path, precision: str) -> Path:
+    path = work / f"{precision}.gguf"
+    if not path.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        part = work / f"{precision}.part"
+        write_gguf(LlamaWeights(model), part, precision)
+        part.replace(path)
+    return path
+
+
+def _listed(value: Any) -> list[int]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
