@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.checking import need
 from paceline.config import GREEDY_EPSILON
-from paceline.controllers.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance
+from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL, Acceptance
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.gate import Gate
 from paceline.controllers.pick import choose, cut, fixed_shape
+from paceline.controllers.prices import hopeless, row_seconds, try_cost, try_depth
 from paceline.controllers.voice import Drafting, Voice
 from paceline.controllers.watch import Mode, Watch
+from paceline.controllers.words import Decided, auto_words, beliefs, off_words
 from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
@@ -40,7 +43,9 @@ CHEAP: Final = 0.01
 """A drafter whose question costs less than this share of a plain step is asked even while it sleeps."""
 
 FIRST_ROWS: Final = 8
-TRY_DEPTHS: Final = (2, 4, 8)
+RECHECK: Final = 4096
+"""Steps after which a drafter that could not pay at all is timed again."""
+
 _DECAY = 0.98
 _LEAST_REACH = 0.05
 
@@ -77,35 +82,50 @@ class AutoController:
         self._known: dict[int, Drafting] = {}
         self._latest: dict[tuple[int, bool], Watch] = {}
         self._rates: dict[int, list[float]] = {}
+        self._gates: dict[int, Gate] = {}
         self._yields = [1.0] * len(self.names)
         self._batch: list[Drafting] = []
+        self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
+        self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
         self._lines: list[Line] = []
         self._levels: list[int | None] = []
         self._table: list[float] = [0.0, 1.0]
-        self._rate, self._context, self._ready, self._off = 1.0, 0, 0, False
+        self._rate, self._context, self._ready = 1.0, 0, 0
+        self._off = self._never = False
+        self._hopeless: list[bool] = []
 
     # The step
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
         size, known = len(signals), self._known
-        self._off = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
-        self._batch = []
+        self._worths, self._counts = {}, ((), ())
+        self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
+        self._batch, fresh = [], False
         for signal in signals:
             sequence = known.get(signal.key)
             if sequence is None:
-                sequence = known[signal.key] = self._new(signal)
+                sequence, fresh = self._new(signal), True
+                known[signal.key] = sequence
             sequence.clear(signal.remaining)
             self._batch.append(sequence)
+        self._off = self._never or not self._admits(size, fresh)
         self._context = max((signal.length for signal in signals), default=0)
         if not self._off and (self.cost.stale or self._ready < size + FIRST_ROWS - 1):
             self._prepare(size + FIRST_ROWS - 1)
         self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
         self._lines = [self.cost.line(name, size) for name in self.names]
         self._levels = [None] * len(self.names)
+        if self._off:
+            return
         recent = self._rates.get(batch_bucket(size))
         plain = size / self._table[size]
         self._rate = max(plain, recent[0] / recent[1]) if recent is not None else plain
+        check = self.cost.steps % RECHECK >= 2
+        self._hopeless = [
+            check and self.cost.knows(name, size) and hopeless(line, size, self._table, self._rate)
+            for name, line in zip(self.names, self._lines, strict=True)
+        ]
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
@@ -117,15 +137,19 @@ class AutoController:
         watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
         cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
         special = rival or depth < min(self.max_depth, self.max_nodes)
-        mode = watch.mode(self._worth(sequence, drafter, so_far, depth) > 0, cheap, special)
+        worth = self._worth(sequence, drafter, so_far, depth)
+        mode = watch.mode(worth > 0, cheap, special)
+        mode = Mode.SKIP if self._hopeless[drafter] else mode
+        self._worths[index, drafter] = worth, depth
         sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
         if mode is Mode.SKIP:
             return NO_BUDGET
         if mode is Mode.EXPLORE:
-            depth = sequence.tried = min(depth, self._try_depth(line))
-            watch.limit_to(self._try_cost(line, depth))
+            depth = sequence.tried = min(depth, try_depth(line, len(self._batch), self._table))
+            watch.limit_to(try_cost(line, depth, len(self._batch), self._table))
+            self._worths[index, drafter] = worth, depth
             return Budget(nodes, depth)
-        price = self._rate * (line.per_level / len(self._batch) + self._row_seconds(len(so_far)))
+        price = self._rate * (line.per_level / len(self._batch) + row_seconds(len(so_far), len(self._batch), self._table))
         voice = sequence.voices[drafter] = Voice(self.acceptance, sequence.own, drafter, price, rival)
         return Budget(nodes, depth, voice)
 
@@ -135,6 +159,8 @@ class AutoController:
         Trees with drawn trials or probes stay whole: `Voice` has already kept them short, and cutting a drawn trial for what came
         up in it would bend the law of the output.
         """
+        if self._off:
+            return list(trees)
         self._note_proposals(trees)
         chosen, rows, pool = list(trees), len(trees), []
         for i, tree in enumerate(trees):
@@ -148,17 +174,21 @@ class AutoController:
                 rows += len(nodes)
         if rows > self._ready:
             self._prepare(rows)
+        self._counts = trees, chosen
         return chosen
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Learn costs, acceptance and the rate, and judge every drafter that was asked."""
-        size = len(trees)
+        size, tokens = len(trees), sum(len(verdict.path) for verdict in verdicts) + len(trees)
+        self._guard(tokens, times)
+        if self._off:
+            self.cost.observe(size, self._context, times)
+            return
         accepted = [
             self.acceptance.observe(sequence.own, tree, verdict.path)
             for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
         ]
         self._judge(trees, accepted, times)
-        tokens = sum(len(verdict.path) for verdict in verdicts) + size
         predicted = self._table[min(times.rows, len(self._table) - 1)] + sum(
             line.at(levels) for line, levels in zip(self._lines, self._levels, strict=True) if levels is not None
         )
@@ -170,18 +200,24 @@ class AutoController:
         """The sequence has ended."""
         self._known.pop(key, None)
 
-    def explain(self) -> str:
-        """What it believes at present: costs, acceptance by drafter and depth, the state of each drafter."""
+    def explain(self, index: int | None = None) -> str:
+        """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
         size = max(len(self._batch), 1)
-        lines = [f"auto: {self._rate:.4g} tokens/s lately, plain {size / self._table[min(size, len(self._table) - 1)]:.4g}"]
-        for drafter, name in enumerate(self.names):
-            source = self.acceptance.sources[drafter]
-            levels = " ".join(f"{source.level[bucket]:.2f}" for bucket in range(1, BUCKETS))
-            modes = ", ".join(sorted({sequence.modes[drafter].value for sequence in self._batch})) or "idle"
-            lines.append(
-                f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {levels}; proposes in {self._yields[drafter]:.0%}; now: {modes}"
-            )
-        return "\n".join([*lines, self.cost.describe()])
+        plain = size / self._table[min(size, len(self._table) - 1)]
+        if index is None:
+            modes = [{one.modes[i].value for one in self._batch} for i in range(len(self.names))]
+            rows = zip(self.names, [source.level[1:] for source in self.acceptance.sources], self._yields, modes, strict=True)
+            return "\n".join([*beliefs(self._rate, plain, rows), self.cost.describe()])
+        if self._off:
+            return off_words(size, self.disable_by_batch_size, None if self._never else self._gates[batch_bucket(size)].wait)
+        one = self._batch[index]
+        decided = [
+            Decided(self.names[i], one.modes[i], depth, worth, one.watches[i], one.voices[i])
+            for (of, i), (worth, depth) in self._worths.items()
+            if of == index
+        ]
+        sizes = [len(trees[index]) if trees else 0 for trees in self._counts]
+        return auto_words(decided, rates=(self._rate, plain), remaining=one.remaining, sizes=sizes)
 
     # Estimates
 
@@ -208,23 +244,6 @@ class AutoController:
                 break
         return self._yields[drafter] * best - price * line.fixed
 
-    def _row_seconds(self, taken: int) -> float:
-        """Seconds of a second level's row, the mean over four levels, where `taken` nodes are there already; the step from no nodes
-        to the first was decided before."""
-        size, table = len(self._batch), self._table
-        low = min(2 * size + taken, len(table) - 2)
-        high = min(low + 4 * size, len(table) - 1)
-        return (table[high] - table[low]) / (high - low)
-
-    def _try_depth(self, line: Line) -> int:
-        """Levels of a try: more than the fewest where they cost little more."""
-        limit = 1.5 * self._try_cost(line, TRY_DEPTHS[0])
-        return max(depth for depth in TRY_DEPTHS if depth == TRY_DEPTHS[0] or self._try_cost(line, depth) <= limit)
-
-    def _try_cost(self, line: Line, depth: int) -> float:
-        size, table = len(self._batch), self._table
-        return (line.at(depth) + table[min(size * (1 + depth), len(table) - 1)] - table[size]) / table[size]
-
     def _prepare(self, rows: int) -> None:
         self.cost.prepare(rows, self._context)
         self._ready = rows
@@ -234,7 +253,26 @@ class AutoController:
         latest = [self._latest.get((drafter, greedy)) for drafter in range(len(self.names))]
         return Drafting(greedy, [Watch() if watch is None else watch.for_new_sequence() for watch in latest])
 
+    def _admits(self, size: int, fresh: bool) -> bool:
+        """Whether drafting as a whole pays at this batch size, or is tried again: then everyone looks again at once."""
+        gate = self._gates.setdefault(batch_bucket(size), Gate())
+        admitted = gate.admits(new=fresh and size == 1)
+        if admitted and gate.starting:
+            for sequence in self._batch:
+                for watch in sequence.watches:
+                    watch.look_now()
+        return admitted
+
     # The outcome
+
+    def _guard(self, tokens: int, times: StepTimes) -> None:
+        """Tell the gate what the whole step took."""
+        if self._never or self.cost.disturbed:
+            return
+        asked = not self._off and any(mode is Mode.ASK for sequence in self._batch for mode in sequence.modes)
+        seconds = times.score + times.verify + sum(times.draft) + times.other
+        gate = self._gates[batch_bucket(len(self._batch))]
+        gate.record(len(self._batch), tokens, seconds, admitted=not self._off, asked=asked, table=self._table)
 
     def _forced(self, sequence: Drafting, tree: TokenTree) -> Sequence[int]:
         """Nodes that are scored whatever they seem worth, to learn."""

@@ -47,7 +47,12 @@ class StepTimes:
 
 
 class Controller(Protocol):
-    """Plans the drafting of one step for a batch of sequences and learns from its outcome."""
+    """Plans the drafting of one step for a batch of sequences and learns from its outcome.
+
+    A controller may also have `explain(index: int) -> str`: its decision on sequence number `index` of the last plan in words, a
+    line per decision, true from the end of `select` until the next `plan`. Nobody calls it but logs and explanations; without it
+    they say nothing (`words.decision`).
+    """
 
     name: str
 

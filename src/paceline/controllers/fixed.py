@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.checking import need
 from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.words import fixed_words
 from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class FixedController:
     def forget(self, key: int) -> None:
         """Nothing is kept per sequence."""
 
-    def explain(self) -> str:
-        """What it does, in one line."""
-        off = "" if self.disable_by_batch_size is None else f", none from {self.disable_by_batch_size} running sequences on"
+    def explain(self, index: int | None = None) -> str:
+        """The last plan's decision on sequence `index` in words; without an index, the policy in one line."""
+        limit = self.disable_by_batch_size
+        if index is not None:
+            return fixed_words(self.num_speculative_tokens, len(self._signals), limit, self._signals[index].remaining)
+        off = "" if limit is None else f", none from {limit} running sequences on"
         return f"fixed: {self.num_speculative_tokens} speculative tokens a step{off}"

@@ -15,20 +15,23 @@ class Voice:
     It reads only confidences of tokens already drawn, never of the level that it decides about.
     """
 
-    __slots__ = ("acceptance", "bucket", "levels", "own", "price", "raw", "reach", "source")
+    __slots__ = ("acceptance", "bucket", "chance", "levels", "own", "price", "raw", "reach", "source", "stopped")
 
     def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float, rival: bool) -> None:
         self.acceptance, self.own, self.source, self.price = acceptance, own, source, price
         self.bucket = RIVAL if rival else 1
         self.raw = self.reach = 1.0
-        self.levels = 1
+        self.levels, self.stopped = 1, 0  # levels allowed; the one that was not, with its chance
+        self.chance = 1.0
 
     def __call__(self, depth: int, confidence: float, features: object) -> bool:
         last = min(confidence / self.raw, 1.0) if self.raw > 0 else 0.0
         self.raw = confidence
         self.reach *= self.acceptance.node(self.own, self.source, self.bucket, last)
         self.bucket = DEPTH_BUCKET[depth]
-        if self.reach * self.acceptance.level(self.own, self.source, self.bucket) <= self.price:
+        chance = self.reach * self.acceptance.level(self.own, self.source, self.bucket)
+        if chance <= self.price:
+            self.stopped, self.chance = depth, chance
             return False
         self.levels = depth
         return True

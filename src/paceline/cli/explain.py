@@ -1,0 +1,98 @@
+"""`paceline explain`: a page that replays a generation step by step.
+
+In: a prompt. Out: an HTML file that needs nothing else, or the data as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
+from paceline.cli.prompts import read_prompt
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.bench.replay import Recorder
+
+DEFAULT_OUTPUT = Path("explain.html")
+
+
+@with_flags(sampling=True)
+def command(
+    *,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the data; the page is written only with --output.")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Replay a generation step by step: token trees, what was accepted and why not, the controller's decisions, the time."""
+    check_sampling(given)
+    text = read_prompt(prompt, file)
+    page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
+    if page is not None:
+        check_output(page, force)
+    llm = open_llm(given)
+    from paceline.bench.explain import Replay
+    from paceline.bench.replay import Recorder
+
+    params, recorder = sampling_params(given, llm), Recorder(llm)
+    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else text
+    interrupted = _record(recorder, recorder.run(what, params))
+    if recorder.output is None:
+        raise typer.Exit(130)
+    replay = Replay(recorder.data())
+    if page is not None:
+        page.write_text(replay.to_html(), encoding="utf-8")
+    print(json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences]))
+    if open_page and page is not None:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+    if interrupted:
+        raise typer.Exit(130)
+    recorder.output.raise_for_error()
+
+
+def _record(recorder: Recorder, chunks: Any) -> bool:
+    """Decode to the end; returns whether Ctrl-C came first, which leaves what there is."""
+    from paceline.cli.demo import progress_bar
+
+    with progress_bar() as bar:
+        task = bar.add_task("decoding", total=None)
+        try:
+            for chunk in chunks:
+                bar.update(task, completed=len(chunk.output.outputs[0].token_ids))
+        except KeyboardInterrupt:
+            chunks.close()
+            return True
+    return False
+
+
+def check_output(page: Path, force: bool) -> None:
+    """Refuse to write where that would fail or destroy something; a page of this command may be replaced.
+
+    Raises:
+        ConfigError: a folder, a file that is something else, or no folder to write into.
+    """
+    from paceline.bench.explain import MARK
+
+    if page.is_dir():
+        raise ConfigError(f"--output must be a file, got the folder {str(page)!r}; name a file in it")
+    if not page.parent.is_dir():
+        raise ConfigError(
+            f"--output must lie in a folder that exists, got {str(page)!r}; make the folder {str(page.parent)!r} first"
+        )
+    if page.exists() and not force:
+        with page.open("rb") as stream:
+            if MARK.encode() not in stream.read(1000):
+                raise ConfigError(f"{str(page)!r} exists and is no page of `paceline explain`; add --force to overwrite it")
