@@ -1,0 +1,152 @@
+"""Settings that tuning tries: every method in the registry that can run on a model, each with a small grid of its options.
+
+In: a runner's capabilities, draft models, numbers of threads. Out: settings, the most promising first; what was left out and why.
+Not here: measuring them (`bench.tune`).
+
+A method that is registered later is tried without a change here; an option of its constructor gets a grid by a line in OPTIONS.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline import registry
+from paceline.models.base import Capabilities
+
+TOKENS: Final = (3, 5, 8)
+"""num_speculative_tokens of the fixed controller."""
+
+OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
+    "prompt_lookup_max": ({"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"prompt_lookup_min": 2, "prompt_lookup_max": 8}),
+    "tree_width": ({"tree_width": 2}, {"tree_width": 4}),
+}
+"""Parameter of a drafter's constructor -> what is tried besides its default."""
+
+CHEAP: Final = "table"
+"""Kind of drafters that are merged with those of the other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One arm of the search.
+
+    Attributes:
+        config: speculative_config; None is plain decoding.
+        threads: of PyTorch.
+    """
+
+    config: Mapping[str, Any] | None
+    threads: int
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The draft models that it names."""
+        entries = [] if self.config is None else [self.config, *_entries(self.config)]
+        return tuple(dict.fromkeys(str(entry["model"]) for entry in entries if "model" in entry))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the number of tokens is fixed."""
+        return self.config is not None and "num_speculative_tokens" in self.config
+
+    def words(self, default_threads: int) -> str:
+        """For people: methods, options, controller, and the threads where they are not the default."""
+        if self.config is None:
+            text = "off"
+        else:
+            entries = _entries(self.config) or [self.config]
+            text = " + ".join(_entry_words(entry) for entry in entries)
+            tokens = self.config.get("num_speculative_tokens")
+            text += ", controller auto" if tokens is None else f", {tokens} tokens"
+        number = self.threads
+        return text if number == default_threads else f"{text}, {number} thread{'s' if number > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Settings in the order of their promise, and method -> why it is not among them."""
+
+    settings: Sequence[Setting]
+    skipped: Mapping[str, str]
+
+
+def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Sequence[int]) -> Candidates:
+    """All settings to try; plain decoding with the first number of threads is the baseline and not listed.
+
+    Args:
+        drafts: folders or hub ids of draft models.
+        threads: numbers to try, the default first.
+    """
+    singles, skipped = _singles(capabilities, drafts)
+    lists = _lists(singles)
+    default, *others = threads
+    found = [*lists, *singles]
+    fixed = [{**config, "num_speculative_tokens": tokens} for tokens in TOKENS for config in [*singles, *lists]]
+    options = [{**config, **more} for config in singles for more in _grid(str(config["method"]), capabilities)]
+    settings = [Setting(config, default) for config in found]
+    for number in others:
+        settings += [Setting(None, number), *(Setting(config, number) for config in found[:1])]
+    settings += [Setting(config, default) for config in [*fixed, *options]]
+    return Candidates(settings, skipped)
+
+
+def thread_counts(now: int, physical: int, device: str) -> list[int]:
+    """The numbers of threads worth a try: the present one, the physical cores if fewer, and one."""
+    if device != "cpu":
+        return [now]
+    return list(dict.fromkeys([now, *(number for number in (physical, 1) if 0 < number < now)]))
+
+
+def _singles(capabilities: Capabilities, drafts: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """One configuration per method, per draft model where it takes one; and why others cannot run."""
+    configs: list[dict[str, Any]] = []
+    skipped = {}
+    for name, entry in registry.table("drafters").items():
+        abilities = [need for need in entry.needs if need in Capabilities.__dataclass_fields__]
+        lacking = [need for need in abilities if not getattr(capabilities, need)]
+        with_model = "model" in _parameters(name)
+        if lacking:
+            skipped[name] = f"this model's runner cannot do {', '.join(lacking)}"
+        elif with_model and drafts:
+            configs += [{"method": name, "model": draft} for draft in drafts]
+        elif with_model:
+            skipped[name] = "no draft model; give one with --draft-model"
+        elif len(abilities) < len(entry.needs):
+            skipped[name] = f"needs {', '.join(need for need in entry.needs if need not in abilities)}"
+        else:
+            configs.append({"method": name})
+    return configs, skipped
+
+
+def _lists(singles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each cheap method merged with each that runs a model."""
+    cheap = [config for config in singles if registry.lookup("drafters", str(config["method"])).kind == CHEAP]
+    dear = [config for config in singles if config not in cheap]
+    return [{"method": [dict(a), dict(b)]} for b in dear for a in cheap]
+
+
+def _grid(name: str, capabilities: Capabilities) -> list[Mapping[str, Any]]:
+    known = _parameters(name)
+    trees = capabilities.trees
+    return [more for option, grid in OPTIONS.items() if option in known and (trees or option != "tree_width") for more in grid]
+
+
+def _parameters(name: str) -> Mapping[str, Any]:
+    return inspect.signature(registry.load("drafters", name)).parameters
+
+
+def _entries(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entries of a list of methods; [] where there is one method."""
+    method = config.get("method")
+    return [] if isinstance(method, str) or method is None else list(method)
+
+
+def _entry_words(entry: Mapping[str, Any]) -> str:
+    options = [f"{key} {value}" for key, value in entry.items() if key not in ("method", "model", "num_speculative_tokens")]
+    if "model" in entry:
+        options.insert(0, Path(str(entry["model"])).name)
+    return str(entry["method"]) + (f" ({', '.join(options)})" if options else "")

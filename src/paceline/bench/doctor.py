@@ -1,0 +1,129 @@
+"""The doctor: gathers the facts of a setup and asks every check about them.
+
+In: a target loaded without drafts, its folder, a speculative_config. Out: Facts and a Diagnosis. Not here: the checks
+(`bench.checks` and its neighbours), printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench import doctor_machine, doctor_probe
+from paceline.bench.checks import Diagnosis, diagnose
+from paceline.bench.checks_facts import Draft, Facts, Machine, Probe, Target
+from paceline.config import SpeculativeConfig
+from paceline.errors import PacelineError
+from paceline.llm import BUNDLED, LLM
+from paceline.models.hub import resolve
+from paceline.models.tokenizer import Tokenizer
+
+BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What was seen, and what is wrong."""
+
+    facts: Facts
+    diagnosis: Diagnosis
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: findings, and the figures behind them."""
+        facts, machine = self.facts, self.facts.machine
+        probes = [
+            {
+                "drafter": probe.drafter,
+                "guesses": len(probe.guesses),
+                "accepted": sum(guess.hit for guess in probe.guesses),
+                "draft_seconds_per_token": probe.draft_seconds,
+                "target_seconds_by_rows": {str(rows): seconds for rows, seconds in probe.target_seconds.items()},
+            }
+            for probe in facts.probes
+        ]
+        return {
+            "healthy": self.diagnosis.healthy,
+            "findings": [
+                {"check": name, "what": found.what, "do": found.do, "level": "hint" if found.hint else "wrong"}
+                for name, found in self.diagnosis.findings
+            ],
+            "checks": list(self.diagnosis.asked),
+            "probes": probes,
+            "machine": {
+                "threads": machine.threads,
+                "cpus": machine.cpus,
+                "cores": machine.cores,
+                "quota": machine.quota,
+                "load": round(machine.load, 2),
+                "pass_seconds_by_threads": {str(number): seconds for number, seconds in machine.pass_seconds.items()},
+                "memory_available": machine.memory_available,
+                "swapped": machine.swapped,
+                "versions": {name: installed for name, (installed, _) in machine.versions.items()},
+            },
+        }
+
+
+def visit(llm: LLM, config: Mapping[str, Any] | str | SpeculativeConfig | None, prompts: Sequence[Any]) -> Visit:
+    """Measure and ask.
+
+    Args:
+        llm: the target, loaded; its own speculative_config plays no part.
+        config: the speculative_config in question.
+        prompts: for the probes, as for `LLM.generate`.
+    Raises:
+        ConfigError: a configuration that is no configuration.
+    """
+    parsed = SpeculativeConfig.parse(config)
+    drafts = [open_draft(name) for name in draft_names(parsed, bundled=Path(llm.runner.info.name) == BUNDLED_TARGET)]
+    probes: list[Probe] = []
+    error = ""
+    try:
+        if parsed is not None:
+            probes = doctor_probe.probe(llm.with_speculative_config(parsed), prompts)
+    except PacelineError as problem:
+        error = str(problem)
+    facts = Facts(machine=_machine(llm), target=_target(llm), drafts=drafts, probes=probes, error=error)
+    return Visit(facts, diagnose(facts))
+
+
+def draft_names(config: SpeculativeConfig | None, *, bundled: bool) -> list[str]:
+    """The draft models that a configuration uses; those of the bundled model where it names none."""
+    if config is None:
+        return []
+    entries = [config] if isinstance(config.method, str) else list(config.method)
+    named = [entry.model for entry in entries if entry.model is not None]
+    own = [str(BUNDLED_DRAFT)] if bundled and any(e.model is None and e.method in ("auto", "draft_model") for e in entries) else []
+    return list(dict.fromkeys([*named, *own]))
+
+
+def open_draft(name: str) -> Draft:
+    """A draft's tokenizer, or why it cannot be read."""
+    try:
+        return Draft(name=name, tokenizer=Tokenizer.load(resolve(name)))
+    except PacelineError as error:
+        return Draft(name=name, tokenizer=None, error=str(error))
+
+
+def _machine(llm: LLM) -> Machine:
+    import torch
+
+    seconds: dict[int, float] = {}
+    if llm.runner.info.device.type == "cpu":
+        now = torch.get_num_threads()
+        seconds = doctor_probe.pass_seconds(llm.runner, list(dict.fromkeys([now, max(1, now // 2), 1])))
+    return doctor_machine.gather(seconds)
+
+
+def _target(llm: LLM) -> Target:
+    info = llm.runner.info
+    return Target(
+        device=info.device.type,
+        dtype=str(info.dtype).removeprefix("torch."),
+        num_layers=info.num_layers,
+        weight_bytes=info.weight_bytes,
+        tokenizer=llm.tokenizer,
+        eos_ids=llm.defaults.eos_ids,
+        sampling=llm.defaults.sampling,
+    )

@@ -1,0 +1,143 @@
+"""Short measurements for the doctor: what a pass costs, and a probe of every drafter.
+
+In: a loaded LLM. Out: checks_facts.Probe. Not here: judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from paceline import registry
+from paceline.bench.checks_facts import Guess, Probe
+from paceline.config import SamplingParams
+from paceline.engine.probe import Probe as PassTimer
+from paceline.engine.record import StepRecord, watching
+from paceline.llm import LLM
+from paceline.models.base import Runner
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import NO_BUDGET, Budget, Verdict
+
+TOKENS = 50
+"""Of each probe, on each prompt."""
+
+DEPTH = 4
+"""num_speculative_tokens of the probes."""
+
+CONTEXT = 64
+
+
+class OnlyOne:
+    """A controller that lets one drafter draft a fixed number of tokens, and the others nothing.
+
+    Args:
+        drafter: its number.
+        tokens: nodes and levels.
+    """
+
+    name = "probe"
+
+    def __init__(self, drafter: int, tokens: int = DEPTH) -> None:
+        self.drafter, self.tokens = drafter, tokens
+        self._signals: Sequence[Any] = ()
+
+    def plan(self, signals: Sequence[Any]) -> None:
+        """Remember how far each sequence may go."""
+        self._signals = signals
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        """All for the one."""
+        depth = min(self.tokens, self._signals[index].remaining - 1)
+        return Budget(self.tokens, depth) if drafter == self.drafter and depth > 0 else NO_BUDGET
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """All nodes."""
+        return list(trees)
+
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: object) -> None:
+        """Nothing to learn."""
+
+    def forget(self, key: int) -> None:
+        """Nothing is kept."""
+
+
+def pass_seconds(runner: Runner, threads: Sequence[int]) -> dict[int, float]:
+    """Number of threads -> least seconds of one pass over one row; PyTorch's number is given back."""
+    import torch
+
+    before, found = torch.get_num_threads(), {}
+    try:
+        for number in threads:
+            torch.set_num_threads(number)
+            found[number] = PassTimer(runner)(1, CONTEXT)
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
+def probe(llm: LLM, prompts: Sequence[Any], *, tokens: int = TOKENS) -> list[Probe]:
+    """One probe per drafter of a configuration: greedy, ends of texts ignored.
+
+    Args:
+        llm: with the configuration in question.
+        prompts: as for `LLM.generate`, one after the other.
+    """
+    timer = PassTimer(llm.runner)
+    rows = min(DEPTH + 1, llm.runner.info.max_context // 4)
+    seconds = {number: timer(number, CONTEXT) for number in (1, rows)}
+    crew = llm.engine.parts.crew
+    found = []
+    for number, method in enumerate(llm.drafter_methods):
+        one = llm.with_speculative_config(llm.speculative)
+        one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number))
+        records, dropped = _decode(one, prompts, tokens)
+        drafter, kind = crew.drafters[number], registry.lookup("drafters", method).kind
+        spent = [r.draft_seconds[number] / tree.max_depth for r in records for tree in r.proposed if len(tree)]
+        found.append(
+            Probe(
+                drafter=crew.names[number],
+                kind=kind,
+                taps=tuple(drafter.taps),
+                guesses=[guess for record in records for guess in guesses(record, llm.tokenizer.token_text)],
+                draft_seconds=median(spent[1:] or spent) if spent else 0.0,
+                target_seconds=seconds,
+                dropped=dropped,
+            )
+        )
+    return found
+
+
+def _decode(llm: LLM, prompts: Sequence[Any], tokens: int) -> tuple[list[StepRecord], str]:
+    records: list[StepRecord] = []
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    dropped = ""
+    with watching(llm.engine, records.append):
+        for prompt in prompts:
+            (output,) = llm.generate(prompt, params)
+            output.raise_for_error()
+            dropped = dropped or next(iter(output.metrics.dropped_drafters.values()), "")
+    return records, dropped
+
+
+def guesses(record: StepRecord, text: Any) -> list[Guess]:
+    """What was guessed on the path that the target took, as far as there were guesses, for every sequence of a step.
+
+    Args:
+        text: token id -> its text.
+    """
+    found = []
+    for tree, verdict in zip(record.trees, record.verdicts, strict=True):
+        if not isinstance(verdict, Verdict) or not len(tree):
+            continue
+        tokens, parents, confidence = tree.tokens.tolist(), tree.parents.tolist(), tree.confidence.tolist()
+        for position, target in enumerate(verdict.tokens, 1):
+            parent = verdict.path[position - 2] if position > 1 else -1
+            children = [node for node, above in enumerate(parents) if above == parent]
+            if not children:
+                break
+            hit = position <= len(verdict.path)
+            first = children[0]
+            found.append(Guess(position, tokens[first], target, hit, confidence[first], text(target)))
+    return found

@@ -1,0 +1,209 @@
+"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and says what it gains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import open_llm, with_flags
+from paceline.cli.prompts import read_prompts
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.bench.tune import Tuning
+    from paceline.llm import LLM
+
+SHOWN = 8
+"""Settings in the table."""
+
+SCATTER = 2.0
+"""Upper over lower bound of a gain from which on a remark is made."""
+
+WIDEST = 100
+INTERRUPTED = 130
+
+
+@with_flags(sampling=False)
+def command(
+    *,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user's message (chat template).")] = False,
+    draft_model: Annotated[
+        list[str] | None, typer.Option("--draft-model", metavar="MODEL", help="A draft model to try; may be repeated.")
+    ] = None,
+    budget: Annotated[float, typer.Option("--budget", min=1.0, max=86400.0, metavar="SECONDS", help="Time to use.")] = 120.0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Prompts that are decoded at once.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, but keep no profile.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Find the fastest method and settings for a model on this machine, and keep them for later runs."""
+    if given.pop("speculative_config", None) is not None:
+        raise ConfigError("tune chooses the speculative_config itself; leave --speculative-config out")
+    texts = None if prompts is None else read_prompts(prompts)
+    llm = open_llm(given | {"speculative_config": "null"})
+    found = _measure(
+        llm,
+        _prompts(llm, texts, chat),
+        given,
+        drafts=draft_model or default_drafts(given),
+        budget=budget,
+        max_tokens=max_tokens,
+        batch_size=batch_size,
+    )
+    path = found.profile.save() if found.profile is not None and not dry_run else None
+    print(json.dumps(found.to_dict() | {"path": path and str(path)}) if as_json else words(found, path))
+    raise typer.Exit(INTERRUPTED if found.interrupted else 0)
+
+
+def default_drafts(given: dict[str, Any]) -> list[str]:
+    """The draft that ships with the bundled model."""
+    from paceline.llm import BUNDLED
+
+    return [] if "model" in given else [str(BUNDLED / "draft")]
+
+
+def _prompts(llm: LLM, texts: list[str] | None, chat: bool) -> list[Any]:
+    if texts is None:
+        from paceline.cli.verify import bundled
+
+        return bundled(llm)
+    if not chat:
+        return list(texts)
+    return [{"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} for text in texts]
+
+
+def _measure(llm: LLM, items: list[Any], given: dict[str, Any], **options: Any) -> Tuning:
+    """Tune behind a progress bar that runs from 0 to the budget."""
+    import psutil
+
+    from paceline.bench.tune import tune
+    from paceline.models.hub import resolve
+
+    folder = resolve(given["model"], revision=given.get("revision")) if "model" in given else default_folder()
+    cores = 0 if "threads" in given else psutil.cpu_count(logical=False) or 0
+    with _bar(options["budget"]) as show:
+        return tune(llm, folder, items, cores=cores, progress=show, **options)
+
+
+def default_folder() -> Path:
+    """Of the bundled model."""
+    from paceline.llm import BUNDLED
+
+    return BUNDLED / "target"
+
+
+class _bar:  # noqa: N801 - used like a function
+    """A bar on standard error, where that is a terminal."""
+
+    def __init__(self, budget: float) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("of {task.total:.0f} s"),
+        )
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("warming up", total=budget)
+
+    def __enter__(self) -> Callable[[str, float], None]:
+        self.bar.start()
+        return lambda what, seconds: self.bar.update(self.task, description=what[:46], completed=seconds)
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+
+def words(found: Tuning, path: Path | None) -> str:
+    """The findings in sentences, no wider than the terminal."""
+    from rich.console import Console
+
+    width = min(Console().width, WIDEST)
+    batch = f", {found.batch_size} at once" if found.batch_size > 1 else ""
+    head = (
+        f"{Path(found.model).name} ({found.dtype} on {found.device}, {_count(found.threads, 'thread')}), "
+        f"{_count(found.prompts, 'prompt')}{batch}, temperature 0, {found.seconds:.0f} s"
+    )
+    lines = [*_wrapped([head], width), ""]
+    if found.settings:
+        lines += [*_table(found, width), ""]
+    remarks = [f"refused: {name}: {why}" for name, why in found.refused.items()]
+    remarks += [f"not tried: {name}: {why}" for name, why in found.skipped.items()]
+    if found.left_out:
+        remarks.append(f"not tried: {_count(found.left_out, 'setting')} for which the budget is too short; give more --budget")
+    lines += [*_wrapped(remarks, width, "  "), ""] if remarks else []
+    return "\n".join([*lines, *_wrapped(_verdict(found), width), *_kept(found, path)])
+
+
+def _wrapped(paragraphs: Iterable[str], width: int, indent: str = "") -> list[str]:
+    return [line for one in paragraphs for line in wrap(one, width, subsequent_indent=indent, break_on_hyphens=False)]
+
+
+def _table(found: Tuning, width: int) -> list[str]:
+    """The best settings of the search."""
+    rows = list(found.settings.items())[:SHOWN]
+    room = min(max(len(name) for name, _ in rows), width - 24)
+    lines = [f"{'in the search':<{room}}  gain  paired runs"]
+    lines += [f"{name[:room]:<{room}} {gain:4.2f}x  {pairs:>11}" for name, (gain, pairs) in rows]
+    rest = len(found.settings) - len(rows)
+    return [*lines, *([f"and {rest} slower"] if rest else [])]
+
+
+def _verdict(found: Tuning) -> list[str]:
+    """What was chosen, what it gains, with which confidence."""
+    lines = []
+    if found.interrupted:
+        lines.append("Interrupted; what follows rests on the measurements so far.")
+    if found.best is None or found.gain is None:
+        return [*lines, "No setting could be measured." + (" Chosen: plain decoding (off)." if found.chosen else "")]
+    gain, best = found.gain, found.best.words(found.threads)
+    figures = (
+        f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
+        f"{_count(gain.pairs, 'paired run')} on {_count(gain.items, 'prompt' if found.batch_size == 1 else 'batch')})"
+    )
+    confidence = f"It is faster with a confidence of {_percent(gain.confidence)}."
+    if found.chosen is None:
+        lines.append(f"Best so far: {best}, {figures}. That is too little to choose by.")
+    elif found.chosen == found.best:
+        lines.append(f"Chosen: {best}. It decodes at {figures}. {confidence}")
+    else:
+        lines.append(
+            f"Chosen: plain decoding (off). The best other setting ({best}) decodes at {figures}: "
+            "its lower bound is not above 1, so no gain is shown."
+        )
+    if found.in_search and found.chosen is not None:
+        lines.append("The search had not ended, and a setting that was chosen by the same runs looks better than it is.")
+    if gain.high > SCATTER * gain.low:
+        lines.append(
+            "The runs scatter widely: give more --budget, and see with `paceline doctor` whether something keeps cores busy."
+        )
+    if found.near_ties:
+        lines.append(f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each first at a near tie.")
+    return lines
+
+
+def _kept(found: Tuning, path: Path | None) -> list[str]:
+    if path is not None:
+        return [f"Profile: {path}", "LLM(...) and the commands use it where no speculative_config is given."]
+    return ["No profile was written." + (" Run it again to choose." if found.profile is None else "")]
+
+
+def _percent(share: float) -> str:
+    return "more than 99.9 %" if share > 0.999 else "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = noun if number == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {plural}"

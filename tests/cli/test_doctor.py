@@ -1,0 +1,98 @@
+"""`paceline doctor`: lines, object, exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from command import Command
+from tiny_checkpoint import edit_weights
+
+from paceline.bench import doctor
+from paceline.bench.checks import CHECKS
+from paceline.bench.checks_facts import Machine
+from paceline.llm import BUNDLED
+
+FAST = ("--dtype", "float32", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has time for us, and drafters that are fast; what the real one does is not the subject."""
+    monkeypatch.setattr(doctor, "_machine", lambda llm: Machine(threads=1))
+    real = doctor.doctor_probe.probe
+
+    def fast(llm: object, prompts: object) -> object:
+        return [replace(one, draft_seconds=0.0) for one in real(llm, prompts, tokens=20)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(doctor.doctor_probe, "probe", fast)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draft = Path(shutil.copytree(BUNDLED / "draft", tmp_path_factory.mktemp("shuffled") / "draft"))
+
+    def shuffle(weights: dict[str, torch.Tensor]) -> None:
+        for name, tensor in weights.items():
+            if tensor.dim() == 2:
+                weights[name] = tensor[torch.randperm(len(tensor))].contiguous()
+
+    edit_weights(draft, shuffle)
+    return draft
+
+
+def test_a_fine_setup(run: Command) -> None:
+    found = run("doctor", *FAST)
+    assert (found.code, found.err) == (0, "")
+    assert found.out.splitlines()[-1] == f"{len(CHECKS)} checks: nothing is wrong"
+    assert "probe of draft_model: " in found.out
+
+
+def test_verbose_names_every_check(run: Command) -> None:
+    found = run("doctor", "-v", "-s", "null", *FAST)
+    assert found.code == 0
+    assert all(f"ok     {check.name}" in found.out.splitlines() for check in CHECKS)
+
+
+def test_a_fault_is_said_in_80_columns(run: Command, shuffled: Path) -> None:
+    found = run("doctor", "-s", json.dumps({"method": "draft_model", "model": str(shuffled)}), *FAST)
+    assert found.code == 1
+    said = " ".join(found.out.split())
+    assert "WRONG acceptance: draft_model: " in said
+    assert "To do: check that its weights are whole and of the target's family." in said
+    assert said.endswith("checks: 1 thing is wrong")
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_json(run: Command, shuffled: Path) -> None:
+    found = run("doctor", "--json", "-s", json.dumps({"method": "draft_model", "model": str(shuffled)}), *FAST)
+    made = json.loads(found.out)
+    assert (found.code, made["healthy"]) == (1, False)
+    (finding,) = made["findings"]
+    assert (finding["check"], finding["level"]) == ("acceptance", "wrong")
+    assert made["probes"][0]["guesses"] > 10
+    assert len(made["checks"]) == len(CHECKS)
+
+
+def test_prompts_of_the_user(run: Command, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Once upon a time\n")
+    assert run("doctor", "--prompts", file, *FAST).code == 0
+
+
+def test_a_method_that_does_not_exist_is_a_finding(run: Command) -> None:
+    found = run("doctor", "-s", '{"method": "ngrm"}', *FAST)
+    assert found.code == 1
+    assert "did you mean ngram?" in " ".join(found.out.split())
+
+
+def test_bad_input(run: Command, tmp_path: Path) -> None:
+    found = run("doctor", "-s", "{nonsense", "--model", "/no/such/model")
+    assert (found.code, "not JSON" in found.line) == (2, True)
+    assert run("doctor", "--prompts", tmp_path / "none.txt", "--model", "/no/such/model").code == 2
+    assert run("doctor", "--model", "/no/such/model").code == 2

@@ -1,0 +1,126 @@
+"""`paceline tune`: words, object, profile, exit code. What is chosen depends on the machine; only the form is tested here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Command
+
+from paceline.bench.candidates import Setting
+from paceline.bench.halving import Interval
+from paceline.bench.tune import Tuning
+from paceline.cli.tune import words
+from paceline.llm import BUNDLED
+from paceline.profiles import Conditions, Profile
+
+FAST = ("--budget", "1", "--max-tokens", "3", "--dtype", "float32", "--threads", "1")
+DRAFT = {"method": [{"method": "ngram"}, {"method": "draft_model", "model": str(BUNDLED / "draft")}]}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Once upon a time\nThe sum of two and two is\n")
+    return file
+
+
+def test_the_choice_is_said_and_kept_and_used(run: Command, prompts: Path, tmp_path: Path) -> None:
+    found = run("tune", "--prompts", prompts, *FAST)
+    assert (found.code, found.err) == (0, "")
+    assert "Chosen: " in found.out
+    assert "95 % interval" in found.out
+    assert "in the search" in found.out
+    assert max(len(line) for line in found.out.splitlines() if str(tmp_path) not in line) <= 80
+    (path,) = (tmp_path / "cache" / "profiles").glob("*.json")
+    assert f"Profile: {path}" in found.out.splitlines()
+    used = run("generate", "Once upon a time", "--log-level", "info", *FAST[2:])
+    assert used.code == 0
+    assert str(path) in used.err
+    explicit = run("generate", "Once upon a time", "-s", '{"method": "auto"}', "--log-level", "info", *FAST[2:])
+    assert str(path) not in explicit.err
+
+
+def test_json(run: Command, prompts: Path) -> None:
+    made = json.loads(run("tune", "--prompts", prompts, "--chat", "--json", *FAST).out)
+    assert made["gain"]["low"] <= made["gain"]["median"] <= made["gain"]["high"]
+    assert made["profile"]["conditions"]["dtype"] == "float32"
+    assert Path(made["path"]).exists()
+    assert made["chosen"] in ({"speculative_config": None, "threads": 1}, made["best"])
+
+
+def test_a_dry_run_keeps_nothing(run: Command, prompts: Path, tmp_path: Path) -> None:
+    found = run("tune", "--prompts", prompts, "--dry-run", *FAST)
+    assert found.code == 0
+    assert "No profile was written." in found.out
+    assert not (tmp_path / "cache" / "profiles").exists()
+
+
+def test_bad_input_is_refused_before_the_model_is_loaded(run: Command, tmp_path: Path) -> None:
+    found = run("tune", "--prompts", tmp_path / "none.txt", "--model", "/no/such/model")
+    assert (found.code, "none.txt" in found.line) == (2, True)
+    found = run("tune", "-s", "null", "--model", "/no/such/model")
+    assert (found.code, "--speculative-config" in found.line) == (2, True)
+    assert run("tune", "--budget", "0").code == 2
+
+
+def test_an_interrupt_before_anything_was_measured(run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.bench.trial.Trial.plain_seconds", interrupt)
+    found = run("tune", "--prompts", prompts, *FAST)
+    assert found.code == 130
+    assert "Interrupted" in found.out
+    assert "No profile was written." in found.out
+
+
+def tuning(**changes: Any) -> Tuning:
+    best = Setting(DRAFT, 1)
+    fine: dict[str, Any] = {"best": best, "chosen": best, "gain": Interval(1.5, 1.4, 1.62, 0.9995, 40, 12), "seconds": 61.0}
+    return Tuning("/models/target", "bfloat16", "cpu", 2, 24, 1, **{**fine, **changes})
+
+
+def test_words_of_a_gain() -> None:
+    said = words(tuning(settings={"ngram, controller auto": (1.2, 5)}), Path("/p.json"))
+    assert "target (bfloat16 on cpu, 2 threads), 24 prompts, temperature 0, 61 s" in said
+    flat = " ".join(said.split())
+    assert "Chosen: ngram + draft_model (draft), controller auto, 1 thread. It decodes at 1.50 times plain decoding" in flat
+    assert "(95 % interval 1.40 to 1.62, 40 paired runs on 12 prompts)" in flat
+    assert "with a confidence of more than 99.9 %" in flat
+    assert "Profile: /p.json" in flat
+
+
+def test_words_of_no_gain() -> None:
+    said = " ".join(words(tuning(chosen=Setting(None, 2), gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), Path("/p.json")).split())
+    assert "Chosen: plain decoding (off)." in said
+    assert "The best other setting (ngram + draft_model (draft), controller auto, 1 thread) decodes at 1.02 times" in said
+    assert "its lower bound is not above 1" in said
+    assert "scatter" not in said
+    assert "scatter" in words(tuning(chosen=Setting(None, 2), gain=Interval(1.02, 0.7, 1.9, 0.8, 40, 12)), None)
+
+
+def test_words_of_an_interrupt() -> None:
+    said = " ".join(words(tuning(chosen=None, interrupted=True, in_search=True), None).split())
+    assert "Interrupted; what follows rests on the measurements so far." in said
+    assert "Best so far: ngram + draft_model" in said
+    assert "too little to choose by" in said
+    here = Conditions(model="m", device="cpu", dtype="float32", threads=2, machine="x", versions={})
+    profile = Profile(conditions=here, speculative_config=DRAFT, threads=1)
+    said = " ".join(words(tuning(interrupted=True, in_search=True, profile=profile), Path("/p.json")).split())
+    assert "looks better than it is" in said
+
+
+def test_refusals_and_what_was_left_out_are_said() -> None:
+    said = words(tuning(refused={"x, 5 tokens": "output differs"}, skipped={"medusa": "needs a head"}, left_out=1), None)
+    assert "refused: x, 5 tokens: output differs" in said
+    assert "not tried: medusa: needs a head" in said
+    assert "not tried: 1 setting for which the budget is too short" in said
