@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.bench.random_model import open_folder
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -98,26 +100,7 @@ def read_bandwidth(megabytes: int = 256, repeats: int = 9, device: str = "cpu") 
 
 def random_llama(folder: Path) -> Path:
     """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in bfloat16."""
-    if (folder / "model.safetensors").exists():
-        return folder
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        intermediate_size=2816,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return open_folder("291m", folder)
 
 
 def save(name: str, result: Mapping[str, Any]) -> Path:

@@ -13,7 +13,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.compare import Difference, first_difference
+from paceline.bench.compare import Difference, differences
+from paceline.bench.verify import plain_from
 from paceline.config import SamplingParams
 from paceline.engine.outputs import RequestOutput
 from paceline.llm import BUNDLED, LLM
@@ -39,7 +40,7 @@ class DemoRow:
         plain_seconds, fast_seconds: medians of the repeats, prompt processing included.
         tokens: generated.
         mean_acceptance_length: of the accelerated run.
-        difference: None where the outputs are identical.
+        differences: none where the outputs are identical; at near ties, or the last one elsewhere.
     """
 
     prompt: DemoPrompt
@@ -48,7 +49,7 @@ class DemoRow:
     fast_seconds: float
     steps: int
     accepted: int
-    difference: Difference | None
+    differences: list[Difference]
 
     @property
     def speedup(self) -> float:
@@ -57,7 +58,12 @@ class DemoRow:
 
 @dataclass(slots=True)
 class Total:
-    """Rows added up: time of all prompts plain over time of all accelerated."""
+    """Rows added up: time of all prompts plain over time of all accelerated.
+
+    Attributes:
+        near_ties: differences at near ties.
+        wrong: outputs that differ elsewhere than at a near tie.
+    """
 
     name: str
     prompts: int
@@ -67,21 +73,17 @@ class Total:
     mean_acceptance_length: float
     identical: int
     near_ties: int
+    wrong: int
 
     @property
     def speedup(self) -> float:
         return self.fast_rate / self.plain_rate
 
-    @property
-    def wrong(self) -> int:
-        """Outputs that differ elsewhere than at a near tie."""
-        return self.prompts - self.identical - self.near_ties
-
 
 def bundled_prompts() -> list[DemoPrompt]:
-    """The prompts that ship with the package; none of them was trained on."""
+    """The prompts that ship with the package; the bundled models were not trained on them."""
     text = (files("paceline") / "bundled" / "prompts.jsonl").read_text(encoding="utf-8")
-    return [DemoPrompt(**json.loads(line)) for line in text.splitlines() if line.strip()]
+    return [DemoPrompt(**json.loads(line)) for line in text.split("\n") if line.strip()]
 
 
 def run(
@@ -110,7 +112,7 @@ def run(
                 fast_seconds=median(seconds for _, (seconds, _) in pairs),
                 steps=fast.metrics.num_steps,
                 accepted=fast.metrics.num_accepted_tokens,
-                difference=first_difference(llm.runner, tokens, *outputs),
+                differences=differences(llm.runner, tokens, *outputs, plain_from(plain, tokens, params)),
             )
         )
         progress(index + 1, len(prompts))
@@ -142,8 +144,9 @@ def total(name: str, rows: Iterable[DemoRow]) -> Total:
         plain_rate=tokens / sum(row.plain_seconds for row in rows),
         fast_rate=tokens / sum(row.fast_seconds for row in rows),
         mean_acceptance_length=1.0 + sum(row.accepted for row in rows) / max(1, steps),
-        identical=sum(row.difference is None for row in rows),
-        near_ties=sum(row.difference is not None and row.difference.near_tie for row in rows),
+        identical=sum(not row.differences for row in rows),
+        near_ties=sum(d.near_tie for row in rows for d in row.differences),
+        wrong=sum(not all(d.near_tie for d in row.differences) for row in rows),
     )
 
 
@@ -169,6 +172,7 @@ def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
             "mean_acceptance_length": round(t.mean_acceptance_length, 3),
             "identical": t.identical,
             "near_ties": t.near_ties,
+            "wrong": t.wrong,
         }
         for t in totals(rows)
     ]
@@ -178,7 +182,8 @@ def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
             "tokens": row.tokens,
             "plain_seconds": row.plain_seconds,
             "seconds": row.fast_seconds,
-            "identical": row.difference is None,
+            "identical": not row.differences,
+            "near_ties": sum(d.near_tie for d in row.differences),
         }
         for row in rows
     ]

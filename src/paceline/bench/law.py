@@ -12,7 +12,7 @@ likely ones, pushes u down.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.bench.compare import rescore
@@ -45,6 +45,10 @@ class LawTest:
     @property
     def holds(self) -> bool:
         return self.p_value >= self.error
+
+    def to_dict(self) -> dict[str, float | int | bool]:
+        """JSON-ready."""
+        return asdict(self) | {"holds": self.holds}
 
 
 def integral_values(

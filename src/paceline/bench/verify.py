@@ -1,22 +1,31 @@
 """The proof on the user's own model: plain and accelerated decoding of the same prompts, compared at 0 and tested above it.
 
-In: a loaded LLM and prompts. Out: a Report that says whether the claimed exactness class holds. Not here: printing.
+In: a loaded LLM and prompts. Out: a Report that says what was tested and whether the claimed exactness class holds there.
+Not here: printing.
+
+Above temperature 0 there are two tests. Requests with equal seeds give equal tokens where all guesses are points; so the outputs of
+equal seeds are compared token by token. And the outputs are tested against the model's own law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import registry
-from paceline.bench.compare import Difference, first_difference, gaps
+from paceline.bench.compare import Agreement, Continue, Sampling, differences, gaps
 from paceline.bench.law import LawTest, integral_values, uniform_test
 from paceline.config import SamplingParams
+from paceline.engine.outputs import RequestOutput
 from paceline.llm import LLM
 
-APPROXIMATE = "approximate"
+if TYPE_CHECKING:
+    import torch
+
+BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE = "bit-equal", "bit-equal up to near ties", "equal in law", "approximate"
+CLASSES = (BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE)
 Progress = Callable[[str, int, int], None]
 
 
@@ -26,11 +35,12 @@ class Report:
 
     Attributes:
         claimed: exactness class at temperature 0 and above it.
-        prompts, tokens: how much was decoded at temperature 0.
-        identical: prompts whose outputs are equal.
-        differences: prompt index -> first difference, for the others.
-        near_ties, positions: output positions whose two best logits are closer than epsilon, of all.
-        temperature, law: the test above 0, for accelerated decoding; `plain_law` is the same test of plain decoding.
+        prompts: how many were decoded.
+        greedy: the comparison at temperature 0; its outputs are the prompts.
+        near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
+        temperature: of the tests above 0, or 0.
+        seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
+        law, plain_law: the test of the law above 0, of accelerated and of plain decoding; None where it was left out.
         mean_acceptance_length: of accelerated decoding at temperature 0.
     """
 
@@ -38,49 +48,91 @@ class Report:
     claimed: tuple[str, str]
     dtype: str
     prompts: int = 0
-    tokens: int = 0
-    identical: int = 0
-    differences: dict[int, Difference] = field(default_factory=dict)
+    greedy: Agreement = field(default_factory=Agreement)
     near_ties: int = 0
     positions: int = 0
-    temperature: float = 1.0
+    temperature: float = 0.0
+    seeded: Agreement | None = None
     law: LawTest | None = None
     plain_law: LawTest | None = None
     mean_acceptance_length: float = 1.0
 
     @property
     def greedy_holds(self) -> bool:
-        """Equal, or different first at a near tie; an approximate method claims nothing."""
-        return self.claimed[0] == APPROXIMATE or all(difference.near_tie for difference in self.differences.values())
+        """Whether the class claimed at temperature 0 holds; an approximate method claims nothing."""
+        return _agrees(self.claimed[0], self.greedy)
+
+    @property
+    def seeded_holds(self) -> bool:
+        """Whether equal seeds give equal tokens, where that is claimed and was tested."""
+        return self.seeded is None or _agrees(self.claimed[1], self.seeded)
 
     @property
     def law_holds(self) -> bool:
+        """Whether the outputs follow the model's law, where that is claimed and was tested."""
         return self.claimed[1] == APPROXIMATE or self.law is None or self.law.holds
 
     @property
     def holds(self) -> bool:
-        return self.greedy_holds and self.law_holds
+        return self.greedy_holds and self.seeded_holds and self.law_holds
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence that names what was tested and no more."""
+        above = f"at temperature {self.temperature:g}"
+        checks = [] if self.claimed[0] == APPROXIMATE else [("at temperature 0", self.greedy_holds)]
+        if self.seeded is not None and self.claimed[1] in (BIT_EQUAL, UP_TO_NEAR_TIES):
+            checks.append((f"for equal seeds {above}", self.seeded_holds))
+        if self.law is not None and self.claimed[1] != APPROXIMATE:
+            checks.append((f"in law {above}", self.law_holds))
+        broken = [name for name, fine in checks if not fine]
+        if broken:
+            return f"THE CLAIM DOES NOT HOLD {_listed(broken)}"
+        proven = (
+            f"the claim holds {_listed([name for name, _ in checks])}" if checks else "nothing exact is claimed at temperature 0"
+        )
+        if self.claimed[1] == APPROXIMATE:
+            return f"{proven}; nothing exact is claimed above temperature 0"
+        return proven if self.law is not None else f"{proven}; nothing was tested above temperature 0"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        found = asdict(self)
-        found["differences"] = [
-            {"prompt": index, **asdict(difference), "near_tie": difference.near_tie}
-            for index, difference in self.differences.items()
-        ]
-        return found | {"holds": self.holds, "greedy_holds": self.greedy_holds, "law_holds": self.law_holds}
+        laws = {name: None if law is None else law.to_dict() for name, law in (("law", self.law), ("plain_law", self.plain_law))}
+        plain = ("model", "claimed", "dtype", "prompts", "near_ties", "positions", "temperature", "mean_acceptance_length")
+        verdicts = ("holds", "greedy_holds", "seeded_holds", "law_holds", "conclusion")
+        return {name: getattr(self, name) for name in plain} | {
+            "greedy": self.greedy.to_dict(),
+            "seeded": None if self.seeded is None else self.seeded.to_dict(),
+            **laws,
+            "tested": {"temperature_0": True, "equal_seeds": self.seeded is not None, "law": self.law is not None},
+            **{name: getattr(self, name) for name in verdicts},
+        }
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as in a sentence: "a", "a and b", "a, b and c"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _agrees(claimed: str, found: Agreement) -> bool:
+    """Whether a comparison is as its class promises; classes that promise no equal tokens accept all."""
+    if claimed == BIT_EQUAL:
+        return not found.differences
+    return claimed != UP_TO_NEAR_TIES or found.wrong == 0
 
 
 def claimed_class(llm: LLM) -> tuple[str, str]:
-    """The weakest exactness class declared by what this LLM uses, at temperature 0 and above."""
-    config = llm.speculative
-    if config is None:
-        return ("bit-equal", "bit-equal")
-    order = ("bit-equal", "bit-equal up to near ties", "equal in law", APPROXIMATE)
-    entries = [registry.lookup("drafters", name) for name in llm.drafter_methods]
-    entries.append(registry.lookup("verifiers", config.acceptance_method))
-    pairs = [entry.exactness for entry in entries]
-    return (max((p[0] for p in pairs), key=order.index), max((p[1] for p in pairs), key=order.index))
+    """The weakest exactness class declared by what this LLM uses, at temperature 0 and above.
+
+    What drafters declare holds under an exact verifier, so a verifier weakens it only where it is approximate itself.
+    """
+    if llm.speculative is None:
+        return (BIT_EQUAL, BIT_EQUAL)
+    verifier = registry.lookup("verifiers", llm.speculative.acceptance_method).exactness
+    drafters = [registry.lookup("drafters", name).exactness for name in llm.drafter_methods]
+    weakest = [max((pair[i] for pair in drafters), key=CLASSES.index, default=UP_TO_NEAR_TIES) for i in (0, 1)]
+    greedy, sampled = (APPROXIMATE if verifier[i] == APPROXIMATE else weakest[i] for i in (0, 1))
+    return greedy, sampled
 
 
 def verify(
@@ -97,21 +149,21 @@ def verify(
 
     Args:
         llm: with the speculative_config in question; plain decoding runs on the same loaded model.
-        samples: outputs per prompt above temperature 0; 0 leaves that part out. They have no seeds of their own, so that drafts may
-            be sampled; `LLM(seed=...)` makes them repeatable.
-        seed: of the test's own noise.
+        samples: outputs per prompt above temperature 0; 0 leaves that part out. Where equal tokens for equal seeds are claimed, all
+            have seeds. Otherwise one more per prompt has, and the others have none, so that drafts may be drawn; `LLM(seed=...)`
+            makes those repeatable.
+        seed: first of the seeds, and of the test's own noise.
         progress: told (stage, done, total).
     """
     plain = llm.with_speculative_config(None)
-    report = Report(
-        llm.runner.info.name, claimed_class(llm), str(llm.runner.info.dtype).removeprefix("torch."), prompts=len(prompts)
-    )
+    dtype = str(llm.runner.info.dtype).removeprefix("torch.")
+    report = Report(llm.runner.info.name, claimed_class(llm), dtype, prompts=len(prompts))
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    _greedy(llm, plain, prompts, replace(params, temperature=0.0), report=report, progress=progress)
+    if not samples or params.greedy:
+        return report
     report.temperature = temperature
-    _greedy(llm, plain, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens), report=report, progress=progress)
-    if samples and temperature > 0:
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, n=samples)
-        report.law = _law(llm, prompts, params, seed, partial(progress, "sampling"))
-        report.plain_law = _law(plain, prompts, params, seed, partial(progress, "plain sampling"))
+    _above(llm, plain, prompts, replace(params, n=samples), seed, report=report, progress=progress)
     return report
 
 
@@ -119,16 +171,11 @@ def _greedy(llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams
     """Fill the report's part at temperature 0."""
     steps = accepted = 0
     for index, prompt in enumerate(prompts):
-        (slow,), (fast,) = plain.generate(prompt, params), llm.generate(prompt, params)
-        for one in (slow, fast):
-            one.raise_for_error()
-        output = slow.outputs[0].token_ids
-        difference = first_difference(llm.runner, slow.prompt_token_ids, output, fast.outputs[0].token_ids)
-        report.tokens += len(output)
-        report.identical += difference is None
-        if difference is not None:
-            report.differences[index] = difference
-        found = gaps(llm.runner, slow.prompt_token_ids, output)
+        slow, fast = _one(plain, prompt, params), _one(llm, prompt, params)
+        tokens, reference, output = slow.prompt_token_ids, slow.outputs[0].token_ids, fast.outputs[0].token_ids
+        go_on = plain_from(plain, tokens, params)
+        report.greedy.add(output, differences(llm.runner, tokens, reference, output, go_on))
+        found = gaps(llm.runner, tokens, reference)
         report.positions += len(found)
         report.near_ties += sum(gap < epsilon for gap, epsilon in found)
         steps, accepted = steps + fast.metrics.num_steps, accepted + fast.metrics.num_accepted_tokens
@@ -136,14 +183,88 @@ def _greedy(llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams
     report.mean_acceptance_length = 1.0 + accepted / steps if steps else 1.0
 
 
-def _law(llm: LLM, prompts: Sequence[Any], params: SamplingParams, seed: int, progress: Callable[[int, int], None]) -> LawTest:
-    import torch
+def _above(
+    llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams, seed: int, *, report: Report, progress: Progress
+) -> None:
+    """Fill the report's part above temperature 0, with params.n outputs per prompt."""
+    points = report.claimed[1] in (BIT_EQUAL, UP_TO_NEAR_TIES)
+    ours, theirs = _Values(llm, params, seed), _Values(plain, params, seed)
+    if report.claimed[1] != APPROXIMATE:
+        each = [replace(params, n=1, seed=seed + i) for i in range(params.n if points else 1)]
+        report.seeded = Agreement()
+        for index, prompt in enumerate(prompts):
+            fast, slow = _seeded(llm, plain, prompt, each, report.seeded)
+            if points:
+                ours.add(fast)
+                theirs.add(slow)
+            progress("equal seeds", index + 1, len(prompts))
+    if not points:
+        ours.sample(prompts, partial(progress, "sampling"))
+        theirs.sample(prompts, partial(progress, "plain sampling"))
+    report.law, report.plain_law = ours.test(), theirs.test()
 
-    noise, values = torch.Generator().manual_seed(seed), []
-    for index, prompt in enumerate(prompts):
-        (found,) = llm.generate(prompt, params)
-        found.raise_for_error()
-        for output in found.outputs:
-            values.append(integral_values(llm.runner, found.prompt_token_ids, output.token_ids, params.temperature, noise))
-        progress(index + 1, len(prompts))
-    return uniform_test(torch.cat(values))
+
+def _seeded(
+    llm: LLM, plain: LLM, prompt: Any, each: Sequence[SamplingParams], agreement: Agreement
+) -> tuple[list[RequestOutput], list[RequestOutput]]:
+    """Decode one prompt with several seeds, accelerated and plainly, and compare seed by seed."""
+    fast, slow = (one.generate([prompt] * len(each), list(each)) for one in (llm, plain))
+    for ours, theirs, params in zip(fast, slow, each, strict=True):
+        ours.raise_for_error()
+        theirs.raise_for_error()
+        tokens, output = theirs.prompt_token_ids, ours.outputs[0].token_ids
+        sampling = Sampling(params.temperature, params.seed or 0)
+        go_on = plain_from(plain, tokens, params)
+        agreement.add(output, differences(llm.runner, tokens, theirs.outputs[0].token_ids, output, go_on, sampling=sampling))
+    return fast, slow
+
+
+def plain_from(plain: LLM, prompt: Sequence[int], params: SamplingParams) -> Continue:
+    """How plain decoding of a request goes on from the first tokens of its output.
+
+    The noise of a seed is keyed by the position in the text, so those tokens may stand in the prompt. That is not so for
+    penalties, min_tokens and the like, which are not meant here.
+    """
+
+    def go_on(kept: list[int]) -> list[int]:
+        limit = plain.runner.info.max_context - len(prompt)
+        room = min(limit, params.max_tokens or limit) - len(kept)
+        if room <= 0 or kept[-1] in plain.defaults.eos_ids:
+            return []
+        found = _one(plain, {"prompt_token_ids": [*prompt, *kept]}, replace(params, max_tokens=room))
+        return list(found.outputs[0].token_ids)
+
+    return go_on
+
+
+def _one(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
+    (found,) = llm.generate(prompt, params)
+    found.raise_for_error()
+    return found
+
+
+class _Values:
+    """Conditional integral values of sampled outputs, collected for the test of the law."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, seed: int) -> None:
+        import torch
+
+        self.llm, self.params, self.noise = llm, params, torch.Generator().manual_seed(seed)
+        self.parts: list[torch.Tensor] = []
+
+    def add(self, found: Sequence[RequestOutput]) -> None:
+        for one in found:
+            for output in one.outputs:
+                tokens, runner = output.token_ids, self.llm.runner
+                self.parts.append(integral_values(runner, one.prompt_token_ids, tokens, self.params.temperature, self.noise))
+
+    def sample(self, prompts: Sequence[Any], progress: Callable[[int, int], None]) -> None:
+        """Decode outputs without seeds of their own and add them."""
+        for index, prompt in enumerate(prompts):
+            self.add([_one(self.llm, prompt, self.params)])
+            progress(index + 1, len(prompts))
+
+    def test(self) -> LawTest:
+        import torch
+
+        return uniform_test(torch.cat(self.parts))

@@ -1,0 +1,219 @@
+"""Random-weights models of a chosen shape, so that speed can be measured at any size without a checkpoint.
+
+In: a shape by name or by keys. Out: a checkpoint folder, written once into the cache folder, with the bundled tokenizer. Not here:
+loading it, choosing prompts.
+
+    291m, 1b, 8b                                                    shapes by name
+    llama:hidden=1024,layers=24,heads=16,kv_heads=8,mlp=2816,vocab=8192,context=4096,tie=1
+
+Weights are normal with deviation 0.02 and norms 1, as transformers initialises them; which tensors there are, transformers says.
+The text of such a model means nothing and tends to repeat itself: measure acceptance with the dial, not with drafters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.checking import integer, need, reject_unknown
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+PREFIX = "random:"
+DEVIATION = 0.02
+SHARD_BYTES = 2 * 1024**3
+FAMILIES = ("llama",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomShape:
+    """Shape of a Llama.
+
+    Attributes:
+        hidden, layers, heads, kv_heads, mlp, vocab, context: sizes; the head dimension is hidden / heads.
+        tie: whether the head is the embedding.
+        seed: of the weights.
+    Raises:
+        ConfigError: a size outside its range, or sizes that do not fit each other.
+    """
+
+    hidden: int = 1024
+    layers: int = 24
+    heads: int = 16
+    kv_heads: int = 8
+    mlp: int = 2816
+    vocab: int = 8192
+    context: int = 4096
+    tie: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            integer(f"random model {one.name}", getattr(self, one.name), 0 if one.name in ("tie", "seed") else 1, 2**31)
+        need(self.hidden % (2 * self.heads) == 0, "random model hidden", f"be a multiple of 2 * heads={self.heads}", self.hidden)
+        need(self.heads % self.kv_heads == 0, "random model heads", f"be a multiple of kv_heads={self.kv_heads}", self.heads)
+
+    @property
+    def text(self) -> str:
+        """The shape as it is typed."""
+        return "llama:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+SHAPES = {
+    "291m": RandomShape(),
+    "1b": RandomShape(hidden=2048, layers=16, heads=32, kv_heads=8, mlp=8192, vocab=128256, context=8192),
+    "8b": RandomShape(hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336, vocab=128256, context=8192, tie=0),
+}
+
+
+def parse(text: str) -> RandomShape:
+    """The shape that `text` names, with or without "random:".
+
+    Raises:
+        ConfigError: an unknown name, family or key.
+    """
+    text = text.removeprefix(PREFIX)
+    if text.lower() in SHAPES:
+        return SHAPES[text.lower()]
+    family, _, rest = text.partition(":")
+    if family not in FAMILIES:
+        known = f"{', '.join(SHAPES)} or llama:hidden=1024,layers=24,..."
+        raise ConfigError(f"a random model must be {known}, got {text[:100]!r}")
+    given: dict[str, int] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        reject_unknown("a random llama", {key: value}, [one.name for one in fields(RandomShape)])
+        need(value.isdecimal() and len(value) < 12, f"random model {key}", "be an integer", value)
+        given[key] = int(value)
+    return RandomShape(**given)
+
+
+def cache_dir() -> Path:
+    """Where random models are kept: PACELINE_CACHE_DIR, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline, then "random"."""
+    if own := os.environ.get("PACELINE_CACHE_DIR"):
+        return Path(own) / "random"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline" / "random"
+
+
+def open_folder(text: str, folder: Path | None = None) -> Path:
+    """The checkpoint of a shape, written in bfloat16 if it is not there yet.
+
+    Args:
+        text: see `parse`.
+        folder: where; None is a folder of the cache named by the shape.
+    """
+    shape = parse(text)
+    if folder is None:
+        digest = hashlib.sha256(shape.text.encode()).hexdigest()[:12]
+        folder = cache_dir() / f"llama-{shape.hidden}x{shape.layers}-{digest}"
+    if not (folder / "config.json").exists():
+        write(shape, folder)
+    return folder
+
+
+def write(shape: RandomShape, folder: Path) -> None:
+    """Write a checkpoint in one piece: the folder is there complete or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".tmp"))
+    try:
+        config = _config(shape)
+        _write_shards(_tensors(config, shape.seed), temporary)
+        _copy_tokenizer(temporary, shape.vocab)
+        config.save_pretrained(temporary)  # last, since a folder with a config counts as complete
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _config(shape: RandomShape) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=bool(shape.tie),
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+
+
+def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and weights, one at a time, so that no second copy of a large model is ever in memory."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.device("meta"):
+        skeleton = LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in skeleton.named_parameters():
+        values = (
+            torch.ones(parameter.shape) if parameter.dim() == 1 else torch.randn(parameter.shape, generator=generator) * DEVIATION
+        )
+        yield name, values.to(torch.bfloat16)
+
+
+def _write_shards(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """safetensors files of at most SHARD_BYTES (one tensor at least), with their index where there are several."""
+    from safetensors.torch import save_file
+
+    shards: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        save_file(held, folder / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and sum(one.nbytes for one in held.values()) + tensor.nbytes > SHARD_BYTES:
+            flush()
+        held[name] = tensor
+        total += tensor.nbytes
+    flush()
+    if len(shards) == 1:
+        (folder / "part-0.safetensors").rename(folder / "model.safetensors")
+        return
+    files: dict[str, str] = {}
+    for index, names in enumerate(shards):
+        final = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"part-{index}.safetensors").rename(folder / final)
+        files |= dict.fromkeys(names, final)
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": files})
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _copy_tokenizer(folder: Path, vocab: int) -> None:
+    """The bundled tokenizer, whose tokens must fit the vocabulary.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from paceline.llm import BUNDLED
+
+    source = BUNDLED / "target"
+    least = int(json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    need(vocab >= least, "random model vocab", f"be at least {least}, the size of the bundled tokenizer", vocab)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)

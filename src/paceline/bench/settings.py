@@ -1,0 +1,185 @@
+"""What is compared: plain decoding, and speculative settings by name.
+
+In: JSON of speculative_configs, or nothing. Out: Settings, and engines for them around one loaded model. Not here: running them.
+
+Without settings of their own, users get plain decoding, "auto", and every registered method that runs on this model without more
+options than a draft model; the others are listed with the reason. A method with an option `continuations` gets the recorded ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import registry
+from paceline.bench.verify import claimed_class
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError, PacelineError
+from paceline.llm import LLM
+
+PLAIN = "plain"
+RECORD = "continuations"
+DIAL = "corrupted_oracle"
+
+Records = Mapping[tuple[int, ...], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way of decoding.
+
+    Attributes:
+        name: unique in a run.
+        config: its speculative_config; None is plain decoding.
+    """
+
+    name: str
+    config: Mapping[str, Any] | None
+
+    @property
+    def needs_record(self) -> bool:
+        """Whether a drafter of it takes recorded continuations that the user did not give."""
+        return any(_takes(one, RECORD) and RECORD not in one for one in _methods(self.config))
+
+    @property
+    def acceptance(self) -> float | None:
+        """The dial, where this setting is one."""
+        found = [one.get("acceptance") for one in _methods(self.config) if _takes(one, RECORD)]
+        return float(found[0]) if found and isinstance(found[0], int | float) else None
+
+    def open(self, llm: LLM, records: Records | None = None) -> LLM:
+        """An engine for this setting around the same weights.
+
+        Raises:
+            PacelineError: it cannot run on this model.
+        """
+        return llm.with_speculative_config(self.config if records is None else _with(self.config, records))
+
+    def to_dict(self, llm: LLM) -> dict[str, Any]:
+        """Its entry in the document; `llm` is an engine of this setting."""
+        greedy, sampled = claimed_class(llm)
+        config = None if self.config is None else {k: v for k, v in self.config.items() if k != RECORD}
+        return {
+            "name": self.name,
+            "config": config,
+            "drafters": llm.drafter_methods,
+            "claimed": {"greedy": greedy, "sampled": sampled},
+            "acceptance": self.acceptance,
+            "baseline": self.config is None,
+        }
+
+
+BASELINE = Setting(PLAIN, None)
+
+
+def _methods(config: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The dicts of single methods in a speculative_config."""
+    if config is None:
+        return []
+    method = config.get("method")
+    if isinstance(method, list | tuple):
+        return [one if isinstance(one, Mapping) else {"method": one} for one in method]
+    return [config]
+
+
+def _takes(config: Mapping[str, Any], option: str) -> bool:
+    """Whether the drafter's constructor has this option."""
+    name = config.get("method")
+    if not isinstance(name, str) or name == "auto":
+        return False
+    return option in inspect.signature(registry.load("drafters", name)).parameters
+
+
+def _with(config: Mapping[str, Any] | None, records: Records) -> Mapping[str, Any] | None:
+    """The config with recorded continuations where they are wanted."""
+    if config is None:
+        return None
+    if isinstance(config.get("method"), list | tuple):
+        return {**config, "method": [_filled(one, records) for one in _methods(config)]}
+    return _filled(config, records)
+
+
+def _filled(config: Mapping[str, Any], records: Records) -> Mapping[str, Any]:
+    return {**config, RECORD: records} if _takes(config, RECORD) and RECORD not in config else config
+
+
+def parse(texts: Sequence[str]) -> list[Setting]:
+    """Settings from JSON, or from bare method names; null is plain decoding and is always there.
+
+    Raises:
+        ConfigError: no JSON, an unknown key of the dialect, a setting given twice.
+    """
+    found: list[Setting] = []
+    for text in texts:
+        config = _json(text)
+        SpeculativeConfig.parse(config)
+        if config is None:
+            continue
+        setting = Setting(name_of(config), config)
+        if any(other.name == setting.name for other in found):
+            raise ConfigError(f"the setting {setting.name!r} was given twice; give it once")
+        found.append(setting)
+    return found
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    if text.isidentifier() and text not in ("null", "true", "false"):
+        return {"method": text}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f'a setting must be a method or JSON as {{"method": "ngram"}}, got {text[:200]!r}') from None
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"a setting must be a JSON object or null, got {text[:200]!r}")
+    return value
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """A short name: the methods, and the other keys in brackets."""
+    methods = "+".join(str(one.get("method", "draft_model" if "model" in one else "auto")) for one in _methods(config))
+    rest = [f"{key}={_short(value)}" for key, value in config.items() if key not in ("method", RECORD)]
+    return f"{methods}({', '.join(rest)})" if rest else methods
+
+
+def _short(value: object) -> str:
+    text = value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def dial(acceptances: Sequence[float], tokens: int | None = None) -> list[Setting]:
+    """The acceptance dial at these points, with a fixed number of speculative tokens or the controller's choice."""
+    fixed = {} if tokens is None else {"num_speculative_tokens": tokens}
+    most = "" if tokens is None else f" x {tokens}"
+    return [Setting(f"dial {value:g}{most}", {"method": DIAL, "acceptance": value, **fixed}) for value in acceptances]
+
+
+def defaults(llm: LLM, draft: str | None = None) -> tuple[list[Setting], list[dict[str, str]]]:
+    """ "auto" and every registered method that runs here; and the others, with the reason.
+
+    Args:
+        draft: draft model for methods that take one; None takes the one that ships with the target, if any.
+    """
+    draft = draft or llm._default_draft  # the bundled target's own; no public name, since it is no user's business
+    found, skipped = [], []
+    auto: dict[str, Any] = {"method": "auto"} | ({"model": draft} if draft and draft != llm._default_draft else {})
+    for config in [auto, *({"method": name} for name in registry.table("drafters"))]:
+        if _takes(config, RECORD):
+            skipped.append({"name": str(config["method"]), "why": "it measures, it does not guess; ask for it with --dial"})
+            continue
+        try:
+            found.append(_runnable(llm, config, draft))
+        except PacelineError as error:
+            skipped.append({"name": str(config["method"]), "why": str(error)})
+    return found, skipped
+
+
+def _runnable(llm: LLM, config: dict[str, Any], draft: str | None) -> Setting:
+    """The setting, tried on the model; with the draft model where it takes one."""
+    name = str(config["method"])
+    if draft is not None and _takes(config, "model"):
+        config = {**config, "model": draft}
+    llm.with_speculative_config(config)
+    return Setting(name, config)

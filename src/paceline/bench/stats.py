@@ -1,0 +1,121 @@
+"""Medians with bootstrap intervals, paired by prompt and by repeat.
+
+In: seconds per token, prompts x repeats. Out: estimates with 95 % intervals. Not here: which prompts, which settings.
+
+Axes in this file: p = prompts (or groups of a batch), r = repeats, d = bootstrap draws.
+
+Every figure resamples prompts with replacement and, within each drawn prompt, its repeats: prompts differ from each other and
+repeats from noise, and both make a figure uncertain. A ratio is always of two measurements of the same prompt in the same repeat,
+which were made next to each other, so that a machine that slows down hits both alike. A failure delivers no token: its time per
+token is infinite, its ratio 0; nothing is dropped from a median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+DRAWS = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its interval; `n` counts the independent units behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    level: float = LEVEL
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def resample(shape: tuple[int, int], draws: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Indices (d, p, 1) of prompts and (d, p, r) of repeats within them; one prompt alone is not resampled."""
+    prompts, repeats = shape
+    rng = np.random.default_rng(seed)
+    picked = rng.integers(0, prompts, (draws, prompts, 1))
+    return picked, rng.integers(0, repeats, (draws, prompts, repeats))
+
+
+def bootstrap(
+    columns: Sequence[FloatArray],
+    statistic: Callable[..., FloatArray],
+    *,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Estimate | None:
+    """The percentile interval of a statistic of paired measurements.
+
+    Args:
+        columns: arrays (p, r), resampled alike.
+        statistic: of arrays (..., p, r), gives (...).
+    Returns:
+        None without any measurement.
+    """
+    p, r = columns[0].shape
+    if p == 0 or r == 0:
+        return None
+    value = float(statistic(*columns))
+    picked, repeats = resample((p, r), draws, seed)
+    drawn = statistic(*(column[picked, repeats] for column in columns))
+    tail = (1 - level) / 2
+    low, high = np.quantile(drawn[np.isfinite(drawn)] if np.isfinite(drawn).any() else np.array([value]), [tail, 1 - tail])
+    return Estimate(value, float(low), float(high), p if p > 1 else r, level)
+
+
+def rate(tokens_pr: FloatArray, seconds_pr: FloatArray) -> FloatArray:
+    """Median over repeats of delivered tokens over all seconds; (..., p, r) -> (...)."""
+    return np.asarray(np.median(tokens_pr.sum(-2) / seconds_pr.sum(-2), axis=-1))
+
+
+def median_ratio(ratios_pr: FloatArray) -> FloatArray:
+    """Median over prompts of the median over repeats; (..., p, r) -> (...)."""
+    return np.asarray(np.median(np.median(ratios_pr, axis=-1), axis=-1))
+
+
+def total_ratio(base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Median over repeats of the ratio of the totals' rates; (..., p, r) -> (...)."""
+    base = base_tokens.sum(-2) / base_seconds.sum(-2)
+    return np.asarray(np.median(tokens.sum(-2) / seconds.sum(-2) / base, axis=-1))
+
+
+def paired_ratios(base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray) -> FloatArray:
+    """(p, r) ratios of tokens per second, setting / baseline; 0 where the setting delivered nothing.
+
+    Prompts that the baseline never decoded have no ratio and are left out; they are counted as failures of the baseline.
+    """
+    kept = (base_tokens > 0).all(axis=1)
+    return np.asarray((tokens[kept] / seconds[kept]) / (base_tokens[kept] / base_seconds[kept]))
+
+
+def tokens_per_second(tokens_pr: FloatArray, seconds_pr: FloatArray, **options: Any) -> Estimate | None:
+    """Throughput with its interval."""
+    return bootstrap([tokens_pr, seconds_pr], rate, **options)
+
+
+def speedup(
+    base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray, **options: Any
+) -> Estimate | None:
+    """Median paired ratio with its interval: how many times faster than the baseline a prompt is."""
+    return bootstrap([paired_ratios(base_tokens, base_seconds, tokens, seconds)], median_ratio, **options)
+
+
+def speedup_total(
+    base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray, **options: Any
+) -> Estimate | None:
+    """Ratio of the totals with its interval."""
+    if not (base_tokens.sum(axis=0) > 0).all():
+        return None
+    return bootstrap([base_tokens, base_seconds, tokens, seconds], total_ratio, **options)

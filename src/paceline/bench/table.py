@@ -1,0 +1,203 @@
+"""A benchmark document, and a comparison of two, as tables for a terminal.
+
+In: documents. Out: rich tables and lines. Not here: printing (`cli.bench`), measuring, the HTML report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.bench.comparison import Comparison
+
+Cell = Mapping[str, Any]
+NOTHING = "-"
+
+
+def interval(estimate: Mapping[str, Any] | None, digits: int = 2, unit: str = "") -> str:
+    """A figure with its interval, or a dash."""
+    if estimate is None:
+        return NOTHING
+    return f"{estimate['value']:.{digits}f}{unit} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Milliseconds with three figures, or a dash."""
+    return NOTHING if seconds is None else f"{seconds * 1000:.3g}"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent, or a dash."""
+    return NOTHING if share is None else f"{share:.0%}"
+
+
+def tables(document: Mapping[str, Any]) -> Iterator[Table]:
+    """One table per workload, temperature and batch size; then by task, where there are several; then load and peers."""
+    places: dict[tuple[str, float, int], list[Cell]] = {}
+    for cell in document["cells"]:
+        places.setdefault((cell["workload"], cell["temperature"], cell["batch"]), []).append(cell)
+    for (workload, temperature, batch), cells in places.items():
+        title = f"{workload}, temperature {temperature:g}, batch {batch}"
+        yield _settings(title, cells)
+        if len(cells[0]["tasks"]) > 1:
+            yield _by_task(f"{title}: speed-up by task", [cell for cell in cells if cell["setting"] != document["baseline"]])
+    if document["load"]:
+        yield _load(document["load"])
+    if document["peers"]:
+        yield _peers(document["peers"])
+
+
+def _new(title: str, columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="right" if number else "left", overflow="fold", min_width=10 if not number else None)
+    return made
+
+
+def _settings(title: str, cells: Sequence[Cell]) -> Table:
+    made = _new(
+        title, ("setting", "tokens/s", "speed-up [95 %]", "accepted", "TTFT ms", "ITL ms p50/p99", "limit", "same", "failed")
+    )
+    for cell in cells:
+        between = cell["inter_token_latency"]
+        rate = cell["tokens_per_second"]
+        made.add_row(
+            cell["setting"],
+            NOTHING if rate is None else f"{rate['value']:.0f}",
+            interval(cell["speedup"]) if cell["comparable"] else "outputs differ" if cell["failed"] < cell["prompts"] else "failed",
+            f"{cell['mean_acceptance_length']:.2f}",
+            milliseconds(cell["time_to_first_token"]["p50"]),
+            f"{milliseconds(between['p50'])}/{milliseconds(between['p99'])}",
+            percent(cell["limit"]["share_of_step"]),
+            _same(cell["equality"]),
+            f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
+            style=None if cell["comparable"] else "red",
+        )
+    return made
+
+
+def _same(equality: Mapping[str, Any]) -> str:
+    if equality["mode"] == "baseline":
+        return NOTHING
+    if equality["mode"] == "law":
+        return "in law"
+    if equality["identical"] == equality["compared"]:
+        return "yes"
+    differ = f"{equality['identical']} of {equality['compared']}"
+    return f"{differ} (near ties)" if equality["allowed"] and equality["mode"] == "tokens" else differ
+
+
+def _by_task(title: str, cells: Sequence[Cell]) -> Table:
+    made = _new(title, ("task", "prompts", *(cell["setting"] for cell in cells)))
+    for index, task in enumerate(cells[0]["tasks"] if cells else ()):
+        figures = [interval(cell["tasks"][index]["speedup"]) for cell in cells]
+        made.add_row(task["task"], str(task["prompts"]), *figures)
+    return made
+
+
+def _load(runs: Sequence[Mapping[str, Any]]) -> Table:
+    """Medians over the repeats."""
+    from statistics import median
+
+    columns = (
+        "trace",
+        "rate",
+        "setting",
+        "tokens/s",
+        "latency s p50/p90/p99",
+        "TTFT s p50/p99",
+        "ITL ms p50",
+        "accepted",
+        "failed",
+    )
+    made = _new("latency under load", columns)
+    groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["workload"], run["rate"], run["setting"]), []).append(run)
+
+    def mid(group: list[Mapping[str, Any]], name: str, key: str) -> float | None:
+        values = [run[name][key] for run in group if run[name][key] is not None]
+        return median(values) if values else None
+
+    def seconds(value: float | None) -> str:
+        return NOTHING if value is None else f"{value:.3g}"
+
+    for (workload, rate, setting), group in groups.items():
+        made.add_row(
+            workload,
+            f"{rate:g}",
+            setting,
+            f"{median(run['tokens_per_second'] for run in group):.0f}",
+            "/".join(seconds(mid(group, "latency", key)) for key in ("p50", "p90", "p99")),
+            "/".join(seconds(mid(group, "time_to_first_token", key)) for key in ("p50", "p99")),
+            milliseconds(mid(group, "inter_token_latency", "p50")),
+            f"{median(run['mean_acceptance_length'] for run in group):.2f}",
+            str(max(run["failed"] for run in group)),
+        )
+    return made
+
+
+def _peers(peers: Sequence[Mapping[str, Any]]) -> Table:
+    made = _new("peers", ("peer", "setting", "version", "tokens/s", "over our plain", "same", "failed"))
+    for peer in peers:
+        rate = peer["tokens_per_second"]
+        made.add_row(
+            peer["name"],
+            peer["setting"],
+            peer["version"] or NOTHING,
+            NOTHING if rate is None else f"{rate['value']:.0f}",
+            interval(peer["speedup"]) if peer["comparable"] else "outputs differ",
+            NOTHING if peer["equality"] is None else _same(peer["equality"]),
+            f"{peer['failed']} of {peer['prompts']}" if peer["failed"] else "0",
+        )
+    return made
+
+
+def remarks(document: Mapping[str, Any]) -> Iterator[str]:
+    """What the figures mean, and what went wrong, in lines."""
+    model, bandwidth = document["model"], document["bandwidth"]
+    what = f"{model['name']} ({model['family']}, {model['dtype']}, {model['device']}"
+    yield f"{what}{', random weights' if model['random'] else ''}); {document['provenance']['machine']['cpu']}"
+    if document["cells"]:
+        yield (
+            "tokens/s: delivered tokens over all time; speed-up: median over prompts of the paired ratio to plain decoding, with "
+            "its 95 % bootstrap interval; accepted: mean acceptance length; same: outputs identical with plain decoding's."
+        )
+    if bandwidth is not None:
+        rate = f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s"
+        yield f"limit: share of the time that reading weights and cache once a step takes at {rate} ({bandwidth['method']})."
+    for cell in document["cells"]:
+        place = f"{cell['setting']} on {cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
+        if cell["reason"] is not None:
+            yield (
+                f"no speed for {place}: outputs differ: {cell['reason']}"
+                if cell["equality"]["different"]
+                else (f"no speed for {place}: {cell['reason']}")
+            )
+        if cell["failed"]:
+            first = next(row for row in cell["rows"] if row["error"])
+            yield f"{cell['failed']} of {cell['prompts']} prompts failed for {place}, first {first['prompt']!r}: {first['error']}"
+        yield from (f"{place}: {note}" for note in cell["notes"])
+    for skipped in (*document["skipped"], *document["peers_skipped"]):
+        yield f"left out: {skipped['name']}: {skipped['why']}"
+    if document["interrupted"]:
+        yield "interrupted: the figures are of what was done until then."
+
+
+def comparison(found: Comparison) -> Table:
+    """B against A, a line a cell; a star marks what is significant after the correction."""
+    made = _new("B over A", ("setting", "workload", "temp.", "batch", "prompts", "tokens/s [95 %]", "speed-up over plain [95 %]"))
+    for line in found.lines:
+        setting, workload, temperature, batch = line.key
+        figures = []
+        for estimate, significant in ((line.speed, line.speed_significant), (line.gain, line.gain_significant)):
+            text = interval(None if estimate is None else estimate.to_dict(), 3)
+            figures.append(f"{text}{' *' if significant else ''}")
+        made.add_row(setting, workload, f"{temperature:g}", str(batch), str(line.prompts), *figures)
+    return made

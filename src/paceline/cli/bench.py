@@ -1,0 +1,168 @@
+"""`paceline bench`: measures every method against plain decoding.
+
+Exit codes besides those of `cli.app`: 1 where a setting's outputs differ beyond its claim or all its prompts failed; 130 after
+Ctrl-C, with what was done shown and written. In: arguments. Out: tables on standard output, a JSON document. Not here: measuring
+(`paceline.bench`), what is done with documents (`cli.bench_documents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from paceline.cli import bench_documents
+from paceline.cli import bench_flags as flags
+from paceline.cli.interrupts import AtOnce
+from paceline.cli.options import engine_options, with_flags
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.bench.records import Options
+    from paceline.llm import LLM
+
+INTERRUPTED = 130
+RANDOM = "random:"
+
+app = typer.Typer(
+    name="bench",
+    help="Measure speed against plain decoding; refuse to where outputs differ.",
+    invoke_without_command=True,
+    add_completion=False,
+)
+
+
+@app.callback()
+@flags.repeated_settings
+@with_flags(sampling=False)
+def command(
+    *,
+    context: typer.Context,
+    workload: flags.Workloads = None,
+    draft_model: flags.DraftModel = None,
+    dial: flags.Dial = "",
+    dial_tokens: flags.DialTokens = None,
+    random_shape: flags.RandomShape = None,
+    limit: flags.Limit = None,
+    max_tokens: flags.MaxTokens = None,
+    raw: flags.Raw = False,
+    ignore_eos: flags.IgnoreEos = False,
+    batch: flags.Batch = "1",
+    temperature: flags.Temperature = "0",
+    load: flags.Load = "1",
+    repeats: flags.Repeats = None,
+    quick: flags.Quick = False,
+    seed: flags.Seed = 0,
+    output: flags.Output = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Decode prompts with every method and plainly, in turn, and say what each gains."""
+    if context.invoked_subcommand is not None:
+        return
+    switches = {"quick": quick, "ignore_eos": ignore_eos, "raw": raw, "seed": seed}
+    sweep = {"batch": batch, "temperature": temperature, "load": load}
+    sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
+    bench_documents.must_be_writable("--json", output)
+    dials = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens)
+    options = flags.options(**switches, **sweep, **sizes)
+    _name_random(given, random_shape)
+    document = _measure(given, workload or [], dials, options, draft_model)
+    _show(document)
+    if output is not None:
+        from paceline.bench.document import save
+
+        save(document, output)
+    raise typer.Exit(INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1)
+
+
+def _name_random(given: dict[str, Any], shape: str | None) -> None:
+    """--random-shape is another way to say --model."""
+    if shape is not None:
+        if "model" in given:
+            raise ConfigError("give either --model or --random-shape, not both")
+        given["model"] = RANDOM + shape
+
+
+def _measure(
+    given: dict[str, Any], texts: list[str], points: tuple[tuple[float, ...], int | None], options: Options, draft: str | None
+) -> dict[str, Any]:
+    """Load the model and run everything; returns the document, also after Ctrl-C. `points` are those of the dial."""
+    from paceline.bench.settings import defaults, dial, parse
+
+    chosen, dials = parse(given.pop("speculative_config", None) or []), dial(*points)
+    random = str(given.get("model", "")).startswith(RANDOM)
+    if random:
+        from paceline.bench.random_model import open_folder
+
+        given["model"] = str(open_folder(given["model"]))
+    llm = _open(given, options)
+    from paceline.bench import document, machine, workloads
+    from paceline.bench import load as load_test
+    from paceline.bench.harness import Harness
+
+    work = workloads.load_all(texts, vocab_size=llm.runner.info.vocab_size, seed=options.seed, limit=options.limit)
+    skipped: list[dict[str, str]] = []
+    if not chosen and not (dials and random):
+        chosen, skipped = defaults(llm, draft)
+    for setting in [*chosen, *dials]:
+        setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
+    bandwidth = machine.read_bandwidth(llm.runner.info.device)
+    with _progress() as progress:
+        harness = Harness(llm, [*chosen, *dials], options, progress)
+        harness.run(work)
+        for one in work:
+            if one.arrivals is not None and not harness.results.interrupted:
+                load_test.sweep(harness, one)
+    return document.build(harness, work, skipped=skipped, bandwidth=bandwidth, random=random)
+
+
+def _open(given: dict[str, Any], options: Options) -> LLM:
+    """The model, with room for the largest batch; Ctrl-C meanwhile ends the process, since nothing is measured yet."""
+    with AtOnce():
+        from paceline.llm import LLM
+
+        chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
+        return LLM(**chosen, max_num_seqs=max(16, *options.batches))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per stage on standard error, where that is a terminal."""
+    from paceline.cli.demo import progress_bar
+
+    with progress_bar() as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bar.update(task, visible=False)
+                tasks[stage] = bar.add_task(stage[:60], total=total)
+            bar.update(tasks[stage], completed=done)
+
+        yield show
+
+
+def _show(document: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from paceline.bench import table
+
+    console = Console(highlight=False)
+    for one in table.tables(document):
+        console.print(one)
+    for line in table.remarks(document):
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+
+
+app.command("compare")(bench_documents.compare)
+if find_spec("paceline.bench.report") is not None:
+    app.command("report")(bench_documents.report)
+if find_spec("paceline.cli.peers") is not None:
+    app.add_typer(import_module("paceline.cli.peers").peers_app, name="peers")

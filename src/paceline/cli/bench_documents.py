@@ -1,0 +1,88 @@
+"""`paceline bench compare` and `paceline bench report`: what is done with the documents of benchmarks.
+
+In: paths. Out: a table on standard output, an HTML file. Not here: measuring (`cli.bench`), statistics
+(`bench.comparison`), drawing (`bench.report`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import with_log_level
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.bench.comparison import Comparison
+
+
+def must_be_writable(flag: str, output: Path | None) -> None:
+    """Refuse a file that cannot be written before the work is done for it.
+
+    Raises:
+        ConfigError: a folder, or no folder around it.
+    """
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise ConfigError(f"{flag} must be a file in an existing folder, got {str(output)!r}")
+
+
+@with_log_level
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A.json", help="A document of `paceline bench --json`.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
+    fail_below: Annotated[
+        float | None,
+        typer.Option(
+            "--fail-below", metavar="R", min=0.0, help="Exit 1 if the lower 95 % bound of a tokens/s ratio B / A is under R."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
+) -> None:
+    """Say which differences of two runs are significant."""
+    from paceline.bench import comparison, document
+
+    found = comparison.compare(document.load(a), document.load(b))
+    if not found.lines:
+        raise ConfigError(f"{a.name!r} and {b.name!r} have no setting, workload, temperature and batch size in common")
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _show_comparison(found)
+    raise typer.Exit(1 if fail_below is not None and found.below(fail_below) else 0)
+
+
+def _show_comparison(found: Comparison) -> None:
+    from rich.console import Console
+
+    from paceline.bench import table
+
+    console = Console(highlight=False)
+    console.print(table.comparison(found))
+    lines = [f"A star marks a difference that is significant after correction for {found.comparisons} comparisons (Bonferroni)."]
+    lines += [f"no figures for {', '.join(map(str, line.key))}: {line.reason}" for line in found.lines if line.reason]
+    lines += [f"the runs also differ in {warning}" for warning in found.warnings]
+    lines += [
+        f"only in {name}: {', '.join(map(str, key))}" for name, keys in (("A", found.only_a), ("B", found.only_b)) for key in keys
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+
+
+@with_log_level
+def report(
+    document: Annotated[Path, typer.Argument(metavar="RUN.json", help="A document of `paceline bench --json`.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The HTML file; default: the document's name with .html.")
+    ] = None,
+) -> None:
+    """Draw a document as one self-contained HTML page."""
+    from paceline.bench.document import load
+
+    path = output or document.with_suffix(".html")
+    must_be_writable("--output", path)
+    resolve_name("paceline.bench.report:write")(load(document), path)
+    print(path)

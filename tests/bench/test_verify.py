@@ -1,0 +1,133 @@
+"""What verify tests for which claim, what it says of it, and that it catches verifiers that break the claim."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM
+from paceline.bench.compare import Agreement, Difference
+from paceline.bench.law import LawTest
+from paceline.bench.verify import APPROXIMATE, IN_LAW, UP_TO_NEAR_TIES, Report, claimed_class, verify
+from paceline.llm import BUNDLED
+from paceline.verifiers.draws import KeyedDraws
+from paceline.verifiers.greedy import GreedyVerifier
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
+PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE"]
+DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 4}
+LOOPING = ["one two three one two three one two", "a b a b a b a b a", "SELECT a FROM b; SELECT a FROM"]
+TIE, WRONG = Difference(1, 5, 6, 1e-5, 1e-3, True), Difference(3, 5, 7, 1.0, 1e-3, False)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(speculative_config=NGRAM, dtype="float32", seed=5)
+
+
+@pytest.mark.parametrize("config", [NGRAM, None], ids=["ngram", "plain"])
+def test_points_and_plain_decoding_are_compared_seed_by_seed(llm: LLM, config: dict[str, Any] | None) -> None:
+    report = verify(llm.with_speculative_config(config), LOOPING, max_tokens=16, samples=3)
+    assert report.claimed[1] == ("bit-equal" if config is None else UP_TO_NEAR_TIES)
+    assert report.seeded is not None
+    assert (report.seeded.outputs, report.seeded.identical) == (9, 9)
+    assert report.holds
+    assert report.conclusion.endswith("for equal seeds at temperature 1 and in law at temperature 1")
+
+
+def test_other_noise_for_drafts_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier that forgets the depth in its keys follows the law at every step, but not the seed."""
+    gumbel = KeyedDraws.gumbel
+
+    def forgetful(self: KeyedDraws, depth: int, weights_v: torch.Tensor) -> int:
+        return gumbel(self, depth + 1000 if depth else 0, weights_v)
+
+    monkeypatch.setattr(KeyedDraws, "gumbel", forgetful)
+    fixed = llm.with_speculative_config(NGRAM | {"controller": "fixed"})
+    report = verify(fixed, LOOPING, max_tokens=24, samples=4, temperature=0.3)
+    assert report.greedy_holds
+    assert not report.seeded_holds
+    assert not report.holds
+    assert "DOES NOT HOLD for equal seeds" in report.conclusion
+
+
+def test_a_wrong_token_at_temperature_0_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = GreedyVerifier.verify_stacked
+
+    def second_best(self: GreedyVerifier, trees: Any, logits: torch.Tensor, offsets: Any) -> Any:
+        if any(len(tree) for tree in trees):
+            logits = logits.scatter(1, logits.argmax(1, keepdim=True), -math.inf)
+        return decide(self, trees, logits, offsets)
+
+    monkeypatch.setattr(GreedyVerifier, "verify_stacked", second_best)
+    report = verify(llm, LOOPING, max_tokens=16, samples=0)
+    assert report.greedy.wrong > 0
+    assert not report.holds
+    assert report.conclusion.startswith("THE CLAIM DOES NOT HOLD at temperature 0")
+
+
+def test_draws_claim_the_law_only_and_seeds_are_looked_at_all_the_same(llm: LLM) -> None:
+    report = verify(llm.with_speculative_config(DRAFT), PROMPTS, max_tokens=12, samples=2)
+    assert report.claimed[1] == IN_LAW
+    assert report.seeded is not None
+    assert (report.seeded.outputs, report.seeded.identical) == (2, 2)
+    drawn = DRAFT | {"draft_sample_method": "probabilistic"}
+    report = verify(llm.with_speculative_config(drawn), PROMPTS, max_tokens=12, samples=2)
+    assert report.seeded is not None
+    assert report.seeded.wrong == 2
+    assert report.holds
+    assert "seed" not in report.conclusion
+
+
+def test_claims_are_the_weakest_part_s(llm: LLM) -> None:
+    assert claimed_class(llm) == (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES)
+    both = llm.with_speculative_config({"method": ["ngram", "draft_model"], "model": DRAFT["model"]})
+    assert claimed_class(both) == (UP_TO_NEAR_TIES, IN_LAW)
+    relaxed = llm.with_speculative_config(NGRAM | {"acceptance_method": "typical_acceptance_sampler"})
+    assert claimed_class(relaxed) == (UP_TO_NEAR_TIES, APPROXIMATE)
+
+
+@pytest.mark.parametrize("options", [{"samples": 0}, {"temperature": 0.0}, {"temperature": 1e-6}])
+def test_the_conclusion_names_only_what_was_tested(llm: LLM, options: dict[str, Any]) -> None:
+    report = verify(llm, LOOPING[:1], max_tokens=8, **options)
+    assert report.conclusion == "the claim holds at temperature 0; nothing was tested above temperature 0"
+    found = report.to_dict()
+    assert found["tested"] == {"temperature_0": True, "equal_seeds": False, "law": False}
+    assert (found["conclusion"], found["holds"], found["law"]) == (report.conclusion, True, None)
+
+
+def agreement(*found: Difference) -> Agreement:
+    made = Agreement()
+    made.add([1, 2, 3, 4], list(found))
+    return made
+
+
+GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "holds", "conclusion"),
+    [
+        ({"greedy": agreement(TIE, TIE)}, True, "the claim holds at temperature 0, for equal seeds"),
+        ({"greedy": agreement(TIE, WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
+        ({"seeded": agreement(TIE)}, True, "the claim holds"),
+        ({"seeded": agreement(WRONG), "law": BAD}, False, "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in law"),
+        ({"claimed": ("bit-equal", "bit-equal"), "seeded": agreement(TIE)}, False, "THE CLAIM DOES NOT HOLD for equal seeds"),
+        ({"claimed": (UP_TO_NEAR_TIES, IN_LAW), "seeded": agreement(WRONG)}, True, "the claim holds at temperature 0 and in law"),
+        (
+            {"claimed": (UP_TO_NEAR_TIES, APPROXIMATE), "seeded": None, "law": BAD},
+            True,
+            "the claim holds at temperature 0; nothing",
+        ),
+        ({"claimed": (APPROXIMATE, APPROXIMATE), "law": BAD}, True, "nothing exact is claimed at temperature 0; nothing exact"),
+    ],
+)
+def test_conclusions(change: dict[str, Any], holds: bool, conclusion: str) -> None:
+    base = Report("m", (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES), "float32", 1, agreement(), temperature=1.0, seeded=agreement(), law=GOOD)
+    report = replace(base, **change)
+    assert report.holds is holds
+    assert report.conclusion.startswith(conclusion)

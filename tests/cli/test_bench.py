@@ -1,0 +1,120 @@
+"""`paceline bench` and `bench compare`: tables, documents, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_checkpoint
+from command import Command
+
+from paceline.bench import equality, machine
+from paceline.bench.compare import Difference
+from paceline.bench.harness import Harness
+
+PROMPTS = '{"prompt": "one two one two one", "task": "a"}\n{"prompt": "Hello there", "task": "b"}\n'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    bandwidth = {"bytes_per_second": 1e9, "method": "made up", "samples": [1e9]}
+    monkeypatch.setattr(machine, "read_bandwidth", lambda device: bandwidth)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, model: Path) -> list[str]:
+    (tmp_path / "mine.jsonl").write_text(PROMPTS)
+    flags = ["--threads", "1", "--max-tokens", "6", "--repeats", "2", "--ignore-eos", "-s", "ngram"]
+    return ["bench", "--model", str(model), "-w", str(tmp_path / "mine.jsonl"), *flags]
+
+
+def test_a_run_prints_tables_and_writes_a_document(run: Command, arguments: list[str], tmp_path: Path) -> None:
+    found = run(*arguments, "--dial", "0.9", "--dial-tokens", "2", "--batch", "1,2", "-o", tmp_path / "run.json")
+    assert found.code == 0, found.err
+    for text in ("mine, temperature 0, batch 1", "mine, temperature 0, batch 2", "ngram", "dial 0.9 x 2", "speed-up by task"):
+        assert text in found.out
+    made = json.loads((tmp_path / "run.json").read_text())
+    assert {cell["setting"] for cell in made["cells"]} == {"plain", "ngram", "dial 0.9 x 2"}
+    assert made["options"]["batches"] == [1, 2]
+    assert str(tmp_path) not in json.dumps(made["provenance"])
+
+
+def test_a_large_batch_runs_at_once(run: Command, arguments: list[str], tmp_path: Path) -> None:
+    more = ["-w", "synthetic:prompt=4,output=6,count=20", "--batch", "20", "--limit", "20", "-o", tmp_path / "run.json"]
+    assert run(*arguments, *more).code == 0
+    made = json.loads((tmp_path / "run.json").read_text())
+    (plain,) = [c for c in made["cells"] if (c["setting"], c["workload"]) == ("plain", "synthetic")]
+    assert plain["steps"] == 2 * 20 * 6
+    assert plain["limit"]["bytes_per_step"] > 0
+    assert plain["limit"]["floor_tokens_per_second"] == pytest.approx(20 * 1e9 / plain["limit"]["bytes_per_step"])
+
+
+def test_outputs_that_differ_exit_with_1(run: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equality, "difference", lambda *given: Difference(2, 5, 6, 1.0, 1e-3, False))
+    found = run(*arguments)
+    assert found.code == 1
+    assert "outputs differ" in found.out
+    assert "first at prompt '1', turn 1, token 2" in found.out
+
+
+def test_ctrl_c_writes_what_was_done(run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, calls = Harness._timed, []
+
+    def stop(self: Harness, *given: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 7:
+            raise KeyboardInterrupt
+        return timed(self, *given)
+
+    monkeypatch.setattr(Harness, "_timed", stop)
+    found = run(*arguments, "--json", tmp_path / "run.json")
+    assert found.code == 130
+    assert found.line == "interrupted"
+    assert json.loads((tmp_path / "run.json").read_text())["interrupted"]
+
+
+def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
+    path, slow = tmp_path / "a.json", tmp_path / "b.json"
+    assert run(*arguments, "-o", path).code == 0
+    same = run("bench", "compare", path, path, "--fail-below", "0.99")
+    assert same.code == 0
+    assert "1.000 [1.000, 1.000]" in same.out
+    made = json.loads(path.read_text())
+    for cell in made["cells"]:
+        for row in cell["rows"]:
+            row["seconds"] *= 3.0
+    slow.write_text(json.dumps(made))
+    assert run("bench", "compare", path, slow, "--fail-below", "0.9").code == 1
+    line = json.loads(run("bench", "compare", path, slow, "--json").out)["lines"][1]
+    assert line["speed"]["value"] == pytest.approx(1 / 3)
+    assert line["speed_significant"]
+    assert line["gain"]["value"] == pytest.approx(1.0)
+    assert not line["gain_significant"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-s", "nope"], "unknown drafter 'nope'"),
+        (["-w", "nope=x"], "does not know the format 'nope'"),
+        (["--batch", "0"], "--batch must be integers in 1..1024"),
+        (["--temperature", "hot"], "--temperature must be numbers in 0..10"),
+        (["--dial", "2"], "--dial must be numbers in 0..1"),
+        (["--random-shape", "7b"], "must be 291m, 1b, 8b"),
+        (["--model", "x", "--random-shape", "1b"], "not both"),
+        (["-o", "/nowhere/at/all.json"], "a file in an existing folder"),
+        (["compare", "a.json", "b.json"], "cannot read 'a.json'"),
+    ],
+)
+def test_bad_input_gets_one_line(run: Command, flags: list[str], message: str) -> None:
+    found = run("bench", *flags)
+    assert found.code == 2
+    assert message in found.line
