@@ -246,6 +246,40 @@ class RaisesForOne(Adversary):
         return TokenTree.chain([1])
 
 
+class Writer(Adversary):
+    """Writes into the text that it may only read, then guesses. `way` says how."""
+
+    way = "append"
+
+    def tree(self, context: Context, budget: Budget) -> TokenTree:
+        text: Any = context.tokens
+        if self.way == "append":
+            text.append(3)
+        elif self.way == "clear":
+            text.clear()
+        elif self.way == "last":
+            text[-1] = (text[-1] + 1) % self.args.vocab_size
+        elif self.way == "first":
+            text[0] = (text[0] + 1) % self.args.vocab_size
+        else:
+            context.tokens, context.temperature, context.seed = [1], 9.0, 9
+        return TokenTree.chain([1])
+
+
+class Forger(Adversary):
+    """Fractional token ids, which must not be cut to whole ones."""
+
+    def tree(self, context: Context, budget: Budget) -> TokenTree:
+        return TokenTree.build([1.5], [-1])  # type: ignore[list-item]
+
+
+class ForgerByHand(Adversary):
+    """The same in a tree that nobody checked."""
+
+    def tree(self, context: Context, budget: Budget) -> TokenTree:
+        return broken([1], [-1], [0.5]).replace(tokens=np.asarray([1.0]))
+
+
 VALID: tuple[type[Adversary], ...] = (Oracle, Liar, Garbage, Gambler, Maximal)
 """Proposals that keep the contract (Oracle and Liar need a toy target)."""
 

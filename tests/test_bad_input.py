@@ -111,10 +111,19 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown controller": (("generate", "x", "-s", '{"controller": "autoo"}'), "unknown controller 'autoo'; did you mean auto?"),
     "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "acceptance_method must be one of"),
     "too many guesses": (("generate", "x", "-s", '{"num_speculative_tokens": 100000}'), "num_speculative_tokens must be"),
-    "no draft model": (("generate", "x", "-s", '{"method": "draft_model"}'), "model"),
     "missing draft model": (("generate", "x", "-s", '{"model": "/no/such/folder"}'), "no folder '/no/such/folder'"),
     "no such plugin": (("generate", "x", "-s", '{"method": "no.such:Drafter"}'), "cannot import drafter 'no.such:Drafter'"),
     "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
+    "no controller": (("generate", "x", "-s", '{"controller": "json:dumps"}'), "controller 'json:dumps': TypeError"),
+    "a module of a controller": (("generate", "x", "-s", '{"controller": "math:pi"}'), "names no controller class"),
+    "no policy": (("generate", "x", "-s", '{"controller": "builtins:dict"}'), "names no controller class"),
+    "another kind of object": (
+        ("generate", "x", "-s", '{"controller": "collections:UserDict"}'),
+        "is no controller: it has no name",
+    ),
+    "taps of no list": (("generate", "x", "-s", '{"method": "bad_taps:Word"}'), "must be a tuple of layers in -1.."),
+    "taps too deep": (("generate", "x", "-s", '{"method": "bad_taps:TooDeep"}'), "must be a tuple of layers in -1.."),
+    "taps of no layer": (("generate", "x", "-s", '{"method": "bad_taps:Fraction"}'), "must be a tuple of layers in -1.."),
     "no drafter": (("generate", "x", "-s", '{"method": "builtins:str"}'), "'builtins:str'"),
     "demo of nothing": (("demo", "--max-tokens", "0"), "--max-tokens"),
     "verify of nothing": (("verify", "--samples", "-1"), "--samples"),
@@ -131,6 +140,12 @@ def test_arguments(run: Command, case: str) -> None:
     assert (found.code, found.out.strip()) == (2, "")
     assert line in found.line
     assert len(found.line) < 700
+
+
+def test_a_draft_model_without_a_model(run: Command, folder: Path) -> None:
+    found = run("generate", "x", "-m", folder, "-s", '{"method": "draft_model"}')
+    assert (found.code, found.out) == (2, "")
+    assert "speculative_config model must be a folder or hub id" in found.line
 
 
 def test_numbers_that_are_only_large_are_fine(run: Command) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from paceline import LLM, ConfigError, PromptError, SamplingParams
 from paceline.bench.compare import first_difference
@@ -185,6 +189,76 @@ def test_prompts_in_every_form(plain: LLM) -> None:
     assert plain.generate(ids, params)[0].outputs[0].token_ids == outputs[0]
     each = plain.generate(["SELECT a", "def f"], [params, SamplingParams(temperature=0.0, max_tokens=2)])
     assert [len(out.outputs[0].token_ids) for out in each] == [5, 2]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_arrays_of_token_ids(plain: LLM, make: Any) -> None:
+    params, rows = SamplingParams(temperature=0.0, max_tokens=2), [[1, 2], [3, 4]]
+    for prompts in (make(rows), list(map(make, rows)), [{"prompt_token_ids": make(row)} for row in rows]):
+        assert [out.prompt_token_ids for out in plain.generate(prompts, params)] == rows
+    for prompt in (make([1, 2]), list(make([1, 2]))):
+        assert [out.prompt_token_ids for out in plain.generate(prompt, params)] == [[1, 2]]
+    assert next(plain.stream(make([1, 2]), params)).output.prompt_token_ids == [1, 2]
+    for bad in ([1.0, 2.0], [[1.0, 2.0]], [True, False]):
+        with pytest.raises(PromptError, match=r"must hold integers, got (torch\.)?(float|bool)"):
+            plain.generate(make(bad), params)
+    for bad in ([[[1, 2]]], 3):
+        with pytest.raises(PromptError, match="must be"):
+            plain.generate(make(bad), params)
+
+
+def test_the_draft_that_ships_with_the_target(plain: LLM, prompts: list[dict[str, Any]]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    bundled = LLM(speculative_config=None, dtype="float32")
+    for config in (
+        {"method": "draft_model"},
+        {"method": ["ngram", "draft_model"]},
+        {"method": ["ngram", {"method": "draft_model", "tree_width": 2}]},
+    ):
+        fast = bundled.with_speculative_config(config)
+        assert "draft_model" in fast.drafter_methods
+        assert decoded(fast, prompts[:2], params) == decoded(plain, prompts[:2], params)
+
+
+def test_a_model_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def hub(name: str, **options: Any) -> str:
+        asked.append(name)
+        return str(BUNDLED / name.split("/")[1])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
+    llm = LLM("some/target", speculative_config={"method": "draft_model", "model": "some/draft"})
+    assert asked == ["some/target", "some/draft"]
+    assert llm.runner.info.name == "some/target"
+
+
+def test_threads_share_a_model(plain: LLM) -> None:
+    fast, params = plain.with_speculative_config(METHODS["merged"]), SamplingParams(temperature=0.0, max_tokens=24)
+    texts = ["def f(n):", "SELECT a FROM", "Janet has", "One day"]
+    expected = [out.outputs[0].text for out in plain.generate(texts, params)]
+    found: dict[int, str] = {}
+
+    def work(i: int) -> None:
+        llm = fast if i < 3 else plain  # the same weights under another engine
+        found[i] = "".join(chunk.text for chunk in llm.stream(texts[i], params))
+
+    threads = [Thread(target=work, args=[i], daemon=True) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found.get(i) for i in range(4)] == expected
+    assert not fast.engine.has_work
+
+
+def test_a_forgotten_stream_leaves_nothing_behind(plain: LLM) -> None:
+    stream = plain.stream("def f(n):", SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    next(stream)
+    assert plain.engine.has_work
+    del stream
+    gc.collect()
+    assert not plain.engine.has_work
 
 
 def test_chat_uses_the_template(plain: LLM) -> None:

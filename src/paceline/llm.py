@@ -6,7 +6,6 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import count
@@ -17,14 +16,17 @@ from typing import Any
 from paceline.checking import need, shortened
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine.build import build_parts, check_methods, load_draft
+from paceline.engine.driver import Driver, Turns
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import RequestOutput, StreamChunk
 from paceline.engine.request import Request, check_prompt
 from paceline.errors import PromptError
+from paceline.models.base import Runner
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.hub import resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
+from paceline.profiles import DEFAULT, adopt
 from paceline.verifiers.draws import draw_seed
 
 logger = logging.getLogger("paceline")
@@ -36,13 +38,20 @@ BUNDLED = Path(__file__).parent / "bundled"
 class LLM:
     """A model that decodes faster and says the same.
 
+    Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own results.
+
     Args:
         model: folder or hub id of a Hugging Face checkpoint; None is the bundled model.
         speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
+            Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads replaces it.
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
         dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, threads, seed: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
+        profile: look for such a profile.
+
+    Attributes:
+        profile: the one in use, or None.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.
@@ -53,7 +62,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = {"method": "auto"},  # noqa: B006 - never mutated
+        speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = DEFAULT,
         tokenizer: str | Path | None = None,
         revision: str | None = None,
         dtype: str = "auto",
@@ -64,6 +73,7 @@ class LLM:
         threads: int | None = None,
         seed: int | None = None,
         trust_remote_code: bool = False,
+        profile: bool = True,
     ) -> None:
         self.config = EngineConfig(
             dtype=dtype,
@@ -78,7 +88,13 @@ class LLM:
         check_methods(self.speculative)
         self._default_draft = str(BUNDLED / "draft") if model is None else None
         self._trust = trust_remote_code
+        self._turns = Turns()
+        self._drafts: dict[str, Runner] = {}
         self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
+        tuned = profile and speculative_config is DEFAULT
+        self.profile = adopt(self.runner.info, self.folder, threads=self.config.threads) if tuned else None
+        if self.profile is not None:
+            self.speculative = self.profile.speculative
         self._assemble()
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
         self._count = count()
@@ -89,13 +105,13 @@ class LLM:
             import torch
 
             torch.set_num_threads(self.config.threads)
-        folder = resolve(name, revision=revision)
+        self.folder = folder = resolve(name, revision=revision, code=self._trust)
         words = folder if tokenizer is None else resolve(str(tokenizer))
         self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
         self.runner = load_runner(
-            name,
-            revision=revision,
+            folder,
+            name=name,
             dtype=self.config.dtype,
             device=self.config.device,
             max_context=self.config.max_model_len,
@@ -108,15 +124,21 @@ class LLM:
             self.runner,
             self.speculative,
             default_draft=self._default_draft,
-            load=lambda other: load_draft(other, self.tokenizer, self.config, trust_remote_code=self._trust),
+            load=self._draft,
         )
-        self._inboxes: dict[str, deque[StreamChunk]] = {}
         self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
+        self._driver = Driver(self.engine, self._turns)
+
+    def _draft(self, name: str) -> Runner:
+        """A draft model, loaded once for all engines around these weights."""
+        if name not in self._drafts:
+            self._drafts[name] = load_draft(name, self.tokenizer, self.config, trust_remote_code=self._trust)
+        return self._drafts[name]
 
     def with_speculative_config(self, speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""
         other = copy(self)
-        other.speculative = SpeculativeConfig.parse(speculative_config)
+        other.speculative, other.profile = SpeculativeConfig.parse(speculative_config), None
         other._assemble()
         return other
 
@@ -133,7 +155,9 @@ class LLM:
         """
         items = _as_list(prompts)
         params = self._params(sampling_params, len(items))
-        return self._run([self._request(item, one) for item, one in zip(items, params, strict=True)])
+        requests = [self._request(item, one) for item, one in zip(items, params, strict=True)]
+        self._driver.run(requests)
+        return [request.result() for request in requests]
 
     def chat(
         self,
@@ -153,11 +177,11 @@ class LLM:
         return self.generate(prompts, sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
-        """Decode one prompt and yield what each step adds; closing the iterator cancels the request."""
+        """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the request."""
         (params,) = self._params(sampling_params, 1)
         request = self._request(prompt, params)
         self.engine.check(request)
-        return self._stream(request)
+        return self._driver.stream(request)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer."""
@@ -166,37 +190,6 @@ class LLM:
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults, with changes."""
         return SamplingParams.from_dict({**self.defaults.sampling, **changes})
-
-    def _stream(self, request: Request) -> Generator[StreamChunk]:
-        inbox = self._inboxes[request.id] = deque[StreamChunk]()
-        try:
-            self.engine.add(request)
-            while inbox or not request.finished:
-                if not inbox:
-                    self._step()
-                while inbox:
-                    yield inbox.popleft()
-        finally:
-            self.engine.abort(request.id)
-            del self._inboxes[request.id]
-
-    def _run(self, requests: Sequence[Request]) -> list[RequestOutput]:
-        try:
-            for request in requests:
-                self.engine.add(request)
-            while not all(request.finished for request in requests):
-                self._step()
-        finally:
-            for request in requests:
-                self.engine.abort(request.id)
-        return [request.result() for request in requests]
-
-    def _step(self) -> None:
-        """One step of the engine; open streams get their chunks, whoever made the step."""
-        for chunk in self.engine.step():
-            inbox = self._inboxes.get(chunk.output.request_id)
-            if inbox is not None:
-                inbox.append(chunk)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
         if given is None:
@@ -233,18 +226,33 @@ class LLM:
 
 def _ids(prompt: object) -> list[int]:
     """Token ids as plain integers; what is no integer stays, for `check_prompt` to refuse."""
+    prompt = _plain(prompt)
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
         raise PromptError(f"a prompt must be a string, a list of token ids or a dict of those, got {shortened(prompt)}")
     return [index(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
 
 
+def _plain(value: object) -> object:
+    """Arrays of NumPy and tensors of PyTorch (or their scalars) as lists (or numbers); all else as it is.
+
+    Raises:
+        PromptError: they do not hold integers.
+    """
+    if not (hasattr(value, "tolist") and hasattr(value, "dtype")):
+        return value
+    if any(kind in str(value.dtype) for kind in ("float", "bool", "complex")):
+        raise PromptError(f"an array of token ids must hold integers, got {value.dtype}; convert it, or pass lists")
+    return value.tolist()
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list: a flat list of integers is one prompt."""
+    """One prompt or many, as a list: a flat list of integers is one prompt, the rows of a 2-D array are one each."""
+    prompts = _plain(prompts)  # type: ignore[assignment]  # arrays become lists
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
         raise PromptError(f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}")
-    items = list(prompts)
+    items = [_plain(item) for item in prompts]
     if items and all(hasattr(item, "__index__") for item in items):
         return [items]  # type: ignore[list-item]  # just checked: token ids
     if not items:

@@ -64,6 +64,21 @@ def test_the_output_law_stays(kind: type) -> None:
     assert g_test([counts[k] for k in law], list(law.values())) > ERROR
 
 
+@pytest.mark.parametrize("way", ["append", "clear", "last", "first", "replace"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_writing_into_the_text_harms_nobody_else(way: str, temperature: float) -> None:
+    runner = ToyRunner(VOCAB, order=None)
+    writer, oracle = build(adversaries.Writer, runner), build(adversaries.Oracle, runner)
+    writer.way = way
+    params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True, n=2)
+    found = run(engine(runner, [writer, oracle], 6), PROMPTS, params)
+    assert tokens(found) == tokens(run(engine(runner), PROMPTS, params))
+    for request in found:
+        assert ("writer" in request.metrics.dropped_drafters) == (way in ("append", "clear", "last"))
+        assert "oracle" not in request.metrics.dropped_drafters
+        assert request.metrics.drafters["oracle"].num_accepted_tokens > 5 or temperature > 0
+
+
 def test_one_bad_request_keeps_the_drafter_for_the_others() -> None:
     class Picky(adversaries.Oracle):
         def tree(self, context: Any, budget: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
+from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import Context
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget
@@ -177,6 +179,45 @@ def test_abort_keeps_what_was_produced_and_leaves_neighbours_alone() -> None:
     assert gone.outputs[0].token_ids == alone[0][0][:5]
     assert waiting.outputs[0].finish_reason == "abort"
     assert runner.open_caches == 0
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "stop_token_ids"])
+def test_tokens_cut_off_do_not_count_as_accepted(limit: str) -> None:
+    runner = ToyRunner(16, order=None)
+    text = runner.greedy([1, 2, 3], 9)
+    ends: dict[str, Any] = {"max_tokens": 9} if limit == "max_tokens" else {"stop_token_ids": [text[4]]}
+
+    class Knows(Guess):
+        def _one(self, text: list[int], budget: Budget) -> TokenTree:
+            return TokenTree.chain(self.runner.greedy(text, budget.depth))
+
+    (request,) = run(engine(runner, [Knows(runner)], 9), [[1, 2, 3]], replace(GREEDY, ignore_eos=True, **ends))
+    kept, m = len(request.outputs[0].token_ids), request.metrics
+    nodes = m.num_draft_tokens
+    assert 0 < kept <= 9
+    assert m.num_steps == 1
+    assert nodes == m.drafters["guess"].num_draft_tokens == 8 if limit == "max_tokens" else nodes > kept
+    kept = min(kept, nodes)
+    assert m.num_accepted_tokens == m.drafters["guess"].num_accepted_tokens == sum(m.num_accepted_tokens_per_pos) == kept
+    assert m.mean_acceptance_length == 1 + kept
+
+
+def test_the_first_planning_is_not_in_the_generation_time() -> None:
+    planned: list[float] = []
+
+    class Slow(FixedController):
+        def plan(self, signals: Any) -> None:
+            start = perf_counter()
+            if not planned:
+                sleep(0.05)
+            planned.append(perf_counter() - start)
+            super().plan(signals)
+
+    (request,) = run(engine(ToyRunner(16), controller=Slow(0)), [[1, 2, 3]], replace(GREEDY, ignore_eos=True, n=2))
+    m = request.metrics
+    assert m.first_step_time is not None
+    assert m.time_to_first_token is not None
+    assert m.time_to_first_token > m.first_step_time - m.arrival_time >= planned[0] >= 0.05
 
 
 def test_counters_add_up() -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline import registry
-from paceline.checking import reject_unknown
+from paceline.checking import reject_unknown, shortened
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.controllers.base import Controller
 from paceline.controllers.cost_model import CostModel
@@ -41,11 +42,12 @@ def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_r
         DrafterError: another tokenizer.
         CheckpointError: nothing to load there.
     """
-    folder = resolve(name)
+    folder = resolve(name, code=trust_remote_code)
     why = same_tokenizer(tokenizer, Tokenizer.load(folder))
     if why is not None:
         raise DrafterError(f"draft model {name!r} has another tokenizer than the target: {why}; choose one of the same family")
-    return load_runner(name, dtype=config.dtype, device=config.device, trust_remote_code=trust_remote_code, draft=True)
+    code = trust_remote_code
+    return load_runner(folder, name=name, dtype=config.dtype, device=config.device, trust_remote_code=code, draft=True)
 
 
 def build_parts(
@@ -59,7 +61,7 @@ def build_parts(
 
     Args:
         load: opens a draft model by folder or hub id.
-        default_draft: draft model of "auto", where the target has one that ships with it.
+        default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with it.
     Raises:
         ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
     """
@@ -99,12 +101,17 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     if not isinstance(config.method, str):
         for key in config.options:
             raise ConfigError(f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own")
-        return list(config.method)
+        return [_with_draft(one, default_draft) for one in config.method]
     if config.method != "auto":
-        return [config]
+        return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
     found = [SpeculativeConfig(method="ngram", options=config.options)]
     return found + ([SpeculativeConfig(method="draft_model", model=draft)] if draft else [])
+
+
+def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
+    """The same method, with the target's own draft model where it needs one and names none."""
+    return replace(config, model=draft) if config.method == "draft_model" and config.model is None else config
 
 
 def _kind(config: SpeculativeConfig) -> str:
@@ -129,7 +136,18 @@ def _drafter(config: SpeculativeConfig, index: int, runner: Runner, load: Callab
     lacking = [part for part in ("name", "taps", "begin", "propose", "observe", "fork", "end") if not hasattr(drafter, part)]
     if lacking:
         raise DrafterError(f"{name!r} is no drafter: it has no {', '.join(lacking)}; see paceline.drafters.base.Drafter")
+    _check_taps(drafter, name, runner)
     return drafter
+
+
+def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
+    """Refuse taps that the runner cannot give."""
+    taps, last = drafter.taps, runner.info.num_layers
+    whole = isinstance(taps, Sequence) and all(isinstance(layer, int) and not isinstance(layer, bool) for layer in taps)
+    if not whole or not all(-1 <= layer <= last for layer in taps):
+        raise DrafterError(f"taps of drafter {name!r} must be a tuple of layers in -1..{last}, got {shortened(taps)}")
+    if taps and not runner.capabilities.taps:
+        raise CapabilityError(f"method {name!r} needs 'taps', which the runner of {runner.info.name} cannot do")
 
 
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
@@ -156,7 +174,10 @@ def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str])
     fixed = config.num_speculative_tokens is not None
     factory = registry.load("controllers", config.controller or ("fixed" if fixed or not names else "auto"))
     options: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
-    known = inspect.signature(factory).parameters
+    try:
+        known = inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{config.controller!r} names no controller class ({error}); give module:Class") from error
     if "num_speculative_tokens" in known:
         options["num_speculative_tokens"] = config.num_speculative_tokens or 0
     if "drafters" in known:
@@ -165,5 +186,13 @@ def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str])
         options["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
     if "max_nodes" in known and config.num_speculative_tokens:
         options["max_nodes"] = config.num_speculative_tokens
-    controller: Controller = factory(**options)
+    try:
+        controller: Controller = factory(**options)
+    except PacelineError:
+        raise
+    except Exception as error:  # a third party's constructor
+        raise ConfigError(f"controller {config.controller!r}: {type(error).__name__}: {error}") from error
+    lacking = [part for part in ("name", "plan", "budget", "select", "observe", "forget") if not hasattr(controller, part)]
+    if lacking:
+        raise ConfigError(f"{config.controller!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
     return controller

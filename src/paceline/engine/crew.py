@@ -2,18 +2,19 @@
 
 In: sequences, a controller's budgets. Out: one merged, checked tree per sequence, and seconds per drafter.
 A drafter that raises or proposes an invalid tree is dropped for that request, which goes on without it and says so; other requests
-keep it. Not here: when to draft and how much (controllers), what stands (verifiers).
+keep it. Each drafter reads its own copy of the text. Not here: when to draft and how much (controllers), what stands (verifiers).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
 from paceline.controllers.base import Controller
-from paceline.drafters.base import Drafter
+from paceline.drafters.base import Context, Drafter
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.tree.merge import merge
@@ -42,18 +43,39 @@ class Crew:
 
     def begin(self, sequence: Decoding) -> None:
         """Give a sequence its drafter states, right after prefill."""
-        sequence.states = [None] * len(self.drafters)
+        self._hand_out(sequence)
         for index, drafter in enumerate(self.drafters):
             with _Guard(self, index, sequence):
-                (sequence.states[index],) = drafter.begin([sequence.context])
+                (sequence.states[index],) = drafter.begin([self._context(sequence, index)])
 
     def fork(self, sequence: Decoding, other: Decoding) -> None:
         """Give `other`, a copy of `sequence`, its own states."""
-        other.states = [None] * len(self.drafters)
+        self._hand_out(other)
         for index, drafter in enumerate(self.drafters):
             if sequence.states[index] is not None:
                 with _Guard(self, index, other):
-                    other.states[index] = drafter.fork(sequence.states[index], other.context)
+                    other.states[index] = drafter.fork(sequence.states[index], self._context(other, index))
+
+    def _hand_out(self, sequence: Decoding) -> None:
+        """Give every drafter a text of its own: whatever it does to it harms nobody else."""
+        tokens = sequence.context.tokens
+        sequence.states = [None] * len(self.drafters)
+        sequence.texts = [list(tokens) for _ in self.drafters]
+        sequence.told = len(tokens)
+
+    def _context(self, sequence: Decoding, index: int) -> Context:
+        return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps))
+
+    def _tell(self, sequence: Decoding) -> None:
+        """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
+        tokens, told = sequence.context.tokens, sequence.told
+        new = tokens[told:]
+        for index, text in enumerate(sequence.texts):
+            if sequence.states[index] is not None:
+                if len(text) != told or text[-1] != tokens[told - 1]:
+                    self.drop(index, sequence, DrafterError("it changed context.tokens, which drafters may only read"))
+                text.extend(new)
+        sequence.told = len(tokens)
 
     def propose(self, batch: Sequence[Decoding], controller: Controller) -> tuple[list[TokenTree], tuple[float, ...]]:
         """One merged tree per sequence, and the seconds that each drafter took."""
@@ -101,7 +123,9 @@ class Crew:
         return tree if bool((sources == index).all()) else tree.replace(sources=sources * 0 + index)
 
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
-        """Tell every drafter what became of the trees; contexts already hold the new tokens."""
+        """Tell every drafter the new tokens and what became of the trees."""
+        for sequence in batch:
+            self._tell(sequence)
         for index in range(len(self.drafters)):
             at = [i for i, sequence in enumerate(batch) if sequence.states[index] is not None]
             if not at:

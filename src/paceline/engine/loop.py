@@ -8,6 +8,7 @@ In: requests. Out: stream chunks, filled requests. Not here: any method (drafter
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,6 +16,7 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.controllers.base import Controller, StepTimes
+from paceline.controllers.words import decision
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
@@ -78,15 +80,35 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it produced is kept, its finish reason is "abort"."""
-        for sequence in list(self.scheduler.take(request_id)):
+        for sequence in self.scheduler.take(request_id):
             self._finish(sequence, sequence.close("abort"))
+
+    def fail(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
+        """End every request that has started, after a step that raised: its texts, caches and drafters may be out of step.
+
+        Args:
+            interrupted: ids of the requests whose own caller stopped the step (Ctrl-C); they end as "abort".
+        Returns:
+            The last chunks; the finish reason of all others is "error".
+        """
+        why = f"a step was cut short by {type(error).__name__}" + (f": {error}" if str(error) else "")
+        ended = self.scheduler.take_started()
+        for sequence in ended:
+            self.parts.crew.end(sequence)
+            self.scheduler.remove(sequence)
+            self.parts.controller.forget(sequence.key)
+        reasons = [s.output.finish_reason or ("abort" if s.request.id in interrupted else "error") for s in ended]
+        return [s.close(reason, why if reason == "error" else None) for s, reason in zip(ended, reasons, strict=True)]
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
     def step(self) -> list[StreamChunk]:
-        """One prefill chunk if a prompt waits, then one decoding step of all running sequences; what it added."""
+        """One prefill chunk if a prompt waits, then one decoding step of all running sequences; what it added.
+
+        If it raises (Ctrl-C, no memory), call `fail` before the next step.
+        """
         start = perf_counter()
         self.scheduler.prefill()
         self.times.prefill += perf_counter() - start
@@ -97,6 +119,7 @@ class Engine:
         batch, parts = list(running), self.parts
         start = perf_counter()
         parts.controller.plan([sequence.signal() for sequence in batch])
+        self._start_clocks(batch, perf_counter() - start)
         roots, lengths = [s.root for s in batch], [len(s.context.tokens) for s in batch]
         proposed, draft_seconds = parts.crew.propose(batch, parts.controller)
         trees = parts.controller.select(proposed)
@@ -118,6 +141,13 @@ class Engine:
             watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, times))
         return chunks
 
+    def _start_clocks(self, batch: Seq[Sequence], planning: float) -> None:
+        """Leave the first planning out of the generation time: it is when a new machine is measured."""
+        for sequence in batch:
+            metrics = sequence.request.metrics
+            if sequence.index == 0 and metrics.num_steps == 0 and metrics.first_step_time is not None:
+                metrics.first_step_time += planning
+
     def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
         """Every sequence's verdict, by the verifier of its request; rules are applied here, once."""
         parts = self.parts
@@ -129,7 +159,10 @@ class Engine:
         pairs: list[tuple[Verifier, list[int]]] = [(parts.greedy, greedy), (parts.sampled, sampled)]
         for verifier, picked in pairs:
             if picked:
-                rows = [batch[i].rules.apply(scores.of(i), trees[i]) for i in picked]
+                lazy = getattr(verifier, "row_by_row", False) and scores.logits.device.type == "cpu"
+                rows: list[Any] = [
+                    (batch[i].rules.by_row if lazy else batch[i].rules.apply)(scores.of(i), trees[i]) for i in picked
+                ]
                 found = verifier.verify([trees[i] for i in picked], rows, [batch[i].draws() for i in picked])
                 verdicts.update(zip(picked, found, strict=True))
         return [verdicts[i] for i in range(len(batch))]
@@ -173,6 +206,9 @@ class Engine:
     ) -> None:
         if all(isinstance(verdict, Verdict) for verdict in verdicts):
             self.parts.controller.observe(trees, [v for v in verdicts if isinstance(v, Verdict)], times)
+        if logger.isEnabledFor(logging.DEBUG):
+            for index, sequence in enumerate(batch):
+                logger.debug("request %s: %s", sequence.request.id, decision(self.parts.controller, index).replace("\n", " "))
         for sequence in batch:
             if sequence.output.finish_reason is not None:
                 self.parts.controller.forget(sequence.key)

@@ -5,16 +5,16 @@ In: trees and verdicts as they pass. Out: RequestMetrics under vLLM's metric nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Verdict
 
 
 @dataclass(slots=True)
 class DrafterMetrics:
-    """One drafter's share: nodes it proposed that were verified, and those of them that were accepted."""
+    """One drafter's share: nodes it proposed that were verified, and those of them that were accepted and kept."""
 
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -27,12 +27,15 @@ class RequestMetrics:
     Attributes:
         num_steps: scoring passes of the target that this request took part in (prefill not counted).
         num_drafts: those with a tree that was not empty.
-        num_draft_tokens, num_accepted_tokens: verified nodes, and those accepted.
-        num_accepted_tokens_per_pos: accepted nodes by depth, from depth 1.
+        num_draft_tokens: verified nodes, whatever became of them.
+        num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not count.
+        num_accepted_tokens_per_pos: those by depth, from depth 1.
         num_generation_tokens, num_prompt_tokens: text sizes.
         drafters: name -> counts.
         dropped_drafters: name -> why a drafter was dropped for this request.
-        time_to_first_token, generation_time: seconds since arrival, and from the first step to the end.
+        time_to_first_token, generation_time: seconds since arrival, and from the first step to the end. What the controller does
+            before its first budget (on a new machine it measures what a pass costs) counts for the former only; costs that it
+            measures later, when trees first grow larger, are in both.
         arrival_time, first_step_time: clock readings (`time.perf_counter`).
     """
 
@@ -65,22 +68,28 @@ class RequestMetrics:
         """Generated tokens per second from the first step to the end."""
         return self.num_generation_tokens / self.generation_time if self.generation_time else 0.0
 
-    def add_step(self, tree: TokenTree, verdict: Verdict, names: list[str]) -> None:
-        """Count one step of one output; `names` are the drafters' names by source index."""
+    def add_step(self, tree: TokenTree, path: Sequence[int], names: Sequence[str]) -> None:
+        """Count one step of one output.
+
+        Args:
+            tree: what was verified.
+            path: its accepted nodes as far as the output kept their tokens.
+            names: the drafters' names by source index.
+        """
         self.num_steps += 1
         if not len(tree):
             return
         self.num_drafts += 1
         self.num_draft_tokens += len(tree)
-        self.num_accepted_tokens += len(verdict.path)
+        self.num_accepted_tokens += len(path)
         per_pos = self.num_accepted_tokens_per_pos
-        per_pos.extend([0] * (len(verdict.path) - len(per_pos)))
-        for depth in range(len(verdict.path)):
+        per_pos.extend([0] * (len(path) - len(per_pos)))
+        for depth in range(len(path)):
             per_pos[depth] += 1
         sources = tree.sources.tolist()
         for source in sources:
             self.drafter(names[source]).num_draft_tokens += 1
-        for node in verdict.path:
+        for node in path:
             self.drafter(names[sources[node]]).num_accepted_tokens += 1
 
     def drafter(self, name: str) -> DrafterMetrics:

@@ -34,8 +34,12 @@ class TimeSplit:
 
     def add(self, more: TimeSplit) -> None:
         """Sum up."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(more, field.name))
+        self.prefill += more.prefill
+        self.draft += more.draft
+        self.score += more.score
+        self.verify += more.verify
+        self.commit += more.commit
+        self.other += more.other
 
     def to_dict(self) -> dict[str, float]:
         """JSON-ready."""

@@ -40,6 +40,7 @@ class Request:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    _view: RequestOutput | None = field(default=None, init=False, repr=False)
 
     @property
     def finished(self) -> bool:
@@ -47,8 +48,12 @@ class Request:
         return bool(self.outputs) and all(output.finished() for output in self.outputs)
 
     def result(self) -> RequestOutput:
-        """A view of the request as it stands; shares its lists."""
-        return RequestOutput(self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs)
+        """A live view of the request; the same object until the request starts, and from then on."""
+        view = self._view
+        if view is None or view.outputs is not self.outputs or view.prompt_logprobs is not self.prompt_logprobs:
+            view = RequestOutput(self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs)
+            self._view = view
+        return view
 
 
 def check_prompt(tokens: Sequence[int], vocab_size: int, max_context: int, max_tokens: int | None) -> int:

@@ -6,7 +6,6 @@ In: requests. Out: the list of running sequences, each ready for a decoding step
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import count
 from time import perf_counter
@@ -85,7 +84,8 @@ class Scheduler:
     def prefill(self) -> None:
         """Admit what fits, feed one chunk of prompts (at most `max_num_batched_tokens` tokens), start those that are done."""
         while self.waiting and (not self._load() or self._load() + self.waiting[0].params.n <= self.config.max_num_seqs):
-            self.filling.append(self._open(self.waiting.popleft()))
+            self.filling.append(self._open(self.waiting[0]))
+            self.waiting.popleft()
         if not self.filling:
             return
         batch, chunks = self._chunk()
@@ -95,8 +95,9 @@ class Scheduler:
             self._keep(batch, chunks, scores, wants_all)
         for first, others in list(self.filling):
             if first.cache.length == len(first.request.prompt_ids) - 1:
-                self.filling.remove((first, others))
                 self._start(first, others)
+                self.running += [first, *others]
+                self.filling = [pair for pair in self.filling if pair[0] is not first]
 
     def _load(self) -> int:
         return len(self.running) + sum(1 + len(others) for _, others in self.filling)
@@ -137,23 +138,31 @@ class Scheduler:
             other.cache = self.runner.fork(first.cache)
             other.context.taps = first.context.taps
             self.crew.fork(first, other)
-        self.running += [first, *others]
 
-    def take(self, request_id: str) -> Iterator[Sequence]:
-        """The unfinished sequences of a request, wherever they are; a request still waiting is opened and closed."""
+    def take(self, request_id: str) -> list[Sequence]:
+        """The unfinished sequences of a request, wherever they are; a request still waiting is opened, to be closed."""
         for request in [r for r in self.waiting if r.id == request_id]:
-            self.waiting.remove(request)
             self.filling.append(self._open(request))
-        for first, others in list(self.filling):
-            if first.request.id == request_id:
-                yield first
-                yield from others
-        yield from [sequence for sequence in self.running if sequence.request.id == request_id]
+            self.waiting = deque(one for one in self.waiting if one is not request)
+        return [sequence for sequence in self.started() if sequence.request.id == request_id]
+
+    def take_started(self) -> list[Sequence]:
+        """The sequences of all requests that are not waiting, each once, however far a step came that was cut short."""
+        found = self.started()
+        known = {id(sequence.request) for sequence in found}
+        self.waiting = deque(request for request in self.waiting if id(request) not in known)
+        return found
+
+    def started(self) -> list[Sequence]:
+        """All sequences that fill or run, each once."""
+        filling = [sequence for first, others in self.filling for sequence in (first, *others)]
+        return list(dict.fromkeys(filling + self.running))
 
     def remove(self, sequence: Sequence) -> None:
-        """Give back the sequence's cache."""
+        """Give back the sequence's cache; the lists forget it last, so that a removal cut short can be repeated."""
         if sequence.has_cache:
             self.runner.release(sequence.cache)
-        if sequence in self.running:
-            self.running.remove(sequence)
-        self.filling = [(first, others) for first, others in self.filling if first is not sequence]
+            sequence.drop_cache()
+        self.running = [one for one in self.running if one is not sequence]
+        pairs = ((first, [one for one in others if one is not sequence]) for first, others in self.filling)
+        self.filling = [(first, others) for first, others in pairs if first.has_cache or others]

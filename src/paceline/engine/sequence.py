@@ -32,6 +32,10 @@ class Sequence:
         key: unique number of this sequence.
         rules, transcript: fresh ones for this prompt.
         cache: of the runner, empty; None for an output that will be forked from another.
+
+    Attributes:
+        context: the text that counts; drafters get copies of it (`Crew`).
+        states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens long.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class Sequence:
             tenant=request.tenant,
         )
         self.states: list[Any] = []
+        self.texts: list[list[int]] = []
+        self.told = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
         self.plain = request.params.greedy and rules.trivial
 
@@ -70,6 +76,10 @@ class Sequence:
     @property
     def has_cache(self) -> bool:
         return self._cache is not None
+
+    def drop_cache(self) -> None:
+        """Forget the cache, which was released."""
+        self._cache = None
 
     def join_taps(self) -> None:
         """Hand the prompt's hidden states, collected chunk by chunk, to the drafters' context."""
@@ -104,12 +114,12 @@ class Sequence:
             names: drafters' names by source index.
         """
         now, metrics = perf_counter(), self.request.metrics
-        metrics.add_step(tree, verdict, names)
         sources: list[str | None] = [names[int(tree.sources[node])] for node in verdict.path]
         if verdict.next_token is not None:
             sources.append(None)
         segments, kept = self.transcript.push(verdict.tokens, sources)
         tokens = verdict.tokens[:kept]
+        metrics.add_step(tree, verdict.path[:kept], names)
         self.output.token_ids += tokens
         self.context.tokens += tokens
         if not self.plain:

@@ -6,7 +6,8 @@ sequence copies nothing. Not here: what is written (models.decoder), who may see
 A sequence's committed tokens fill its first `length` slots; the root and tree nodes of a step use the slots right behind them as
 scratch. A sequence that shares nothing stays physically contiguous: it grows in place, or moves to a free run of twice its size
 (amortised). Sequences that share a prefix after `fork` part where the first of them writes: the last, partial block is copied
-(copy-on-write), or the whole sequence if it is at most `copy_limit` tokens long, which makes it contiguous again.
+(copy-on-write), or the whole sequence if it is at most `copy_limit` tokens long, which makes it contiguous again. A change that an
+exception cuts short (Ctrl-C) leaks nothing: the next one starts from what the sequences say they hold (models.blocks).
 Source: PagedAttention (arXiv:2309.06180).
 """
 
@@ -18,57 +19,11 @@ import numpy as np
 import torch
 
 from paceline.errors import ConfigError
+from paceline.models.blocks import BLOCK, BlockPool, adjacent, blocks_for
 
-BLOCK = 16
-"""Slots of one block, and the multiple to which contexts are padded."""
+__all__ = ["BLOCK", "Arena", "BlockPool", "NativeCache", "adjacent", "blocks_for"]
 
 Views = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-def blocks_for(slots: int) -> int:
-    """Blocks that hold this many slots."""
-    return -(-slots // BLOCK)
-
-
-class BlockPool:
-    """Reference counts of blocks; finds free runs. Knows nothing of tensors."""
-
-    def __init__(self, blocks: int) -> None:
-        self.counts = np.zeros(blocks, np.int32)
-        self.used_before = np.zeros(blocks, np.bool_)
-
-    @property
-    def free(self) -> int:
-        """Number of blocks that nobody holds."""
-        return int((self.counts == 0).sum())
-
-    def find(self, count: int) -> int | None:
-        """First block of the first free run of `count` blocks, or None."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[1], (self.counts != 0).astype(np.int8), [1]])))
-        for start, stop in edges.reshape(-1, 2):
-            if stop - start >= count:
-                return int(start)
-        return None
-
-    def is_free(self, start: int, count: int) -> bool:
-        """Whether the blocks start .. start + count - 1 exist and nobody holds them."""
-        return start + count <= len(self.counts) and not self.counts[start : start + count].any()
-
-    def take(self, start: int, count: int) -> None:
-        self.counts[start : start + count] += 1
-
-    def share(self, blocks: Sequence[int]) -> None:
-        self.counts[list(blocks)] += 1
-
-    def drop(self, blocks: Sequence[int]) -> None:
-        index = list(blocks)
-        self.used_before[index] = True
-        self.counts[index] -= 1
-
-    def grow(self, blocks: int) -> None:
-        extra = blocks - len(self.counts)
-        self.counts = np.concatenate([self.counts, np.zeros(extra, np.int32)])
-        self.used_before = np.concatenate([self.used_before, np.zeros(extra, np.bool_)])
 
 
 class Arena:
@@ -91,8 +46,7 @@ class Arena:
     ) -> None:
         self.kv_heads, self.copy_limit, self.version = kv_heads, copy_limit, 0
         blocks = max(blocks_for(slots), 2)
-        self.pool = BlockPool(blocks)
-        self.pool.take(0, 1)
+        self.pool = BlockPool(blocks, reserved=1)
         self._adopt(torch.zeros(layers, blocks * BLOCK, 2 * kv_heads, head_dim, dtype=dtype, device=device))
 
     def _adopt(self, kv: torch.Tensor) -> None:
@@ -106,9 +60,20 @@ class Arena:
     def slots(self) -> int:
         return self.kv.shape[1]
 
+    def begin(self) -> None:
+        """A change of who holds what begins; what an earlier one left half done is put right."""
+        if self.pool.cut_short:
+            self._adopt(self.kv)
+            self.pool.grow(self.slots // BLOCK)
+            self.version += 1
+        self.pool.begin()
+
     @torch.inference_mode()
     def allocate(self, count: int, at: int | None = None) -> int:
-        """Take a run of `count` blocks (at block `at`, if that is free) and return its first block; grows the arena if need be."""
+        """Take a run of `count` blocks (at block `at`, if that is free) and return its first block; grows the arena if need be.
+
+        Between `begin` and `pool.end`, and the blocks must be in a sequence's list before that end.
+        """
         start = at if at is not None and self.pool.is_free(at, count) else self.pool.find(count)
         while start is None:
             self._grow(count)
@@ -123,8 +88,8 @@ class Arena:
         layers, slots, width, head_dim = self.kv.shape
         kv = self.kv.new_zeros(layers, blocks * BLOCK, width, head_dim)
         kv[:, :slots] = self.kv
-        self.pool.grow(blocks)
         self._adopt(kv)
+        self.pool.grow(blocks)
         self.version += 1
 
     @torch.inference_mode()
@@ -155,7 +120,7 @@ class NativeCache:
         base: physical slot of position 0 if the blocks are adjacent, else -1.
     """
 
-    __slots__ = ("_views", "_views_of", "arena", "base", "blocks", "length", "released", "scratch")
+    __slots__ = ("__weakref__", "_views", "_views_of", "arena", "base", "blocks", "length", "released", "scratch")
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -164,6 +129,12 @@ class NativeCache:
         self.released = False
         self._views: dict[tuple[int, int], Views] = {}
         self._views_of = (0, 0)
+        arena.pool.holders.add(self)
+
+    def __del__(self) -> None:
+        if getattr(self, "blocks", None):
+            self.blocks = []
+            self.arena.pool.stale = True
 
     def reserve(self, inputs: int) -> None:
         """Make room for `inputs` tokens behind the committed ones, in slots that nobody else reads.
@@ -190,12 +161,15 @@ class NativeCache:
         count, at = need - len(self.blocks), self.blocks[-1] + 1
         if not self.arena.pool.is_free(at, count):
             return False
+        self.arena.begin()
         self.arena.allocate(count, at)
         self.blocks.extend(range(at, at + count))
+        self.arena.pool.end()
         return True
 
     def _relocate(self, need: int, shared: int) -> None:
         """Move to a run of twice the size: everything, or, for a long sequence with a shared prefix, all behind block `shared`."""
+        self.arena.begin()
         private = bool((self.arena.pool.counts[self.blocks] == 1).all())
         keep = 0 if private or self.length <= self.arena.copy_limit else shared
         count = 2 * (need - keep)
@@ -204,6 +178,7 @@ class NativeCache:
         self.arena.copy(self.blocks[keep : blocks_for(self.length)], start)
         self.arena.pool.drop(old)
         self.blocks[keep:] = range(start, start + count)
+        self.arena.pool.end()
 
     def slot_index(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """(stop - start,) int64 physical slots of the positions start .. stop - 1."""
@@ -252,26 +227,27 @@ class NativeCache:
         self.length, self.scratch = length, 0
         rest = self.blocks[blocks_for(length) :]
         if rest and (self.arena.pool.counts[rest] > 1).any():
+            self.arena.begin()
             self.arena.pool.drop(rest)
             del self.blocks[blocks_for(length) :]
+            self.arena.pool.end()
             self._settle()
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""
-        other = type(self)(self.arena)
-        other.blocks = self.blocks[: blocks_for(self.length)]
+        other, blocks = type(self)(self.arena), self.blocks[: blocks_for(self.length)]
         other.length = self.length
+        self.arena.begin()
+        self.arena.pool.share(blocks)
+        other.blocks = blocks
+        self.arena.pool.end()
         other._settle()
-        self.arena.pool.share(other.blocks)
         return other
 
     def release(self) -> None:
         """Give all blocks back; a second call does nothing."""
+        self.arena.begin()
         self.arena.pool.drop(self.blocks)
         self.blocks, self.length, self.scratch, self.released = [], 0, 0, True
+        self.arena.pool.end()
         self._views.clear()
-
-
-def adjacent(blocks: Sequence[int]) -> bool:
-    """Whether the blocks follow each other without a gap."""
-    return all(block == blocks[0] + i for i, block in enumerate(blocks))

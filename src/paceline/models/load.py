@@ -33,6 +33,7 @@ log = logging.getLogger("paceline")
 def load_runner(
     model: str | Path,
     *,
+    name: str | None = None,
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -45,6 +46,7 @@ def load_runner(
 
     Args:
         model: a checkpoint folder or a hub id.
+        name: for messages, where `model` is the folder that a name was resolved to.
         revision: branch, tag or commit on the hub.
         dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
@@ -59,16 +61,16 @@ def load_runner(
     target = resolve_device(device)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    folder = resolve(model, revision=revision, code=trust_remote_code)
+    folder, name = resolve(model, revision=revision, code=trust_remote_code), name or str(model)
     config = read_config(folder)
     if native:
         try:
             spec = spec_from_config(config)
         except UnsupportedModelError as reason:
-            log.warning("%s: %s; using transformers, which drafts chains only and is slower", model, reason)
+            log.warning("%s: %s; using transformers, which drafts chains only and is slower", name, reason)
         else:
-            return _native(folder, config, spec, name=str(model), dtype=dtype, device=target, max_context=max_context, draft=draft)
-    return _fallback(folder, name=str(model), dtype=dtype, device=target, max_context=max_context, code=trust_remote_code)
+            return _native(folder, config, spec, name=name, dtype=dtype, device=target, max_context=max_context, draft=draft)
+    return _fallback(folder, name=name, dtype=dtype, device=target, max_context=max_context, code=trust_remote_code)
 
 
 def _native(

@@ -60,9 +60,11 @@ class LongRopeCache(ReplayCache):
 
     def become(self, other: LongRopeCache) -> None:
         """Take over what `other` has cached; `other` is used up."""
+        self.arena.begin()
         self.arena.pool.drop(self.blocks)
         self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
         self.long, self.copy, other.blocks = other.long, None, []
+        self.arena.pool.end()
         self._views.clear()
         other.release()
 

@@ -1,0 +1,147 @@
+"""Many callers on one engine: whoever waits for a result makes the next step, one thread at a time, for everybody.
+
+In: requests of any thread. Out: finished requests, streams of chunks. Not here: the step (engine.loop), prompts (llm).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock, get_ident
+from time import sleep
+from typing import Final
+
+from paceline.engine.loop import Engine
+from paceline.engine.outputs import StreamChunk
+from paceline.engine.request import Request
+
+HANDOVER: Final = 1e-4
+"""Seconds that a thread which had the last turn leaves to those that wait: enough for one of them to wake up."""
+
+
+class Turns:
+    """One thread at a time on a loaded model; shared by all engines around the same weights, since they share its cache."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._busy = False
+        self._waiting: set[int] = set()
+        self._last: int | None = None
+        self._later: deque[Callable[[], None]] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the model and have it inside the block."""
+        me = get_ident()
+        self._waiting.add(me)
+        if self._last == me and len(self._waiting) > 1:
+            sleep(HANDOVER)
+        with self._lock:
+            self._waiting.discard(me)
+            self._last = me
+            before, self._busy = self._busy, True
+            try:
+                yield
+            finally:
+                self._busy = before
+        self._catch_up()
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Do `work` when nobody has a turn: now, or right after the present turn. Never waits, so it may be called by a finalizer,
+        which runs anywhere, even in the middle of a step of the same thread. `work` may be done twice if an exception cuts in."""
+        self._later.append(work)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        while self._later and self._lock.acquire(blocking=False):
+            try:
+                if self._busy:  # this very thread, further up: it comes back here at the end of its turn
+                    return
+                self._work_off()
+            finally:
+                self._lock.release()
+
+    def _work_off(self) -> None:
+        self._busy = True
+        try:
+            while self._later:
+                try:
+                    self._later[0]()
+                except Exception:
+                    self._later.popleft()
+                    raise
+                self._later.popleft()
+        finally:
+            self._busy = False
+
+
+class Driver:
+    """Runs requests of many threads on one engine.
+
+    Args:
+        turns: of the loaded model.
+    """
+
+    def __init__(self, engine: Engine, turns: Turns) -> None:
+        self.engine, self._turns = engine, turns
+        self._inboxes: dict[str, deque[StreamChunk]] = {}
+        self._whole = True  # the last step came to its end
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Decode requests to their ends; all of them are taken back if anything is raised."""
+        try:
+            with self._turns.turn():
+                for request in requests:
+                    self.engine.add(request)
+            while self._advance(requests):
+                pass
+        finally:
+            self._cancel(request.id for request in requests)
+
+    def stream(self, request: Request) -> Generator[StreamChunk]:
+        """Decode one request and yield its chunks; closing or forgetting the iterator cancels it."""
+        inbox = deque[StreamChunk]()
+        try:
+            self._inboxes[request.id] = inbox
+            with self._turns.turn():
+                self.engine.add(request)
+            while self._advance([request], inbox):
+                while inbox:
+                    yield inbox.popleft()
+        finally:
+            self._inboxes.pop(request.id, None)
+            self._cancel([request.id])
+
+    def _advance(self, requests: Sequence[Request], inbox: Sequence[StreamChunk] = ()) -> bool:
+        """One step, unless another thread's step has brought what was awaited; False if nothing is left to wait for."""
+        with self._turns.turn():
+            if inbox:
+                return True
+            if all(request.finished for request in requests):
+                return False
+            self._step([request.id for request in requests])
+            return True
+
+    def _cancel(self, ids: Iterable[str]) -> None:
+        for request_id in list(ids):
+            self._turns.soon(lambda gone=request_id: self.engine.abort(gone))  # type: ignore[misc]  # mypy knows no bound lambdas
+
+    def _step(self, own: Sequence[str]) -> None:
+        """One step of the engine for the requests `own`; open streams get their chunks, whoever made the step."""
+        if not self._whole:  # even `fail` was cut short
+            self._deliver(self.engine.fail(InterruptedError("an exception")))
+        self._whole = False
+        try:
+            self._deliver(self.engine.step())
+        except BaseException as error:
+            self._deliver(self.engine.fail(error, () if isinstance(error, Exception) else own))
+            self._whole = True
+            raise
+        self._whole = True
+
+    def _deliver(self, chunks: Iterable[StreamChunk]) -> None:
+        for chunk in chunks:
+            inbox = self._inboxes.get(chunk.output.request_id)
+            if inbox is not None:
+                inbox.append(chunk)

@@ -1,0 +1,120 @@
+"""Ctrl-C at any bytecode of a generation: every cache block is free again, and the next generation is right."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from interrupts import bytecodes, interrupt
+from tiny_checkpoint import write
+
+from paceline import LLM, SamplingParams
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.models.cache import Arena, NativeCache
+
+FILES = ("engine/scheduler.py", "engine/loop.py", "engine/crew.py", "engine/driver.py", "models/cache.py", "models/blocks.py",
+         "models/native.py", "drafters/draft_model.py", "drafters/draft_state.py")  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__
+
+BLOCKS = ("models/cache.py", "models/blocks.py")
+PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11]]
+PARAMS = [SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, n=n) for n in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = str(write(tmp_path_factory.mktemp("tiny")))
+    config = {"method": ["ngram", "draft_model"], "model": folder, "num_speculative_tokens": 4}
+    threads = torch.get_num_threads()
+    yield LLM(folder, threads=1, speculative_config=config)
+    torch.set_num_threads(threads)
+
+
+def small(arena: Arena) -> None:
+    """Few blocks, so that the arena grows and sequences move."""
+    arena.__init__(len(arena.layers), arena.kv_heads, arena.kv.shape[3], dtype=arena.kv.dtype, device=arena.kv.device, slots=32)  # type: ignore[misc]
+
+
+def arenas(llm: LLM) -> list[Arena]:
+    draft = next(d for d in llm.engine.parts.crew.drafters if isinstance(d, DraftModelDrafter))
+    found: list[Any] = [llm.runner, draft.runner]
+    assert len({id(runner) for runner in found}) == 2
+    return [runner.arena for runner in found]
+
+
+def generation(llm: LLM) -> list[list[list[int]]]:
+    return [[output.token_ids for output in out.outputs] for out in llm.generate(PROMPTS, PARAMS)]
+
+
+def held(llm: LLM) -> list[int]:
+    """Blocks that somebody holds, in the caches of target and draft."""
+    for collect in (False, True):
+        if collect:
+            gc.collect()
+        found = [len(arena.pool.counts) - arena.pool.free - 1 for arena in arenas(llm)]
+        if not any(found):
+            break
+    return found
+
+
+def leaks(llm: LLM, files: tuple[str, ...], points: int, seed: int = 0) -> list[str]:
+    """Where an interrupt at one of `points` random bytecodes of these files left something behind."""
+    expected, found = generation(llm), []
+    for arena in arenas(llm):
+        small(arena)
+    total = bytecodes(lambda: llm.generate(PROMPTS, PARAMS), files)
+    assert all(arena.version > 0 for arena in arenas(llm))
+    for at in random.Random(seed).sample(range(1, total), points):
+        for arena in arenas(llm):
+            small(arena)
+        where = interrupt(lambda: llm.generate(PROMPTS, PARAMS), files, at)
+        if llm.engine.has_work or held(llm) != [0, 0] or generation(llm) != expected or held(llm) != [0, 0]:
+            found.append(where)
+            llm._assemble()  # the next point starts anew
+    return found
+
+
+@pytest.mark.parametrize(("files", "points"), [(FILES, 60), (BLOCKS, 60)], ids=["anywhere", "while blocks change hands"])
+def test_an_interrupt_leaks_nothing(llm: LLM, files: tuple[str, ...], points: int) -> None:
+    assert leaks(llm, files, points) == []
+
+
+def test_without_recounting_it_would_leak(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.models.blocks.BlockPool.recount", lambda self: None)
+    assert leaks(llm, BLOCKS, 30) != []
+    monkeypatch.undo()
+    for arena in arenas(llm):
+        small(arena)
+
+
+def test_other_streams_end_with_an_error_and_all_later_ones_are_right(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = llm.generate([PROMPTS[0]], PARAMS[0])
+    stream = llm.stream(PROMPTS[0], PARAMS[0])
+    chunks = [next(stream)]
+    score = llm.runner.score
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.runner, "score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPTS[1]], PARAMS[0])
+    monkeypatch.setattr(llm.runner, "score", score)
+    chunks += stream
+    assert chunks[-1].finish_reason == "error"
+    assert "KeyboardInterrupt" in str(chunks[-1].output.outputs[0].error)
+    assert held(llm) == [0, 0]
+    assert llm.generate([PROMPTS[0]], PARAMS[0])[0].outputs == alone.outputs
+
+
+def test_a_lost_handle_gives_its_blocks_back(llm: LLM) -> None:
+    arena = arenas(llm)[0]
+    cache = NativeCache(arena)
+    cache.reserve(40)
+    assert held(llm)[0] > 0
+    del cache
+    assert held(llm) == [0, 0]
