@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,25 @@ def test_what_needs_json_says_so(run: Command, flag: tuple[str, int]) -> None:
     found = run("generate", PROMPT, *flag, "--temperature", 1, *FAST)
     assert (found.code, found.out) == (2, "")
     assert "add --json" in found.line
+
+
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        ("<&-", "no prompt was given"),
+        ("</dev/null", "standard input is empty"),
+        ("--file {}/empty", "is empty"),
+        ("--file {}/binary", "is not UTF-8 text"),
+        ("<{}/binary", "is not UTF-8 text"),
+        ("--file {}", "Is a directory"),
+    ],
+)
+def test_no_prompt_is_one_line(tmp_path: Path, redirection: str, why: str) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    command = f"{sys.executable} -m paceline generate {redirection.format(tmp_path)}"
+    found = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert len(found.stderr.splitlines()) == 1
+    assert found.stderr.startswith("paceline: ")
+    assert why in found.stderr

@@ -14,7 +14,7 @@ import typer
 from command import Command
 
 from paceline import PacelineError, __version__
-from paceline.cli import main as entry
+from paceline.cli import app as entry
 from paceline.cli import methods
 
 

@@ -12,7 +12,7 @@ from command import Command
 
 from paceline import SamplingParams
 from paceline.cli import options
-from paceline.cli.main import app
+from paceline.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
 UNFLAGGED = {"detokenize", "skip_special_tokens"}

@@ -62,6 +62,24 @@ def test_a_prompt_a_line(file: Path) -> None:
     assert prompts.read_prompts(text) == ["a", " b"]
 
 
+def test_only_line_feeds_end_a_prompt(file: Path) -> None:
+    odd = "a\u2028b\x0cc\x85d\x1ce"
+    file.write_bytes(f'{{"prompt": "{odd[:3]}"}}\r\n"f"\r\n'.encode())
+    assert prompts.read_prompts(file) == [odd[:3], "f"]
+    text = file.with_suffix(".txt")
+    text.write_bytes(f"{odd}\r\nf\n".encode())
+    assert prompts.read_prompts(text) == [odd, "f"]
+
+
+def test_too_many_prompts_are_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
+    file.write_text('"a"\n\n"b"\n')
+    assert prompts.read_prompts(file) == ["a", "b"]
+    file.write_text('"a"\n"b"\n"c"\n')
+    with pytest.raises(PromptError, match="holds 3 prompts, more than 2; split it"):
+        prompts.read_prompts(file)
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import paceline
+from paceline.cli.interrupts import AtOnce
+
 SLOW = """
 import time
 from paceline.cli.main import main
@@ -87,3 +90,74 @@ def test_a_pipe_whose_reader_leaves(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(60) == 141
+
+
+BARE = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
+ARRIVED = """
+import os, runpy, sys
+class Marker:
+    def find_spec(self, name, path=None, target=None):
+        if name == "paceline.cli.app":
+            os.write(1, b"!")
+sys.meta_path.insert(0, Marker())
+sys.argv = ["paceline", *sys.argv[1:]]
+if sys.argv.pop(1) == "module":
+    runpy.run_module("paceline", run_name="__main__", alter_sys=True)
+from paceline.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("entry", ["module", "script"])
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6])
+def test_ctrl_c_while_it_starts(entry: str, delay: float) -> None:
+    """The delay counts from the first heavy import; what is before it is Python's own start and a few small files."""
+    process = subprocess.Popen([sys.executable, "-c", ARRIVED, entry, *ARGUMENTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"!"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(delay)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"paceline: interrupted\n")
+
+
+def test_little_is_imported_before_ctrl_c_is_caught() -> None:
+    program = "import sys; before = set(sys.modules); import paceline.cli.main; print(*sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True, env=BARE)
+    assert len(found.stdout.split()) < 35, found.stdout
+    assert not {"typing", "typer", "inspect", "paceline.config"} & set(found.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["typer", "torch", "paceline.cli.app"])
+def test_ctrl_c_within_an_import_that_hides_it(name: str) -> None:
+    """An import that turns a KeyboardInterrupt into another error ends in the same line."""
+    hook = f"""
+import os, signal, sys
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(100000): pass
+            except KeyboardInterrupt:
+                raise ImportError("hidden") from None
+sys.meta_path.insert(0, Hook())
+from paceline.cli.main import main
+sys.exit(main())
+"""
+    found = subprocess.run([sys.executable, "-c", hook, *ARGUMENTS], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "paceline: interrupted\n")
+
+
+def test_a_program_that_handles_ctrl_c_itself_keeps_its_handler() -> None:
+    mine = signal.signal(signal.SIGINT, lambda *arguments: None)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with AtOnce():
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, mine)
+    with AtOnce():
+        assert signal.getsignal(signal.SIGINT) is not mine
+    assert signal.getsignal(signal.SIGINT) is mine

@@ -11,6 +11,8 @@ from command import Command
 
 from paceline.bench import verify as bench
 from paceline.bench.compare import Difference
+from paceline.bench.law import LawTest
+from paceline.cli.verify import words
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "8", "--samples", "2")
 
@@ -27,26 +29,63 @@ def test_the_claim_holds(run: Command, prompts: Path) -> None:
     assert (found.code, found.err) == (0, "")
     assert "2 of 2 outputs identical" in found.out
     assert "no deviation" in found.out
-    assert found.out.endswith("the claim holds\n")
+    assert found.out.endswith("\nthe claim holds at temperature 0 and in law at temperature 1\n")
+
+
+def test_points_are_compared_seed_by_seed(run: Command, prompts: Path) -> None:
+    found = run("verify", "--prompts", prompts, *FAST, "-s", '{"method": "ngram"}')
+    assert found.code == 0
+    assert "temperature 1, equal seeds: 4 of 4 outputs identical" in found.out
+    assert "the claim holds at temperature 0, for equal seeds at temperature 1 and in law" in found.out
+
+
+@pytest.mark.parametrize("flags", [("--samples", 0), ("--temperature", 0)])
+def test_what_was_not_tested_is_not_claimed(run: Command, prompts: Path, flags: tuple[str, int]) -> None:
+    found = run("verify", "--prompts", prompts, *FAST, *flags)
+    assert found.code == 0
+    assert found.out.endswith("\nthe claim holds at temperature 0; nothing was tested above temperature 0\n")
+    assert "law" not in found.out.splitlines()[-1]
+
+
+def test_an_approximate_rule_that_deviates() -> None:
+    off = LawTest(300, 90.0, 1e-9)
+    report = bench.Report("m", ("bit-equal up to near ties", "approximate"), "float32", temperature=1.0, law=off, plain_law=off)
+    text = " ".join(words(report).split())
+    assert "accelerated: deviates from the model's own law, as an approximate rule may" in text
+    assert "plain (control): DEVIATES" in text
+    assert "the control deviates" in text
+    assert text.endswith("the claim holds at temperature 0; nothing exact is claimed above temperature 0")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_report_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = bench.Report("m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, law=LawTest(300, 20.0, 0.4))
+    report.greedy.add([1, 2], [Difference(position=1234, plain=51234, fast=66789, gap=1e-5, epsilon=1.234e-3, tied=True)])
+    assert max(map(len, words(report).splitlines())) <= columns
 
 
 def test_json(run: Command, prompts: Path) -> None:
     made = json.loads(run("verify", "--prompts", prompts, "--json", *FAST).out)
     assert made["holds"] is True
-    assert made["identical"] == made["prompts"] == 2
+    assert made["greedy"]["identical"] == made["prompts"] == 2
+    assert made["conclusion"] == "the claim holds at temperature 0 and in law at temperature 1"
+    assert made["tested"] == {"temperature_0": True, "equal_seeds": True, "law": True}
     assert made["law"]["error"] < 0.01
     assert "near_ties" in made
 
 
 @pytest.mark.parametrize(("gap", "code"), [(1.0, 1), (1e-6, 0)])
 def test_a_difference(run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch, gap: float, code: int) -> None:
-    def differ(*arguments: Any) -> Difference:
-        return Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)
+    def differ(*arguments: Any) -> list[Difference]:
+        return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)]
 
-    monkeypatch.setattr(bench, "first_difference", differ)
+    monkeypatch.setattr(bench, "differences", differ)
     found = run("verify", "--prompts", prompts, "--temperature", 0, *FAST)
     assert found.code == code
-    assert f"first difference at token 2 (5 against 6), top-2 gap {gap:.4g}" in found.out
+    text = " ".join(found.out.split())
+    assert f"output 0, token 2: 5 against 6, top-2 gap {gap:.4g}" in text
+    assert ("NOT a near tie" in text) is ("THE CLAIM DOES NOT HOLD at temperature 0" in text) is bool(code)
 
 
 def test_a_prompt_file_is_read_before_the_model(run: Command, tmp_path: Path) -> None:

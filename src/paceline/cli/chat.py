@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.generate import finish, show
-from paceline.cli.options import (
-    DEFAULT_SPEC,
-    Model,
-    Revision,
-    Spec,
-    Tokenizer,
-    Trust,
-    check_sampling,
-    open_llm,
-    sampling_params,
-    with_flags,
-)
+from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import MAX_PROMPT_BYTES, decode
 from paceline.errors import ConfigError, PromptError
 
@@ -31,23 +20,11 @@ if TYPE_CHECKING:
 def command(
     *,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
-    model: Model = None,
-    speculative_config: Spec = DEFAULT_SPEC,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    trust_remote_code: Trust = False,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Talk with a model: one message a line; an empty line or Ctrl-D ends."""
     check_sampling(given)
-    llm = open_llm(
-        given,
-        model=model,
-        tokenizer=tokenizer,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        speculative_config=speculative_config,
-    )
+    llm = open_llm(given)
     if not llm.tokenizer.has_chat_template:
         raise ConfigError(
             f"{llm.runner.info.name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model"

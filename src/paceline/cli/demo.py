@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import DEFAULT_SPEC, Model, Revision, Spec, Trust, open_llm, with_flags
+from paceline.cli.options import open_llm, with_flags
 
 if TYPE_CHECKING:
     from paceline.bench.demo import Total
@@ -20,22 +20,12 @@ def command(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
-    model: Model = None,
-    speculative_config: Spec = DEFAULT_SPEC,
-    revision: Revision = None,
-    trust_remote_code: Trust = False,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Decode a set of prompts plainly and accelerated, in turn, and compare speed and text."""
+    llm = open_llm(given)
     from paceline.bench import demo
 
-    llm = open_llm(
-        given,
-        model=model,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        speculative_config=speculative_config,
-    )
     with progress_bar() as bar:
         task = bar.add_task("decoding", total=None)
         rows = demo.run(
@@ -75,9 +65,8 @@ def print_table(lines: list[Total], llm: LLM) -> None:
         "Tokens/s are of plain and of accelerated decoding; accepted is the mean acceptance length, tokens per pass of the model."
     )
     if last.near_ties:
-        console.print(
-            f"{last.near_ties} of {last.prompts} texts differ first at a near tie of the two best tokens, which rounding decides."
-        )
+        places = "1 near tie" if last.near_ties == 1 else f"{last.near_ties} near ties"
+        console.print(f"The texts differ at {places} of the two best tokens, which rounding decides.")
     if last.wrong:
         console.print(f"{last.wrong} of {last.prompts} texts differ elsewhere than at a near tie: this is a defect.")
 

@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import (
-    DEFAULT_SPEC,
-    Model,
-    Revision,
-    Spec,
-    Tokenizer,
-    Trust,
-    check_sampling,
-    open_llm,
-    sampling_params,
-    with_flags,
-)
+from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt
 from paceline.errors import ConfigError
 
@@ -39,24 +28,12 @@ def command(
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")] = False,
-    model: Model = None,
-    speculative_config: Spec = DEFAULT_SPEC,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    trust_remote_code: Trust = False,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Continue a prompt with a model; accepted guesses are coloured by drafter on a terminal."""
     check_sampling(given)
     text = read_prompt(prompt, file)
-    llm = open_llm(
-        given,
-        model=model,
-        tokenizer=tokenizer,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        speculative_config=speculative_config,
-    )
+    llm = open_llm(given)
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--n above 1, --logprobs and --prompt-logprobs have no place in streamed text; add --json")

@@ -1,150 +1,33 @@
-"""The `paceline` command: its verbs, its exit codes, its logging switch.
+"""The entry of the `paceline` command: imports its verbs and runs one.
 
-Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what was produced
-is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. In: arguments. Out: text.
-Not here: the verbs themselves (one file each); heavy imports happen inside them, so that help is fast.
+In: arguments. Out: an exit code (see `cli.app`). Not here: the verbs. This file imports next to nothing by itself, so that Ctrl-C
+finds it in charge soon after the interpreter starts.
 """
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from traceback import extract_tb
-from typing import Annotated, Any
 
-import typer
-
-from paceline import __version__
-from paceline.cli import chat, demo, generate, logs, methods, verify
-from paceline.errors import PacelineError
-
-BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
-
-logger = logging.getLogger("paceline")
-
-app = typer.Typer(
-    name="paceline",
-    help="Faster decoding of language models with the same output.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("generate")(generate.command)
-app.command("chat")(chat.command)
-app.command("methods")(methods.command)
-app.command("demo")(demo.command)
-app.command("verify")(verify.command)
+try:
+    from paceline.cli.interrupts import INTERRUPTED, AtOnce
+except KeyboardInterrupt:
+    print("paceline: interrupted", file=sys.stderr)
+    raise SystemExit(130) from None
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"paceline {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the verb.")
-    ] = None,
-) -> None:
-    """Options of every verb."""
-    if log_level is not None:
-        logs.set_level(log_level)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run a verb and return its exit code; whatever goes wrong becomes one line on standard error.
 
     Args:
-        argv: arguments without the program's name; None takes the process's own. None at all shows the help.
+        argv: arguments without the program's name; None takes the process's own, which then ends with this call.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _prepare_streams()
-    logs.start()
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        # Not app(): that would turn interrupts, broken pipes and mistakes into messages of its own, over several lines.
-        with typer.main.get_command(app).make_context("paceline", arguments) as context:
-            context.command.invoke(context)
-        sys.stdout.flush()
-        return 0
-    except SystemExit:
-        raise
-    except BaseException as error:  # panics of libraries in Rust are no Exceptions
-        return _last_words(error)
-
-
-def _last_words(error: BaseException) -> int:
-    """Say in one line what ended a verb, after the text so far; returns the exit code."""
-    try:
-        sys.stdout.flush()
-    except OSError as second:
-        error = second if not isinstance(error, KeyboardInterrupt) else error
-        _abandon(sys.stdout)
-    code, line = _explain(error)
-    if code == BUG or isinstance(error, PacelineError):
-        logger.debug("where it happened", exc_info=error)
-    if line:
-        try:
-            print(f"paceline: {' '.join(line.split())}", file=sys.stderr, flush=True)
-        except OSError:
-            _abandon(sys.stderr)
-    return code
-
-
-def _explain(error: BaseException) -> tuple[int, str]:
-    """Exit code and line of an error; an empty line says nothing."""
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return INTERRUPTED, "interrupted"
-    if isinstance(error, typer.Exit):
-        return error.exit_code, "interrupted" if error.exit_code == INTERRUPTED else ""
-    if isinstance(error, PacelineError):
-        return BAD_INPUT, str(error)
-    format_message = getattr(error, "format_message", None)
-    if format_message is not None:  # a mistake in the command line, found by typer
-        path = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-        return BAD_INPUT, f"{format_message().rstrip('.')}; see `{path} --help`"
-    return _explain_system(error)
-
-
-def _explain_system(error: BaseException) -> tuple[int, str]:
-    """Errors of the machine, and of ours."""
-    text = str(error)
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY):
-        return BAD_INPUT, "not enough memory; take a smaller model, dtype, --max-model-len or prompt"
-    if isinstance(error, OSError):
-        if error.errno == errno.EPIPE:
-            return NO_READER, ""
-        return BAD_INPUT, f"{error.strerror or text}" + (f": {error.filename}" if error.filename else "")
-    frames = extract_tb(error.__traceback__)
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return (
-        BUG,
-        f"internal error, {type(error).__name__}: {text[:300]}{where}; please report it with the output of --log-level debug",
-    )
-
-
-def _prepare_streams() -> None:
-    """Standard streams that are closed read and write nothing; characters that an encoding lacks are replaced."""
-    for name in ("stdout", "stderr"):
-        stream: Any = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - lives as long as the process
-        elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-
-
-def _abandon(stream: Any) -> None:
-    """Let the rest of a stream go nowhere, so that the interpreter does not complain about it at its end."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-    except (OSError, ValueError) as error:
-        logger.debug("cannot redirect %r: %s", stream, error)
+        with AtOnce():
+            from paceline.cli.app import run
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # between two lines of ours
+        print("paceline: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        if argv is None:
+            AtOnce(silent=True).__enter__()  # until the interpreter is gone

@@ -16,6 +16,7 @@ import typer
 
 from paceline.checking import shortened
 from paceline.cli import logs
+from paceline.cli.interrupts import AtOnce
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
 
@@ -67,33 +68,29 @@ SWITCHES = ("include_stop_str_in_output", "ignore_eos")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 
-Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id; default: the bundled model.", rich_help_panel="Model"),
-]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer", metavar="MODEL", help="Folder or hub id, where it is not the model's own.", rich_help_panel="Model"
-    ),
-]
-Revision = Annotated[
-    str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.", rich_help_panel="Model")
-]
-Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.", rich_help_panel="Model")
-]
-Spec = Annotated[
-    str,
-    typer.Option(
-        "--speculative-config",
-        "-s",
+
+def _model_flag(name: str, kind: Any, default: Any, help: str, *, short: str = "", metavar: str | None = None) -> inspect.Parameter:
+    names = ["--" + name.replace("_", "-"), *([short] if short else [])]
+    annotation = Annotated[kind, typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Model")]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+Text = str | None
+MODEL_FLAGS = (
+    _model_flag("model", Text, None, "Folder or hub id; default: the bundled model.", short="-m", metavar="MODEL"),
+    _model_flag(
+        "speculative_config",
+        Text,
+        None,
+        'How to guess, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else {"method": "auto"}.',
+        short="-s",
         metavar="JSON",
-        help='How to guess, as {"method": "ngram"}; null decodes plainly.',
-        rich_help_panel="Model",
     ),
-]
-DEFAULT_SPEC = '{"method": "auto"}'
+    _model_flag("tokenizer", Text, None, "Folder or hub id, where it is not the model's own.", metavar="MODEL"),
+    _model_flag("revision", Text, None, "Branch, tag or commit on the hub.", metavar="NAME"),
+    _model_flag("trust_remote_code", bool, False, "Run code that comes with the checkpoint."),
+)
+"""Arguments of LLM that are fields of no configuration class."""
 
 
 def _log_level(level: str | None) -> None:
@@ -119,7 +116,7 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
 
 
 def with_flags(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`: it gets the flags of EngineConfig, of SamplingParams, --log-level.
+    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams, --log-level.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
@@ -134,11 +131,12 @@ def with_flags(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..
         names = [parameter.name for parameter in extra]
 
         def command(**arguments: Any) -> None:
+            model = {flag.name: arguments.pop(flag.name) for flag in MODEL_FLAGS}
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
-            function(**arguments, given=given)
+            function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
 
-        return with_log_level(_with_signature(command, function, own + extra))
+        return with_log_level(_with_signature(command, function, [*own, *MODEL_FLAGS, *extra]))
 
     return decorate
 
@@ -190,7 +188,7 @@ def _number(name: str, text: str) -> int | float:
 
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments for `LLM` among what was typed; a seed serves both."""
-    return {name: given[name] for name in (*ENGINE_HELP, "seed") if name in given}
+    return {name: given[name] for name in (*(flag.name for flag in MODEL_FLAGS), *ENGINE_HELP, "seed") if name in given}
 
 
 def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> SamplingParams:
@@ -222,13 +220,9 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def open_llm(given: dict[str, Any], **options: Any) -> LLM:
-    """Load the model with what was typed.
+def open_llm(given: dict[str, Any]) -> LLM:
+    """Load the model with what was typed; Ctrl-C meanwhile ends the process, since nothing is written yet."""
+    with AtOnce():
+        from paceline.llm import LLM
 
-    Args:
-        given: flags of EngineConfig and SamplingParams.
-        options: further arguments of LLM.
-    """
-    from paceline.llm import LLM
-
-    return LLM(**options, **engine_options(given))
+        return LLM(**engine_options(given))

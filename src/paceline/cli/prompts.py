@@ -77,12 +77,18 @@ def _whole(text: str, name: str) -> str:
 def read_prompts(file: Path) -> list[str]:
     """Many prompts: of a .json or .jsonl file, a JSON string or an object with a key "prompt" a line, else a prompt a line.
 
+    Lines end with a line feed, or with carriage return and line feed, and with nothing else: the other characters that Unicode
+    calls line ends may stand in a prompt.
+
     Raises:
-        PromptError: a file that cannot be read, or holds no prompt.
+        PromptError: a file that cannot be read, or holds no prompt or too many.
     """
-    numbered = [(number, line) for number, line in enumerate(read_file(file).splitlines(), 1) if line.strip()][:MAX_PROMPTS]
+    lines = (line.removesuffix("\r") for line in read_file(file).split("\n"))
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise PromptError(f"no prompts in {str(file)!r}; give at least one line")
+    if len(numbered) > MAX_PROMPTS:
+        raise PromptError(f"{str(file)!r} holds {len(numbered)} prompts, more than {MAX_PROMPTS}; split it")
     if file.suffix not in (".jsonl", ".json"):
         return [line for _, line in numbered]
     return [_json_prompt(line, f"{str(file)!r} line {number}") for number, line in numbered]

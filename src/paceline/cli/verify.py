@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.demo import progress_bar
-from paceline.cli.options import DEFAULT_SPEC, Model, Revision, Spec, Tokenizer, Trust, open_llm, with_flags
+from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
+    from paceline.bench.compare import Agreement
+    from paceline.bench.law import LawTest
     from paceline.bench.verify import Report
     from paceline.llm import LLM
+
+WIDEST = 100
 
 
 @with_flags(sampling=False)
@@ -24,42 +30,38 @@ def command(
         Path | None, typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=10.0, help="Of the sampling test; 0 skips it.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=10.0, help="Of the tests by sampling; 0 skips them.")
+    ] = 1.0,
     samples: Annotated[int, typer.Option("--samples", min=0, max=128, help="Sampled outputs per prompt.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**53, help="Of the sampling test.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**53, help="First seed of the tests by sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
-    model: Model = None,
-    speculative_config: Spec = DEFAULT_SPEC,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    trust_remote_code: Trust = False,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
-    """Decode plainly and accelerated, at temperature 0 and above, and compare texts and laws."""
-    from paceline.bench.verify import verify
-
+    """Decode plainly and accelerated, at temperature 0 and above, and compare tokens and laws."""
     texts = None if prompts is None else read_prompts(prompts)
     given["seed"] = seed
-    llm = open_llm(
-        given,
-        model=model,
-        tokenizer=tokenizer,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        speculative_config=speculative_config,
-    )
+    llm = open_llm(given)
+    from paceline.bench.verify import verify
+
     items = bundled(llm) if texts is None else texts
     with progress_bar() as bar:
-        tasks: dict[str, Any] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done)
-
-        report = verify(llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=progress)
+        show = stages(bar)
+        report = verify(llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=show)
     print(json.dumps(report.to_dict()) if as_json else words(report))
     raise typer.Exit(0 if report.holds else 1)
+
+
+def stages(bar: Any) -> Callable[[str, int, int], None]:
+    """Shows (stage, done, total) on a progress bar, a line a stage."""
+    tasks: dict[str, Any] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bar.add_task(stage, total=total)
+        bar.update(tasks[stage], completed=done)
+
+    return progress
 
 
 def bundled(llm: LLM) -> list[Any]:
@@ -73,24 +75,55 @@ def bundled(llm: LLM) -> list[Any]:
 
 
 def words(report: Report) -> str:
-    """The report in a few lines."""
+    """The report in a few lines, no wider than the terminal, as far as words go."""
+    from rich.console import Console
+
     rate = report.near_ties / report.positions if report.positions else 0.0
-    lines = [
-        f"{report.model} ({report.dtype}): claimed {report.claimed[0]} at temperature 0, {report.claimed[1]} above",
-        f"temperature 0: {report.identical} of {report.prompts} outputs identical ({report.tokens} tokens), "
-        f"mean acceptance length {report.mean_acceptance_length:.2f}; near ties at {rate:.2%} of positions",
-    ]
-    for index, d in report.differences.items():
-        kind = "a near tie" if d.near_tie else "NOT a near tie"
-        lines.append(
-            f"  prompt {index}: first difference at token {d.position} ({d.plain} against {d.fast}), top-2 gap {d.gap:.4g}, "
-            f"epsilon {d.epsilon:.4g}: {kind}"
-        )
+    lines = [f"{report.model} ({report.dtype})", f"claimed: {report.claimed[0]} at temperature 0, {report.claimed[1]} above"]
+    lines += _agreement("temperature 0", report.greedy)
+    lines.append(f"  near ties at {rate:.2%} of positions; mean acceptance length {report.mean_acceptance_length:.2f}")
+    above = f"temperature {report.temperature:g}"
+    if report.seeded is not None:
+        note = " (not part of the claim)" if report.claimed[1] == "equal in law" else ""
+        lines += _agreement(f"{above}, equal seeds{note}", report.seeded)
     for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
         if law is not None:
-            verdict = "no deviation" if law.holds else "DEVIATES"
-            lines.append(
-                f"temperature {report.temperature:g}, {name}: {verdict} from the model's own law, {law.tokens} tokens, "
-                f"p-value {law.p_value:.3g} (a false alarm has probability {law.error:g})"
-            )
-    return "\n".join([*lines, "the claim holds" if report.holds else "THE CLAIM DOES NOT HOLD"])
+            lines += _law(f"{above}, {name}", law, approximate=report.claimed[1] == "approximate" and name == "accelerated")
+    if report.plain_law is not None and not report.plain_law.holds:
+        lines.append("the control deviates too, so this test of the law proves nothing; try another --seed")
+    width = min(Console().width, WIDEST)
+    wrapped = [wrap(line, width, **_manner(line)) for line in [*lines, report.conclusion]]
+    return "\n".join(line for one in wrapped for line in one)
+
+
+def _manner(line: str) -> dict[str, Any]:
+    """How a long line goes on: two columns further in than it began."""
+    indent = len(line) - len(line.lstrip()) + 2
+    return {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+
+
+def _agreement(name: str, found: Agreement) -> list[str]:
+    lines = [f"{name}: {found.identical} of {found.outputs} outputs identical ({found.tokens} tokens)"]
+    if found.differences:
+        lines[0] += (
+            f", {len(found.differences) - found.wrong} differ at near ties only ({found.near_ties} in all), {found.wrong} elsewhere"
+        )
+    for index, differences in found.differences.items():
+        for d in differences:
+            kind = "a near tie" if d.near_tie else "NOT a near tie"
+            where = f"  output {index}, token {d.position}: {d.plain} against {d.fast}"
+            lines.append(f"{where}, top-2 gap {d.gap:.4g}, epsilon {d.epsilon:.4g}: {kind}")
+    return lines
+
+
+def _law(name: str, law: LawTest, *, approximate: bool) -> list[str]:
+    if law.holds:
+        verdict = "no deviation from the model's own law"
+    elif approximate:
+        verdict = "deviates from the model's own law, as an approximate rule may"
+    else:
+        verdict = "DEVIATES from the model's own law"
+    return [
+        f"{name}: {verdict}",
+        f"  {law.tokens} tokens, p-value {law.p_value:.3g} (a false alarm has probability {law.error:g})",
+    ]

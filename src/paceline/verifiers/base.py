@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from paceline.errors import NumericsError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
+
+R = TypeVar("R")
 
 
 class Draws(Protocol):
@@ -38,8 +40,19 @@ class Draws(Protocol):
         """An index drawn from float32 probabilities (v,) that sum to 1."""
 
 
+class Rows(Protocol):
+    """Log-weights of a tree by row, the root's first: a tensor (1 + n, v), or something that makes a row when it is looked at."""
+
+    def __getitem__(self, row: int, /) -> torch.Tensor:
+        """(v,) of one row."""
+
+
 class Verifier(Protocol):
-    """A rule for a batch of sequences, each with its own tree."""
+    """A rule for a batch of sequences, each with its own tree.
+
+    A verifier that has `row_by_row = True` asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to
+    rows that it reaches and not to the others.
+    """
 
     name: str
 
@@ -61,9 +74,9 @@ class Verifier(Protocol):
 
 
 def verify_each(
-    rule: Callable[[TokenTree, torch.Tensor, Draws], Verdict],
+    rule: Callable[[TokenTree, R, Draws], Verdict],
     trees: Sequence[TokenTree],
-    rows: Sequence[torch.Tensor],
+    rows: Sequence[R],
     draws: Sequence[Draws],
 ) -> list[Verdict | NumericsError]:
     """Apply a rule to every sequence of a batch; a NumericsError that it raises becomes that sequence's entry."""

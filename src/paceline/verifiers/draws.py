@@ -15,8 +15,12 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+Floats = npt.NDArray[np.float32]
+
+_HOST: Final = torch.device("cpu")
 _MASK: Final = (1 << 64) - 1
 _WEYL: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
@@ -31,8 +35,6 @@ _BITS: Final = 10
 _SHIFT: Final = 23 - _BITS
 _POSITIVE: Final = 256 << _BITS
 _OFFSET: Final = (256 - 127) << _BITS
-_SPARSE: Final = 16384
-"""From this size of vocabulary on, looking for forbidden tokens first is cheaper than giving all of them noise."""
 
 
 def _mix(value: int) -> int:
@@ -112,20 +114,42 @@ def gumbel_noise(key: int, token_keys: torch.Tensor) -> torch.Tensor:
     return noise_m.mul_(slope.index_select(0, cell_m)).add_(height.index_select(0, cell_m))
 
 
+@lru_cache(maxsize=8)
+def _on_host(size: int) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Token keys, heights and slopes as arrays."""
+    height, slope = _gumbel_table(_HOST)
+    return _token_keys(size, _HOST).numpy(), height.numpy(), slope.numpy()
+
+
+def _noise_on_host(key: int, keys_m: npt.NDArray[np.int64], height: Floats, slope: Floats) -> Floats:
+    """`gumbel_noise` in NumPy: the same bits in half the time, since a small operation is dispatched faster."""
+    hash_m = keys_m ^ np.int64(_signed(_mix(key)))
+    hash_m *= np.int64(_signed(_MIX_1))
+    hash_m ^= hash_m >> 32
+    hash_m *= np.int64(_signed(_MIX_2))
+    bits_m = hash_m.astype(np.float32).view(np.int32)
+    cell_m = bits_m >> _SHIFT
+    cell_m += _OFFSET
+    bits_m &= (1 << _SHIFT) - 1
+    noise_m = bits_m.astype(np.float32)
+    noise_m *= slope.take(cell_m)
+    noise_m += height.take(cell_m)
+    return noise_m
+
+
 def _race(key: int, weights_v: torch.Tensor) -> int:
     """argmax of weights plus Gumbel noise; the lowest index of equal scores. A NaN weight wins, so that it is noticed."""
     if weights_v.dtype.itemsize < 4:
         weights_v = weights_v.float()
-    token_keys = _token_keys(len(weights_v), weights_v.device)
     if weights_v.device.type != "cpu":
-        return int((gumbel_noise(key, token_keys) + weights_v).argmax())
-    if len(weights_v) >= _SPARSE:
-        allowed_v = weights_v.numpy() != -np.inf
-        if 0 < np.count_nonzero(allowed_v) < len(weights_v) // 2:
-            allowed_m = torch.from_numpy(np.flatnonzero(allowed_v))
-            scores_m = gumbel_noise(key, token_keys[allowed_m]) + weights_v[allowed_m]
-            return int(allowed_m[int(scores_m.numpy().argmax())])
-    return int((gumbel_noise(key, token_keys) + weights_v).numpy().argmax())  # NumPy's argmax is the faster one
+        return int((gumbel_noise(key, _token_keys(len(weights_v), weights_v.device)) + weights_v).argmax())
+    scores_v = weights_v.numpy()
+    keys_v, height, slope = _on_host(len(scores_v))
+    allowed_m = np.flatnonzero(scores_v != -np.inf)
+    if 0 < len(allowed_m) < len(scores_v) // 2:  # the forbidden need no noise
+        noise_m = _noise_on_host(key, keys_v.take(allowed_m), height, slope)
+        return int(allowed_m[(noise_m + scores_v.take(allowed_m)).argmax()])
+    return int((_noise_on_host(key, keys_v, height, slope) + scores_v).argmax())
 
 
 class KeyedDraws:
@@ -145,6 +169,10 @@ class KeyedDraws:
     def gumbel(self, depth: int, weights_v: torch.Tensor) -> int:
         """argmax(log p + noise): a draw from softmax(weights_v); noise is keyed by (seed, position + depth, token)."""
         return _race(draw_seed(self.seed, self.position + depth, _TARGET), weights_v)
+
+    def noise(self, depth: int, like_v: torch.Tensor) -> torch.Tensor:
+        """(v,) float32, on the device of `like_v`: the noise that `gumbel` adds at this depth."""
+        return gumbel_noise(draw_seed(self.seed, self.position + depth, _TARGET), _token_keys(len(like_v), like_v.device))
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
         """True with the given probability, to 2**-53; keyed by (seed, position + depth, trial)."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from paceline.errors import NumericsError
@@ -34,38 +35,44 @@ class GreedyVerifier:
         self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws] = ()
     ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`; `draws` are not used."""
-        tops = [_tops(rows_nv) for rows_nv in rows]
-        return [_walk(tree, *top) for tree, top in zip(trees, _to_host(tops), strict=True)]
+        return [_walk(tree, *top) for tree, top in zip(trees, _tops(rows), strict=True)]
 
     def verify_stacked(
         self, trees: Sequence[TokenTree], logits: torch.Tensor, offsets: Sequence[int]
     ) -> list[Verdict | NumericsError]:
         """The same for one tensor (r, v) whose rows `offsets[i] : offsets[i + 1]` belong to sequence i (as in `Scores`): one
         reduction over the batch, one transfer to the host."""
-        ((largest, tokens),) = _to_host([_tops(logits)])
+        ((largest, tokens),) = _tops([logits])
         spans = pairwise(offsets)
         return [_walk(tree, largest[i:j], tokens[i:j]) for tree, (i, j) in zip(trees, spans, strict=True)]
 
 
-def _tops(rows_nv: torch.Tensor) -> torch.Tensor:
-    """(2, r) float64: largest entry of each row (NaN if there is one) and the lowest index where it stands."""
-    if rows_nv.device.type == "cpu":  # NumPy's argmax is about ten times as fast as torch's, with the same ties and NaNs
-        wide_nv = rows_nv if rows_nv.dtype == torch.float64 else rows_nv.float()
-        indices_n = torch.from_numpy(wide_nv.numpy().argmax(-1))
-        values_n = rows_nv.gather(1, indices_n[:, None]).squeeze(1)
-    else:
-        values_n, indices_n = rows_nv.max(-1)
-    return torch.stack((values_n.double(), indices_n.double()))
+Top = tuple[list[float], list[int]]
 
 
-def _to_host(tops: Sequence[torch.Tensor]) -> list[tuple[list[float], list[int]]]:
-    """(largest, tokens) of each tensor, brought over in one transfer; the token of a row without a finite maximum is -1."""
-    if not tops:
+def _tops(rows: Sequence[torch.Tensor]) -> list[Top]:
+    """Per tensor (n, v) the largest entry of each row (NaN if there is one) and the lowest index where it stands, or -1 where the
+    largest entry is not finite. On a device: one transfer for all of them."""
+    if not rows:
         return []
-    values, indices = (tops[0] if len(tops) == 1 else torch.cat(list(tops), dim=1)).tolist()
-    tokens = [int(index) if math.isfinite(value) else -1 for value, index in zip(values, indices, strict=True)]
-    ends = list(accumulate(top.shape[1] for top in tops))
-    return [(values[i:j], tokens[i:j]) for i, j in pairwise((0, *ends))]
+    if rows[0].device.type == "cpu":
+        return [_tops_on_host(rows_nv) for rows_nv in rows]
+    found = [rows_nv.max(-1) for rows_nv in rows]
+    pairs = [torch.stack((values_n.double(), indices_n.double())) for values_n, indices_n in found]
+    values, indices = torch.cat(pairs, dim=1).tolist()
+    ends = list(accumulate(pair.shape[1] for pair in pairs))
+    return [_where_finite(values[i:j], [int(index) for index in indices[i:j]]) for i, j in pairwise((0, *ends))]
+
+
+def _tops_on_host(rows_nv: torch.Tensor) -> Top:
+    """NumPy's argmax is about ten times as fast as torch's, with the same ties and NaNs."""
+    wide_nv = (rows_nv if rows_nv.dtype == torch.float64 else rows_nv.float()).numpy()
+    index_n = wide_nv.argmax(-1)
+    return _where_finite(wide_nv[np.arange(len(index_n)), index_n].tolist(), index_n.tolist())
+
+
+def _where_finite(values: list[float], indices: list[int]) -> Top:
+    return values, [index if math.isfinite(value) else -1 for value, index in zip(values, indices, strict=True)]
 
 
 def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> Verdict | NumericsError:

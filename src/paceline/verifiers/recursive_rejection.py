@@ -26,30 +26,29 @@ from paceline.tree.types import Verdict
 from paceline.verifiers.base import bad_row, before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:
-    from paceline.verifiers.base import Draws
+    from paceline.verifiers.base import Draws, Rows
 
 
 class RecursiveRejection:
     """The exact verifier above temperature 0."""
 
     name = "rejection_sampler"
+    row_by_row = True
 
-    def verify(
-        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws]
-    ) -> list[Verdict | NumericsError]:
+    def verify(self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
         return verify_each(_verdict, trees, rows, draws)
 
 
-def _verdict(tree: TokenTree, rows_nv: torch.Tensor, draws: Draws) -> Verdict:
+def _verdict(tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
     path: list[int] = []
     accepted: list[int] = []
     node: int | None = ROOT
     while node is not None:
-        trials, weights_v = tree.trials_of(node), rows_nv[node + 1]
+        trials = tree.trials_of(node) if len(tree) else ()
         decide = reject if any(trial.drawn for trial in trials) else match
         try:
-            node, token = decide(trials, [int(tree.tokens[trial.node]) for trial in trials], weights_v, draws, len(path))
+            node, token = decide(trials, [int(tree.tokens[trial.node]) for trial in trials], rows_nv[node + 1], draws, len(path))
         except NumericsError:
             if path:
                 return before_bad_row(path, accepted)
