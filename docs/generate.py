@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from paceline import registry
-from paceline.cli.main import app
+from paceline.cli.app import app
 
 HERE = Path(__file__).parent
 

@@ -6,10 +6,10 @@ everything else may change without notice. They are imported on first use, so th
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in typing, whose import would take longer than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.config import SamplingParams, SpeculativeConfig
     from paceline.constraints.logprobs import Logprob
     from paceline.engine.metrics import DrafterMetrics, RequestMetrics
@@ -66,6 +66,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES.get(name, "paceline.errors")), name)
 
 

@@ -53,6 +53,13 @@ DRAFTERS: Mapping[str, Entry] = {
         ("a smaller model with the target's tokenizer",),
         "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
     ),
+    "corrupted_oracle": Entry(
+        "paceline.drafters.corrupted_oracle:CorruptedOracleDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("recorded continuations",),
+        "A measuring device: acceptance at will, after the analysis of arXiv:2211.17192",
+    ),
 }
 
 VERIFIERS: Mapping[str, Entry] = {

@@ -25,6 +25,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
     ],
+    "corrupted_oracle": [{"continuations": [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}], "acceptance": 0.6}],
 }
 CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
 each_drafter = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: v if isinstance(v, str) else str(list(v.items())))

@@ -338,7 +338,7 @@ def test_tied_head():
 @pytest.mark.parametrize("windows", [(), (8, None)])
 def test_fixed_shape_scoring_equals_eager(model, windows):
     eager, fixed = (runner_of(model, windows=windows, cache_slots=64) for _ in range(2))
-    fixed.graphs = ScoringGraphs(fixed.decoder, fixed.rotary, fixed.arena, capture=False)
+    fixed.graphs = ScoringGraphs(fixed.passes._decoder, fixed.rotary, fixed.arena, capture=False)
     both = []
     for runner in (eager, fixed):
         caches = [runner.open() for _ in range(3)]
@@ -358,7 +358,7 @@ def test_fixed_shape_scoring_equals_eager(model, windows):
 def test_shapes_beyond_the_buckets_go_to_the_eager_path(model, runner):
     assert bucket_for([Segment(runner.open(), 65)], ()) is None
     assert bucket_for([Segment(runner.open(), 5)], (1, 0, 1)).taps == (0, 1)
-    runner.graphs = ScoringGraphs(runner.decoder, runner.rotary, runner.arena, capture=False)
+    runner.graphs = ScoringGraphs(runner.passes._decoder, runner.rotary, runner.arena, capture=False)
     tree = TokenTree.chain(tokens(70, seed=4))
     assert close(runner.score([prefilled(runner)], IDS[-1:], [tree]).logits, by_path(model, IDS, tree))
 

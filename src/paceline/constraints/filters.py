@@ -33,6 +33,9 @@ _EXACT_BITS = 52
 _BELOW_ONE = 0.99
 """Keeps the bound on likely tokens clear of its own rounding."""
 
+_USUAL = (1e-3, 1e-4)
+"""Shares of the mass that the tokens of a nucleus usually have each; few tokens do."""
+
 
 def filter_rows(logits_rv: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> None:
     """Set excluded tokens to -inf in place: min-p first, then top-k, then top-p of what is left.
@@ -86,14 +89,18 @@ def _nucleus(below_m: Floats, top_p: float, scale: float) -> Indices:
     """Where the nucleus is, given logits less their maximum; `below_m` is overwritten.
 
     Only tokens above (1 - top_p) / m of the mass can be in it, since all others together hold less than 1 - top_p; so only these
-    are sorted.
+    are sorted, or those above a larger share of it where they hold top_p already.
     """
     weights_m = np.exp(below_m, out=below_m)
     np.multiply(weights_m, np.float32(scale), out=weights_m)
     np.rint(weights_m, out=weights_m)
     total = float(weights_m.sum(dtype=np.float64))
-    likely = np.flatnonzero(weights_m >= np.float32(_BELOW_ONE * (1.0 - top_p) * total / len(weights_m)))
-    weights = weights_m[likely]
+    least = _BELOW_ONE * (1.0 - top_p) / len(weights_m)
+    for share in (*(share for share in _USUAL if share > least), least):
+        likely = np.flatnonzero(weights_m >= np.float32(share * total))
+        weights = weights_m[likely]
+        if float(weights.sum(dtype=np.float64)) >= top_p * total:
+            break
     sorted_down = np.sort(weights)[::-1]
     last = int(np.searchsorted(np.cumsum(sorted_down, dtype=np.float64), top_p * total))
     inside: Indices = likely[weights >= sorted_down[min(last, len(weights) - 1)]]

@@ -150,6 +150,16 @@ class Rules:
         _check_shape(logits, 1 + len(tree), self._vocab_size)
         return self._run(logits, _tree_paths(tree) if self._needs_paths else NO_PATH)
 
+    def by_row(self, logits: torch.Tensor, tree: TokenTree) -> LazyRows:
+        """What `apply` returns, each row made when it is asked for: for verifiers that look at few of them."""
+        _check_shape(logits, 1 + len(tree), self._vocab_size)
+        return LazyRows(self, logits, tree)
+
+    def row(self, logits_1v: torch.Tensor, tree: TokenTree, row: int) -> torch.Tensor:
+        """(v,) float32: row number `row` of `apply`, from the raw logits (1, v) of that row alone."""
+        path = [int(tree.tokens[node]) for node in tree.path(row - 1)] if row and self._needs_paths else ()
+        return self._run(logits_1v, (path,))[0]
+
     def apply_paths(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
         """Log-weights at explicit paths: row i continues the committed text by `paths[i]` (tokens after the root).
 
@@ -208,6 +218,18 @@ class Rules:
             rows_rv.index_fill_(1, stops, -math.inf)
         elif short:
             rows_rv[torch.tensor(short, device=rows_rv.device)[:, None], stops] = -math.inf
+
+
+class LazyRows:
+    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time; true until the rules advance."""
+
+    __slots__ = ("_logits", "_rules", "_tree")
+
+    def __init__(self, rules: Rules, logits: torch.Tensor, tree: TokenTree) -> None:
+        self._rules, self._logits, self._tree = rules, logits, tree
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return self._rules.row(self._logits[row : row + 1], self._tree, row)
 
 
 def _owned(rows_rv: torch.Tensor, logits: torch.Tensor) -> bool:

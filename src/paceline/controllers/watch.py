@@ -108,6 +108,10 @@ class Watch:
         self.asleep, self.hits = True, 0
         self.wait = self.interval = min(self.interval, self.limit)
 
+    def look_now(self) -> None:
+        """Asleep, be tried at the next step that allows it."""
+        self.wait = min(self.wait, 1)
+
     def limit_to(self, cost: float) -> None:
         """Set the longest interval from what one try costs, as a share of a plain step's time."""
         self.limit = int(min(max(cost / SHARE, FIRST_INTERVAL), 256))

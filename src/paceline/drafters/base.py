@@ -30,7 +30,8 @@ class Context:
 
     Attributes:
         request_id: unique name.
-        tokens: the live text, prompt and output; grows in place, read only for drafters. Its last entry is the root.
+        tokens: the live text, prompt and output; grows in place. Its last entry is the root. Drafters may only read it: each has a
+            copy of its own, so that writing into it changes no output, and the drafter that is seen to do so is dropped.
         prompt_length: how many of `tokens` are prompt.
         temperature: 0 for greedy requests.
         seed: base of the drafter's own draws.

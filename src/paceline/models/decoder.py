@@ -76,6 +76,15 @@ class Rotary:
     def depends_on_length(self) -> bool:
         return bool(self._by_length)
 
+    @property
+    def tables(self) -> Mapping[str, Rotation]:
+        """The tables, each (size, 1, dims), of the kinds whose angles depend on the position alone."""
+        return self._tables
+
+    def by_length(self, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> dict[str, Rotation]:
+        """Rotations of the kinds that also depend on the length; see `at`."""
+        return {key: self._dynamic(key, positions, lengths) for key in self._by_length}
+
     def at(self, positions: range | Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotations:
         """Rotations of the rows; `lengths` gives runs of (rows, sequence length) for the kinds that depend on it."""
         if not self._ropes:
@@ -86,9 +95,7 @@ class Rotary:
             found = {key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()}
         else:
             found = self.select(torch.tensor(positions, device=self._device))
-        for key in self._by_length:
-            found[key] = self._dynamic(key, positions, lengths)
-        return found
+        return found | self.by_length(positions, lengths)
 
     def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
         """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""

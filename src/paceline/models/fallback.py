@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -86,8 +86,7 @@ class TransformersRunner:
             dtype: a torch dtype, its name, or "auto" for the checkpoint's.
             trust_remote_code: run Python code that lies in the folder.
         Raises:
-            UnsupportedModelError: an architecture that transformers does not know either, one whose code is not trusted, or a
-                quantised checkpoint.
+            UnsupportedModelError: an architecture unknown to transformers too, code that is not trusted, a quantised checkpoint.
             CheckpointError: missing, incomplete or inconsistent files.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -106,11 +105,7 @@ class TransformersRunner:
                 )
         except Exception as error:  # as above
             raise _refusal(error, name) from error
-        lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
-        if lacking:
-            raise CheckpointError(
-                f"{name} lacks {len(lacking)} weights of its architecture, first {lacking[0]}; download the checkpoint again"
-            )
+        _check_complete(found, name)
         return cls._started(model.to(device), name, max_context)
 
     @classmethod
@@ -285,6 +280,13 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
         weight_bytes=read,
         fingerprint=f"transformers-{model.config.model_type}-{digest}-{str(model.dtype).removeprefix('torch.')}",
     )
+
+
+def _check_complete(found: Mapping[str, Any], name: str) -> None:
+    lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
+    if lacking:
+        what = f"{len(lacking)} weights of its architecture, first {lacking[0]}"
+        raise CheckpointError(f"{name} lacks {what}; download the checkpoint again")
 
 
 def _refusal(error: Exception, name: str) -> CheckpointError:

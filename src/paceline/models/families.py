@@ -194,18 +194,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         CheckpointError: a key that is missing, of the wrong kind, or contradicts another.
     """
     config = text_config(config)
-    name = config.get("model_type")
-    family = FAMILIES.get(str(name))
-    if family is None:
-        raise UnsupportedModelError(f"architecture {name!r} is not native; native are {', '.join(FAMILIES)}")
-    keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(name))
+    family = _family(config)
+    keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]))
     _check_features(keys)
     heads, kv_heads, head_dim = _heads(keys)
     ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
     bias = family.attention_bias == "key" and keys.flag("attention_bias")
     extra = family.extra(keys)
     return ModelSpec(
-        family=str(name),
+        family=keys.family,
         vocab_size=keys.size("vocab_size"),
         hidden_size=keys.size("hidden_size"),
         num_heads=heads,
@@ -227,6 +224,13 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=keys.flag("tie_word_embeddings"),
         **extra,
     )
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    name = config.get("model_type")
+    if str(name) not in FAMILIES:
+        raise UnsupportedModelError(f"architecture {name!r} is not native; native are {', '.join(FAMILIES)}")
+    return FAMILIES[str(name)]
 
 
 def _heads(keys: ConfigKeys) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ import torch
 
 from paceline.errors import OutOfMemoryError
 from paceline.models.checkpoint import DTYPES, Checkpoint
+from paceline.models.kernels.choose import unsupported
 from paceline.models.linear import can_pack
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import weight_bytes
@@ -58,7 +59,8 @@ def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Need:
         if name.startswith("layers."):
             layer = name.split(".")[1]
             layers[layer] = layers.get(layer, 0) + size
-    tied_head = sizes["embed.weight"] if spec.tied and can_pack(device, dtype) else 0
+    packs = can_pack(device, dtype) or unsupported(spec, dtype, device) is None
+    tied_head = sizes["embed.weight"] if spec.tied and packs else 0
     per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
     return Need(sum(sizes.values()), tied_head + max(layers.values()), copies * per_token)

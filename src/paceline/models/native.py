@@ -12,11 +12,13 @@ from collections.abc import Collection, Sequence
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.attention import BatchStep, Masks, SequenceStep, Step
+from paceline.models.attention import Masks
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary, Weights
+from paceline.models.eager import EagerPasses, Found, Passes
 from paceline.models.graphs import ScoringGraphs
+from paceline.models.kernels.choose import fits
 from paceline.models.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
@@ -33,7 +35,8 @@ class NativeRunner:
         max_context: most tokens of a sequence; None takes the checkpoint's.
         cache_slots: cache slots allocated at first; the cache grows by doubling.
         row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is faster for
-            tiny float32 models, such as drafts.
+            tiny float32 models, such as drafts. Compiled passes always keep it.
+        compiled: run in compiled passes where the model and the CPU allow it (models.kernels); False takes PyTorch's operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
     """
 
@@ -53,20 +56,16 @@ class NativeRunner:
         cache_slots: int = 2048,
         copy_limit: int = 1024,
         row_invariant: bool = True,
+        compiled: bool = True,
     ) -> None:
         weight_bytes = _bytes_read(spec, weights)
+        self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
-            self.decoder = Decoder(spec, weights, row_invariant=row_invariant)
-            self.rotary = Rotary(spec.ropes, device, dtype)
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
             )  # fmt: skip
-        self.masks = Masks(dtype, device)
-        self.graphs: ScoringGraphs | None = None
-        if device.type == "cuda" and spec.moe is None:  # choosing experts needs the host, so it cannot be captured
-            self.graphs = ScoringGraphs(self.decoder, self.rotary, self.arena, capture=True)
-        self.spec = spec
+            self.passes, self.graphs = self._prepare(weights, dtype, device, row_invariant, compiled)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -79,6 +78,20 @@ class NativeRunner:
             weight_bytes=weight_bytes,
             fingerprint=_fingerprint(spec, dtype),
         )
+
+    def _prepare(
+        self, weights: Weights, dtype: torch.dtype, device: torch.device, row_invariant: bool, compiled: bool
+    ) -> tuple[Passes, ScoringGraphs | None]:
+        """Pack the weights for the way this model runs here."""
+        if compiled and fits(self.spec, dtype, device):
+            from paceline.models.kernels.fused import FusedDecoder
+
+            return FusedDecoder(self.spec, weights, self.arena), None
+        decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
+        graphs = None
+        if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
+            graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
+        return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
 
     def open(self) -> NativeCache:
         """A new, empty sequence."""
@@ -98,8 +111,8 @@ class NativeRunner:
         Raises:
             ConfigError: an empty list of tokens, or a released cache.
         """
-        x = self.decoder.embed(tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own])
-        return self._extend(caches, [len(own) for own in tokens], x, taps, all_logits)
+        fed = tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own]
+        return self._extend(caches, [len(own) for own in tokens], fed, taps, all_logits)
 
     @torch.inference_mode()
     def extend_embeddings(
@@ -115,18 +128,20 @@ class NativeRunner:
         return self._extend(caches, [len(own) for own in embeddings], x, taps, all_logits)
 
     def _extend(
-        self, caches: Sequence[NativeCache], rows: Sequence[int], x: torch.Tensor, taps: Sequence[int], all_logits: bool
+        self,
+        caches: Sequence[NativeCache],
+        rows: Sequence[int],
+        inputs: Sequence[int] | torch.Tensor,
+        taps: Sequence[int],
+        all_logits: bool,
     ) -> Scores:
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
-        kept = self._layers(segments, x, ALL_LAYERS, taps, chunked=True)
+        at = offsets(segments)
+        wanted = None if all_logits else [stop - 1 for stop in at[1:]]
+        logits, _, kept = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
         for segment in segments:
             segment.cache.length += segment.inputs
-        if all_logits:
-            return Scores(self.decoder.head(x), offsets(segments), kept)
-        if len(segments) == 1:
-            return Scores(self.decoder.head(x[-1:]), (0, 1), kept)
-        last = torch.tensor(offsets(segments)[1:], device=x.device) - 1
-        return Scores(self.decoder.head(x.index_select(0, last)), tuple(range(len(segments) + 1)), kept)
+        return Scores(logits, at if all_logits else tuple(range(len(segments) + 1)), kept)
 
     @torch.inference_mode()
     def score(
@@ -148,9 +163,8 @@ class NativeRunner:
             fed = [fed_tokens([root], [tree], [segment]) for root, tree, segment in zip(roots, trees, segments, strict=True)]
             if (result := self.graphs.run(segments, fed, taps)) is not None:
                 return Scores(result[0], offsets(segments), result[1])
-        x = self.decoder.embed(fed_tokens(roots, trees, segments))
-        kept = self._layers(segments, x, ALL_LAYERS, taps)
-        return Scores(self.decoder.head(x), offsets(segments), kept)
+        logits, _, kept = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(logits, offsets(segments), kept)
 
     @torch.inference_mode()
     def run_layers(
@@ -178,28 +192,23 @@ class NativeRunner:
         """
         segments = self._segments(caches, trees, computed)
         rows = sum(segment.rows for segment in segments)
-        if hidden is None:
-            if plan.first:
-                raise ConfigError(
-                    f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden="
-                )
-            x = self.decoder.embed(fed_tokens(roots, trees, segments))
-        else:
-            if hidden.shape != (rows, self.info.hidden_size):
-                raise ConfigError(f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}")
-            x = hidden.to(self.info.dtype, copy=True)
-        kept = self._layers(segments, x, plan, taps)
-        return x, kept
+        if hidden is None and plan.first:
+            raise ConfigError(f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden=")
+        if hidden is not None and hidden.shape != (rows, self.info.hidden_size):
+            raise ConfigError(f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}")
+        given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
+        _, states, kept = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
+        return states, kept
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) input embeddings of tokens, the family's multiplier included."""
-        return self.decoder.embed(tokens)
+        return self.passes.embed(tokens)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
-        return self.decoder.head(hidden, norm=norm)
+        return self.passes.head(hidden, norm=norm)
 
     def commit(self, caches: Sequence[NativeCache], paths: Sequence[Sequence[int]]) -> None:
         """See `Runner.commit`; only a path that leaves the order of the slots moves anything."""
@@ -232,24 +241,25 @@ class NativeRunner:
             segments.append(segment)
         return segments
 
-    def _layers(
-        self, segments: Sequence[Segment], x: torch.Tensor, plan: LayerPlan, taps: Collection[int], *, chunked: bool = False
-    ) -> dict[int, torch.Tensor]:
-        positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
-        lengths = self._lengths(segments, positions, chunked) if self.rotary.depends_on_length else ()
-        kept = self.decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps)
-        if self.info.num_layers in taps:
-            kept[self.info.num_layers] = self.decoder.final_norm(x).contiguous()
-        return kept
+    def _pass(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        chunked: bool = False,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+    ) -> Found:
+        lengths: Sequence[tuple[int, int]] = ()
+        if self.rotary.depends_on_length:
+            lengths = self._lengths(segments, [p for s in segments for p in s.positions()], chunked)
+        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states)
 
     def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
         """Runs of (rows, length) for the rotary kinds that depend on it."""
         return run_lengths(segments, positions, chunked)
-
-    def _step(self, segments: Sequence[Segment]) -> Step:
-        if len(segments) == 1:
-            return SequenceStep(self.decoder.shape, self.masks, segments[0])
-        return BatchStep(self.decoder.shape, self.masks, segments)
 
 
 def _bytes_read(spec: ModelSpec, weights: Weights) -> int:

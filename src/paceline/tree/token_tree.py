@@ -59,7 +59,11 @@ class Trial:
 
 
 def _ints(values: Sequence[int] | IntArray) -> IntArray:
-    return np.asarray(values, dtype=np.int32)
+    given = np.asarray(values)
+    found: IntArray = given.astype(np.int32, copy=False)
+    if given.size and (given.dtype.kind not in "iu" or (given is not found and (given != found).any())):
+        raise DrafterError(f"tree columns must hold 32-bit integers, got {given.dtype} {given.ravel()[:5].tolist()}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,6 +251,8 @@ class TokenTree:
         """
         if len(self) > max_nodes:
             raise DrafterError(f"a tree of {len(self)} nodes exceeds the budget of {max_nodes}")
+        if any(getattr(self, name).dtype.kind not in "iu" for name in ("tokens", "parents", "depths", "sources", "slots", "kinds")):
+            raise DrafterError("tree columns must hold integers; use TokenTree.build or TokenTree.chain")
         if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):
             raise DrafterError(f"tree tokens must lie in 0..{vocab_size - 1}, got {self.tokens.min()}..{self.tokens.max()}")
         self.check_structure()

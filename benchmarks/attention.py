@@ -1,0 +1,162 @@
+"""What attention costs as the context grows: plain steps, chains and trees on a random-weights 291M Llama, dense against split.
+
+Forms of the CPU's attention alternate in one process on the same cache of random keys and values. In PyTorch's operators: `dense`
+(one masked call), `split` (chunks without a mask, merged; the default for long contexts) and `invariant` (split, with sums in the
+order of positions). `compiled`, the passes that the library takes where it can, is to be timed in a process of its own, since the
+two keep each other's threads waiting. Every form is compared with `dense` before anything is timed.
+
+usage: attention.py [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5] [--threads 2] [--model FOLDER]
+       [--forms dense split invariant] [--name attention]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from common import RESULTS, alternate, random_llama, ratio, read_bandwidth, save
+
+from paceline.models.attention import Masks
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.decoder import Decoder
+from paceline.models.eager import EagerPasses, Passes
+from paceline.models.families import spec_from_config
+from paceline.models.hub import read_config
+from paceline.models.load import load_runner
+from paceline.models.native import NativeRunner
+from paceline.models.weights import load_weights
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+FORMS = ("dense", "split", "invariant", "compiled")
+ROOT, TOLERANCE = 7, 0.1
+"""Tolerance: root mean square difference of logits in units of their standard deviation; in bfloat16 every form is 0.02 to 0.035
+away from float32 on this model, since 24 layers round."""
+
+
+def passes_of(runner: NativeRunner, folder: Path) -> dict[str, Passes]:
+    """All forms over the cache of one runner; `compiled` is left out where the runner itself runs in PyTorch."""
+    dtype, device = runner.info.dtype, runner.info.device
+    spec = spec_from_config(read_config(folder))
+    decoder = Decoder(spec, load_weights(Checkpoint(folder), spec, device=device, dtype=dtype))
+    masks = {
+        "dense": Masks(dtype, device, split_from=None),
+        "split": Masks(dtype, device, split_from=512),
+        "invariant": Masks(dtype, device, row_invariant=True),
+    }
+    found: dict[str, Passes] = {form: EagerPasses(decoder, runner.rotary, own) for form, own in masks.items()}
+    return found if isinstance(runner.passes, EagerPasses) else found | {"compiled": runner.passes}
+
+
+def tree_of(nodes: int) -> TokenTree:
+    """A random tree of moderate depth."""
+    rng = np.random.default_rng(0)
+    parents = [-1, *(int(rng.integers(max(-1, i // 2 - 2), i)) for i in range(1, nodes))]
+    return TokenTree.build(list(range(10, 10 + nodes)), parents)
+
+
+class Case:
+    """Sequences of ragged lengths around one context, with random keys and values."""
+
+    def __init__(self, runner: NativeRunner, passes: dict[str, Passes], context: int, batch: int) -> None:
+        self.runner, self.passes = runner, passes
+        self.caches = []
+        for i in range(batch):
+            cache = runner.open()
+            length = context - i * context // (2 * batch)
+            cache.reserve(length + 80)
+            cache.length = length
+            self.caches.append(cache)
+        with torch.inference_mode():
+            runner.arena.kv.normal_()
+
+    def scorer(self, form: str, tree: TokenTree) -> Callable[[], torch.Tensor]:
+        passes, roots, trees = self.passes[form], [ROOT] * len(self.caches), [tree] * len(self.caches)
+
+        def score() -> torch.Tensor:
+            self.runner.passes = passes
+            return self.runner.score(self.caches, roots, trees).logits
+
+        return score
+
+    def close(self) -> None:
+        for cache in self.caches:
+            self.runner.release(cache)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Root mean square difference of logits in units of their standard deviation."""
+    return float((a.float() - b.float()).square().mean().sqrt() / b.float().std())
+
+
+def measure(case: Case, forms: list[str], rows: list[int], repeats: int) -> dict[str, Any]:
+    """Seconds of every form and tree, and the ratios that matter."""
+    trees = {"plain": EMPTY_TREE}
+    for n in rows:
+        trees |= {f"chain {n}": TokenTree.chain(list(range(10, 10 + n))), f"tree {n}": tree_of(n)}
+    runs: dict[str, Callable[[], torch.Tensor]] = {}
+    apart = 0.0
+    for name, tree in trees.items():
+        scorers = {form: case.scorer(form, tree) for form in forms}
+        dense = case.scorer("dense", tree)().clone()
+        apart = max(apart, *(difference(scorer(), dense) for scorer in scorers.values()))
+        runs |= {f"{form} {name}": scorer for form, scorer in scorers.items()}
+    if apart > TOLERANCE:
+        sys.exit(f"outputs differ by {apart:.3f} standard deviations of the logits, {TOLERANCE} are allowed; nothing was timed")
+    seconds = alternate(runs, repeats, progress=False)
+    against = {
+        f"dense_over_{form}": {name: ratio(seconds[f"dense {name}"], seconds[f"{form} {name}"]) for name in trees}
+        for form in forms
+        if "dense" in forms and form != "dense"
+    }
+    return {
+        "seconds": seconds,
+        "difference": apart,
+        **against,
+        "tree_over_chain": {
+            f"{form} {n}": ratio(seconds[f"{form} tree {n}"], seconds[f"{form} chain {n}"]) for form in forms for n in rows
+        },
+    }
+
+
+def show(context: int, batch: int, found: dict[str, Any]) -> None:
+    names = list(dict.fromkeys(name.split(" ", 1)[1] for name in found["seconds"]))
+    print(f"context {context}, batch {batch} (milliseconds; difference {found['difference']:.4f})")
+    for form in [form for form in FORMS if f"{form} plain" in found["seconds"]]:
+        print(f"  {form:10}" + "".join(f"{name} {1e3 * median(found['seconds'][f'{form} {name}']):.1f}   " for name in names))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096, 8192])
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS[:3]), help="time `compiled` in a run of its own")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", type=Path, default=RESULTS.parent / "models" / "llama-291m", help="made there if absent")
+    parser.add_argument("--name", default="attention", help="results/NAME.json is written")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    runner = load_runner(random_llama(given.model))
+    if not isinstance(runner, NativeRunner):
+        sys.exit("this model is not run by the native decoder")
+    passes = passes_of(runner, given.model)
+    cases = []
+    for context in given.contexts:
+        for batch in given.batch:
+            case = Case(runner, passes, context, batch)
+            found = measure(case, given.forms, given.rows, given.repeats)
+            case.close()
+            show(context, batch, found)
+            cases.append({"context": context, "batch": batch, **found})
+    save(given.name, {"bytes_per_second": read_bandwidth(), "weight_bytes": runner.info.weight_bytes, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The guard of drafting as a whole at one batch size: planning, asking and judging drafters cost time too, for every sequence.
+
+In: what each step brought and took, all of it. Out: whether the next step may draft. Not here: which drafter, and how much
+(`controllers.auto`, `controllers.watch`).
+
+The cost model charges a drafter for its own time and its rows; what the engine spends on having drafters at all shows only against
+steps without any. So a few steps are made plain to be timed, and drafting stays on only while its steps bring more tokens per
+second than plain ones. Off, it is tried again for some steps, the sooner the less the last try lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+FIRST_PLAIN: Final = 3
+"""Plain steps that are timed when a batch size comes up."""
+
+AGAIN: Final = 64
+"""Steps from one plain step to the next while drafting is on."""
+
+TRY: Final = 8
+PATIENCE: Final = 24
+"""Steps after which drafting is judged: while no drafter is used, and while one is."""
+
+SHARE: Final = 0.01
+"""About this share of all time goes into tries that lose."""
+
+LEAST, MOST = 48, 512
+_DECAY = 0.98
+_RATE = 0.2
+_CLIP = 1.5
+_SETTLING = 4
+
+
+class Gate:
+    """Open, steps may draft. Kept per batch bucket.
+
+    Attributes:
+        wait: steps until it opens again; 0 while it is open.
+    """
+
+    __slots__ = ("_brought", "_last", "_plain", "_seen", "_spent", "_steps", "_timing", "wait")
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}  # batch size -> seconds of a plain step
+        self._timing = 0  # plain steps to be timed before drafting goes on
+        self._seen = 0  # steps since a plain one
+        self.wait = self._last = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps, self._brought, self._spent = 0, 0.0, 0.0
+
+    @property
+    def starting(self) -> bool:
+        """Whether the next step begins a try."""
+        return not self.wait and not self._timing and not self._steps
+
+    def admits(self, *, new: bool) -> bool:
+        """Whether this step may draft.
+
+        Args:
+            new: a sequence that was not there before makes up the whole batch: what was learned may not hold for it, so that it
+                need not wait as long.
+        """
+        if self.wait:
+            self.wait = min(self.wait, self._last // 2) if new else self.wait
+            self.wait -= 1
+            return False
+        if self._timing:
+            self._timing -= 1
+            return False
+        self._seen += 1
+        if self._steps >= _SETTLING and not self._plain:
+            self._timing, self._seen = FIRST_PLAIN - 1, 0
+            return False
+        if self._seen > AGAIN:
+            self._seen = 0
+            return False
+        return True
+
+    def record(self, size: int, tokens: int, seconds: float, *, admitted: bool, asked: bool, table: Sequence[float]) -> None:
+        """What a step brought.
+
+        Args:
+            tokens: committed by all its sequences together.
+            seconds: of the whole step.
+            admitted: the step could draft. asked: some drafter was used because the plan wants it.
+            table: expected seconds of a step by rows.
+        """
+        if not admitted:
+            known = self._plain.get(size, seconds)
+            self._plain[size] = known + _RATE * (min(seconds, _CLIP * known) - known)
+            return
+        self._steps += 1
+        if not self._plain or self._steps <= 1:
+            return
+        plain = self._plain_seconds(size, table)
+        self._brought = self._brought * _DECAY + tokens / size * plain
+        self._spent = self._spent * _DECAY + min(seconds, 4 * plain)
+        if self._steps >= (PATIENCE if asked else TRY) and self._brought < self._spent:
+            self.wait = self._last = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST))
+            self._begin()
+
+    def _plain_seconds(self, size: int, table: Sequence[float]) -> float:
+        """Of a step without drafting, scaled from the nearest batch size that was timed."""
+        near = min(self._plain, key=lambda known: abs(known - size))
+        last = len(table) - 1
+        return self._plain[near] * (table[min(size, last)] / table[min(near, last)] if near != size else 1.0)

@@ -1,0 +1,297 @@
+"""One pass of the decoder as one compiled function, which every thread of the team runs from end to end.
+
+In: the tables of models.kernels.frame. Out: keys and values in the cache; hidden states, taps and logits at their addresses. Not
+here: who fills the tables (models.kernels.fused).
+
+Threads divide the strips of each matrix and the heads of the attention, and meet at a barrier where one needs what another wrote:
+five times a layer. Norms are computed by every thread for itself, which costs less than a meeting. The residual stream is float32
+within a layer and rounded to the model's type behind it, so that a pass may stop and go on at any layer with the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import zlib
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit, types
+
+from paceline.models.kernels import frame as at
+from paceline.models.kernels.attention import attend, copy_row, scaled_norm
+from paceline.models.kernels.matrix import strip_sums
+from paceline.models.kernels.tiles import DOT, FULL, STEP, STRIP
+from paceline.models.kernels.vectors import (
+    LANES,
+    add,
+    broadcast,
+    call,
+    call_int,
+    div,
+    exponential,
+    fma,
+    load,
+    load_half,
+    mul,
+    read,
+    read_float,
+    store,
+    store_half,
+)  # fmt: skip
+
+log = logging.getLogger("paceline")
+
+STRIP_BYTES = 4 * STRIP
+PATIENCE = 3.0
+"""Seconds after which the user hears what is going on; loading from disk takes less."""
+
+
+@njit(error_model="numpy")
+def _steps(frame: int, inputs: int) -> int:
+    return inputs if read(frame + at.KIND) == FULL else inputs // 2
+
+
+@njit(error_model="numpy")
+def _meet(frame: int, team: int) -> None:
+    if team > 1:
+        call(read(frame + at.BARRIER))
+
+
+@njit(error_model="numpy")
+def _biased(sums: int, rows: int, bias: int) -> None:
+    if bias != 0:
+        for row in range(rows):
+            for i in range(0, STRIP_BYTES, 64):
+                store(sums + row * STRIP_BYTES + i, add(load(sums + row * STRIP_BYTES + i), load(bias + i)))
+
+
+@njit(error_model="numpy")
+def _embed(frame: int, me: int, team: int) -> None:
+    rows, hidden = read(frame + at.ROWS), read(frame + at.HIDDEN)
+    factor, narrow = broadcast(read_float(frame + at.SCALE)), read(frame + at.NARROW) == 1
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        source, x = read(read(frame + at.SOURCE) + 8 * row), read(frame + at.X) + row * read(frame + at.X_PITCH)
+        for i in range(0, hidden, LANES):
+            value = load_half(source + 2 * i) if narrow else load(source + 4 * i)
+            store(x + 4 * i, mul(value, factor))
+
+
+@njit(error_model="numpy")
+def _normed(frame: int, me: int, weight: int) -> int:
+    """This thread's own normed copy of all rows."""
+    target, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    for row in range(read(frame + at.ROWS)):
+        x = read(frame + at.X) + row * read(frame + at.X_PITCH)
+        half = read(frame + at.KIND) == DOT
+        scaled_norm(x, read(frame + at.HIDDEN), weight, read_float(frame + at.EPSILON), target + row * pitch, half)
+    return target
+
+
+@njit(error_model="numpy")
+def _put(sums: int, rows: int, target: int, pitch: int) -> None:
+    for row in range(rows):
+        for i in range(0, STRIP_BYTES, 64):
+            store(target + row * pitch + i, load(sums + row * STRIP_BYTES + i))
+
+
+@njit(error_model="numpy")
+def _put_residual(frame: int, sums: int, column: int, rounded: bool) -> None:
+    """Add a strip to the residual stream."""
+    factor = broadcast(read_float(frame + at.RESIDUAL))
+    for row in range(read(frame + at.ROWS)):
+        x = read(frame + at.X) + row * read(frame + at.X_PITCH) + 4 * column
+        for i in range(0, STRIP_BYTES, 64):
+            value = fma(load(sums + row * STRIP_BYTES + i), factor, load(x + i))
+            if rounded:
+                store_half(sums, value)
+                value = load_half(sums)
+            store(x + i, value)
+
+
+@njit(error_model="numpy")
+def _put_gated(frame: int, sums: int, column: int) -> None:
+    """act(gate) * up for 32 inner activations; gelu is its tanh form, x * sigmoid(1.5958 (x + 0.044715 x^3))."""
+    one, half, gelu = broadcast(np.float32(1.0)), read(frame + at.KIND) == DOT, read(frame + at.GELU) == 1
+    for row in range(read(frame + at.ROWS)):
+        inner = read(frame + at.INNER) + row * read(frame + at.INNER_PITCH) + column * (2 if half else 4)
+        for i in range(2):
+            gate, up = load(sums + row * STRIP_BYTES + 64 * i), load(sums + row * STRIP_BYTES + 128 + 64 * i)
+            turned = mul(gate, broadcast(np.float32(-1.0)))
+            if gelu:
+                cubic = fma(mul(gate, gate), broadcast(np.float32(0.044715)), one)
+                turned = mul(mul(gate, cubic), broadcast(np.float32(-1.5957691216057308)))
+            value = mul(div(gate, add(one, exponential(turned))), up)
+            if half:
+                store_half(inner + 32 * i, value)
+            else:
+                store(inner + 64 * i, value)
+
+
+@njit(error_model="numpy")
+def _qkv(frame: int, layer: int, me: int, team: int) -> None:
+    x, sums = _normed(frame, me, read(layer + at.ATTENTION_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
+    strips, steps, rows = (outputs + STRIP - 1) // STRIP, _steps(frame, read(frame + at.HIDDEN)), read(frame + at.ROWS)
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        weight = read(layer + at.QKV_WEIGHT) + strip * steps * STEP
+        strip_sums(read(frame + at.KIND), weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
+        bias = read(layer + at.QKV_BIAS)
+        _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        _put(sums, rows, read(frame + at.QKV) + strip * STRIP_BYTES, read(frame + at.QKV_PITCH))
+
+
+@njit(error_model="numpy")
+def _project(
+    frame: int, me: int, team: int, weights: int, bias: int, x: int, pitch: int, inputs: int, rounded: bool
+) -> None:  # fmt: skip
+    """A projection back to the residual stream."""
+    sums, rows = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS)
+    strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, _steps(frame, inputs)
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        strip_sums(read(frame + at.KIND), weights + strip * steps * STEP, steps, x, pitch, rows, sums)
+        _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        _put_residual(frame, sums, strip * STRIP, rounded)
+
+
+@njit(error_model="numpy")
+def _gate_up(frame: int, layer: int, me: int, team: int) -> None:
+    x, sums = _normed(frame, me, read(layer + at.MLP_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    strips, rows = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
+    steps, bias = _steps(frame, read(frame + at.HIDDEN)), read(layer + at.GATE_UP_BIAS)
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        weight = read(layer + at.GATE_UP_WEIGHT) + strip * steps * STEP
+        strip_sums(read(frame + at.KIND), weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
+        _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        _put_gated(frame, sums, strip * (STRIP // 2))
+
+
+@njit(error_model="numpy")
+def _show(frame: int, source: int, pitch: int, target: int, me: int, team: int) -> None:
+    """Copy rows of float32 states to the model's type."""
+    rows, hidden, narrow = read(frame + at.ROWS), read(frame + at.HIDDEN), read(frame + at.NARROW) == 1
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        for i in range(0, hidden, LANES):
+            value = load(source + row * pitch + 4 * i)
+            if narrow:
+                store_half(target + 2 * (row * hidden + i), value)
+            else:
+                store(target + 4 * (row * hidden + i), value)
+
+
+@njit(error_model="numpy")
+def _layer(frame: int, layer: int, me: int, team: int) -> None:
+    narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
+    if read(layer + at.ATTENTION) == 1:
+        _qkv(frame, layer, me, team)
+        _meet(frame, team)
+        attend(frame, layer, me, team)
+        _meet(frame, team)
+        inputs = read(frame + at.HEADS) * read(frame + at.HEAD_DIM)
+        _project(
+            frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_BIAS),
+            read(frame + at.MIXED), read(frame + at.MIXED_PITCH), inputs, narrow and skipped,
+        )  # fmt: skip
+        _meet(frame, team)
+    if not skipped:
+        _gate_up(frame, layer, me, team)
+        _meet(frame, team)
+        _project(
+            frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_BIAS),
+            read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE), narrow,
+        )  # fmt: skip
+        _meet(frame, team)
+    if read(layer + at.TAP) != 0:
+        _show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)
+
+
+@njit(error_model="numpy")
+def _put_logits(frame: int, sums: int, column: int) -> None:
+    vocab, narrow = read(frame + at.VOCAB), read(frame + at.NARROW) == 1
+    factor, item = broadcast(read_float(frame + at.LOGIT_SCALE)), 2 if narrow else 4
+    for row in range(read(frame + at.HEAD_ROWS)):
+        target = read(frame + at.LOGITS) + (row * ((vocab + LANES - 1) // LANES * LANES) + column) * item
+        for i in range(0, min(STRIP, vocab - column), LANES):
+            value = mul(load(sums + row * STRIP_BYTES + 4 * i), factor)
+            if narrow:
+                store_half(target + 2 * i, value)
+            else:
+                store(target + 4 * i, value)
+
+
+@njit(error_model="numpy")
+def _head(frame: int, me: int, team: int) -> None:
+    x, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    hidden, rows, kind = read(frame + at.HIDDEN), read(frame + at.HEAD_ROWS), read(frame + at.KIND)
+    for row in range(rows):
+        source = read(frame + at.X) + read(read(frame + at.PICKED) + 8 * row) * read(frame + at.X_PITCH)
+        if read(frame + at.FINAL_NORM) != 0:
+            scaled_norm(source, hidden, read(frame + at.FINAL_NORM), read_float(frame + at.EPSILON), x + row * pitch, kind == DOT)
+        else:
+            copy_row(source, hidden, x + row * pitch, kind == DOT)
+    sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), _steps(frame, hidden)
+    strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        strip_sums(kind, read(frame + at.HEAD) + strip * steps * STEP, steps, x, pitch, rows, sums)
+        _put_logits(frame, sums, strip * STRIP)
+
+
+@njit(error_model="numpy")
+def _final_tap(frame: int, me: int, team: int) -> None:
+    """The normed states of all rows, by way of the projections' buffer."""
+    rows, target, pitch = read(frame + at.ROWS), read(frame + at.QKV), read(frame + at.QKV_PITCH)
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        x = read(frame + at.X) + row * read(frame + at.X_PITCH)
+        weight, epsilon = read(frame + at.FINAL_NORM), read_float(frame + at.EPSILON)
+        scaled_norm(x, read(frame + at.HIDDEN), weight, epsilon, target + row * pitch, False)
+    _show(frame, target, pitch, read(frame + at.FINAL_TAP), me, team)
+
+
+@njit(error_model="numpy")
+def forward(frame: int) -> None:
+    """One pass; see the module."""
+    me, team = 0, 1
+    if read(frame + at.THREAD) != 0:
+        me, team = call_int(read(frame + at.THREAD)), call_int(read(frame + at.TEAM))
+    _embed(frame, me, team)
+    _meet(frame, team)
+    for i in range(read(frame + at.LAYERS)):
+        _layer(frame, read(frame + at.PROGRAM) + i * at.LAYER_FIELDS, me, team)
+    if read(frame + at.RESULT) != 0:
+        _show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(frame + at.RESULT), me, team)
+    if read(frame + at.FINAL_TAP) != 0:
+        _final_tap(frame, me, team)
+    if read(frame + at.HEAD_ROWS) > 0:
+        _head(frame, me, team)
+
+
+@functools.cache
+def compiled() -> Any:
+    """`forward` as machine code for this CPU, from numba's cache on disk where one can be written."""
+    sources = _sources()
+
+    def entry(frame: int) -> None:
+        if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
+            forward(frame)
+
+    notice = Timer(PATIENCE, log.warning, ["compiling the CPU kernels, once for this machine; this takes some seconds"])
+    notice.daemon = True
+    notice.start()
+    try:
+        made = cfunc(types.void(types.int64), cache=True, error_model="numpy")(entry)
+    except (RuntimeError, OSError) as reason:
+        log.debug("kernels are not kept on disk: %s", reason)
+        made = cfunc(types.void(types.int64), error_model="numpy")(entry)
+    finally:
+        notice.cancel()
+    return made
+
+
+def _sources() -> int:
+    """A number that changes with any file of this package."""
+    digest = 0
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest = zlib.crc32(path.read_bytes(), digest)
+    return digest or 1

@@ -1,0 +1,242 @@
+"""The decoder on the CPU in compiled passes: a drop-in for models.decoder.Decoder where the model and the machine allow it.
+
+In: a ModelSpec with canonical weights, an arena; segments with their tokens. Out: logits, hidden states, taps. Not here: compiled
+code (models.kernels.forward), packing (models.kernels.program).
+
+Every row of every pass goes through the same code, prompts included: a row's bits depend on the text before it alone, not on how
+it was fed. Inputs that reach over one pass's rows are fed in several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.models.cache import Arena
+from paceline.models.decoder import ALL_LAYERS, LayerPlan, Rotary, attention_shape
+from paceline.models.eager import Found
+from paceline.models.kernels import frame as at
+from paceline.models.kernels.attention_tiles import MOST_QUERIES
+from paceline.models.kernels.forward import compiled
+from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.kernels.team import find_team
+from paceline.models.kernels.tiles import DOT, FULL, HALF, has_dot
+from paceline.models.kernels.vectors import LANES
+from paceline.models.kernels.visible import Ints, Part, SlotLists, address, fill, parts_of
+from paceline.models.segments import Segment
+from paceline.models.spec import ModelSpec
+
+Lengths = Sequence[tuple[int, int]]
+
+
+class FusedDecoder:
+    """All layers, the embedding and the head; takes its weights out of `weights` as it packs them.
+
+    Args:
+        kind: of product (models.kernels.tiles); None takes the fastest that this CPU has for the dtype.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
+        self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
+        self.embedding = weights["embed.weight"].contiguous()
+        self.dtype = self.embedding.dtype
+        self._kind = best_kind(self.dtype) if kind is None else kind
+        self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
+        self._packing = Packing(spec, self.shape, weights)
+        self._frame, self._layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
+        self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
+        self._seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self._iota, self._embedded, self._tapped = np.arange(ROWS), self.embedding.data_ptr(), False
+        self._planned: LayerPlan | None = None
+        self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
+        self._frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
+        self._pack_layers(spec)
+        weights.pop("embed.weight")
+        self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
+        self._workspace: Workspace | None = None
+        self._scores = torch.zeros(0)
+        self._run, self._team = compiled(), find_team()
+        if self._team is not None:
+            self._frame.put({at.THREAD: self._team.thread, at.TEAM: self._team.size, at.BARRIER: self._team.barrier})
+
+    def _pack_layers(self, spec: ModelSpec) -> None:
+        start, size = address(self._seen), self._seen[0].nbytes
+        for index, layer in enumerate(spec.layers):
+            rope = 0 if layer.rope is None else self._ropes[layer.rope].address
+            seen = start + size * self.shape.kind_of[index]
+            self._layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: seen}, index)
+        rows = address(self._rows)
+        self._frame.put({at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
+        for key, table in self._ropes.items():
+            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) new tensor, the family's multiplier included."""
+        x = self.embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
+        scale = self.spec.embedding_multiplier
+        return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=self.dtype).item())
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
+        norms = int(self._frame.fields[0, at.FINAL_NORM // at.FIELD])
+        self._frame.put({at.FINAL_NORM: norms if norm else 0})
+        try:
+            return torch.cat([self._outside(part) for part in hidden.split(ROWS)])
+        finally:
+            self._frame.put({at.FINAL_NORM: norms})
+
+    def _outside(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head of given states."""
+        hidden = hidden.to(self.dtype).contiguous()
+        self._ready(0)
+        self._from(hidden, len(hidden))
+        self._frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
+        return self._go(range(len(hidden)))
+
+    def run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        lengths: Lengths,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        *,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+    ) -> Found:
+        """See `models.eager.Passes.run`."""
+        rows = sum(segment.rows for segment in segments)
+        kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
+        result = torch.empty(rows if states else 0, self.spec.hidden_size, dtype=self.dtype)
+        wanted = range(rows) if logits is None else logits
+        self._ready(max(segment.cache.length + segment.inputs for segment in segments))
+        self._plan(plan)
+        found, done = [], 0
+        for parts in parts_of(segments, ROWS):
+            count = sum(part.stop - part.first for part in parts)
+            self._from(inputs[done : done + count], count)
+            if -1 in kept and plan.first == 0:
+                given = inputs[done : done + count]
+                kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
+            self._targets(kept, result, done)
+            lists = self._place(parts, lengths, done)
+            picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
+            found.append(self._go(picked))
+            del lists
+            done += count
+        return found[0] if len(found) == 1 else torch.cat(found), result, kept
+
+    def _ready(self, longest: int) -> None:
+        """Make workspace, cache addresses and score buffers fit."""
+        threads = 1 if self._team is None else torch.get_num_threads()
+        if self._workspace is None or self._workspace.threads != threads:
+            self._workspace = Workspace(self.spec, self._kind, threads)
+            self._frame.put(self._workspace.fields)
+            self._scores = torch.zeros(0)
+        pitch = 4 * (longest + 3 * LANES)
+        if self._scores.numel() < threads * MOST_QUERIES * pitch // 4:
+            pitch *= 2
+            self._scores = torch.zeros(threads * MOST_QUERIES * pitch // 4)
+            start, size = self._scores.data_ptr(), MOST_QUERIES * pitch
+            self._frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size})
+        if self._version != self._arena.version:
+            self._version = self._arena.version
+            for index, layer in enumerate(self._arena.layers):
+                self._layers.put({at.CACHE: layer.data_ptr()}, index)
+
+    def _plan(self, plan: LayerPlan) -> None:
+        count = self.spec.num_layers
+        stop = count if plan.stop is None else plan.stop
+        self._frame.put({at.PROGRAM: self._layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
+        if plan is self._planned:
+            return
+        self._planned = plan
+        for index in range(count):
+            runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
+            self._layers.put(runs, index)
+
+    def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
+        """Point at the rows' inputs."""
+        size = self.spec.hidden_size * self.dtype.itemsize
+        if isinstance(inputs, torch.Tensor):
+            self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
+        elif count == 1:
+            self._rows[0, 0] = self._embedded + size * inputs[0]
+        else:
+            self._rows[0, :count] = np.asarray(inputs) * size + self._embedded
+        scale = 1.0 if isinstance(inputs, torch.Tensor) else self.spec.embedding_multiplier
+        self._frame.put({at.ROWS: count, at.SCALE: float(scale)})
+
+    def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
+        """Point at where taps and states go."""
+        offset, last = done * self.spec.hidden_size * self.dtype.itemsize, self.spec.num_layers
+        if self._tapped or kept:
+            self._layers.fields[:, at.TAP // at.FIELD] = 0
+            self._tapped = bool(kept)
+            for layer, tap in kept.items():
+                if 0 <= layer < last:
+                    self._layers.put({at.TAP: tap.data_ptr() + offset}, layer)
+        self._frame.put(
+            {
+                at.RESULT: result.data_ptr() + offset if len(result) else 0,
+                at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0,
+            }
+        )
+
+    def _place(self, parts: Sequence[Part], lengths: Lengths, done: int) -> list[Ints]:
+        """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
+        row = 0
+        lists: list[Ints] = []
+        for part in parts:
+            segment, count = part.segment, part.stop - part.first
+            length = segment.cache.length
+            slots = self._slots.of(segment.cache, length + segment.inputs, lists)
+            self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
+            if count == 1 and segment.depths is None:
+                self._rows[2, row] = length + part.first
+            elif segment.depths is None:
+                self._rows[2, row : row + count] = np.arange(length + part.first, length + part.stop)
+            else:
+                self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
+            for seen, window in zip(self._seen, self.shape.windows, strict=True):
+                fill(part, window, slots, seen[row : row + count], lists)
+            row += count
+        return self._rotations(row, lengths, done, lists)
+
+    def _rotations(self, count: int, lengths: Lengths, done: int, lists: list[Ints]) -> list[Any]:
+        """Bring the rope records up to date."""
+        positions = self._rows[2, :count]
+        kept: list[Any] = list(lists)
+        self._rotary.reserve(int(positions.max() if count > 1 else positions[0]) + 1)
+        if self._table_size != self._rotary.size:
+            self._table_size = self._rotary.size
+            for key, (cos, sin) in self._rotary.tables.items():
+                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr()})
+        if self._rotary.depends_on_length:
+            each = [length for rows, length in lengths for _ in range(rows)][done : done + count]
+            for key, (cos, sin) in self._rotary.by_length(positions.tolist(), [(1, length) for length in each]).items():
+                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr(), at.PLACE: address(self._iota)})
+                kept.append((cos, sin))
+        return kept
+
+    def _go(self, picked: Sequence[int]) -> torch.Tensor:
+        """Run the pass; returns the logits (rows, v) of the picked rows."""
+        vocab = self.spec.vocab_size
+        out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
+        self._rows[3, : len(picked)] = picked
+        self._frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
+        if self._team is None:
+            self._run.ctypes(self._frame.address)
+        else:
+            self._team.run(self._run.address, self._frame.address)
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()
+
+
+def best_kind(dtype: torch.dtype) -> int:
+    """The fastest kind of product that this CPU has for weights of a dtype."""
+    if dtype is torch.float32:
+        return FULL
+    return DOT if has_dot() else HALF

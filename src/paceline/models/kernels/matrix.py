@@ -1,0 +1,90 @@
+"""Packed matrices, and their product with rows of activations strip by strip.
+
+In: a dense weight (out, in) in float32 or bfloat16. Out: its strips in the order that the inner loop reads them, and compiled
+functions over a range of strips. Not here: the inner loop (models.kernels.tiles), threads (models.kernels.team).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numba import njit
+
+from paceline.models.kernels.pages import Pages
+from paceline.models.kernels.tiles import FULL, GROUP, HALF, INPUTS, MOST_ROWS, STEP, STRIP, accumulate
+from paceline.models.kernels.vectors import broadcast, store
+
+CHUNK = 64
+"""Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in strips: (strips, steps, 64 outputs, inputs per step), outputs padded with zeros."""
+
+    strips: torch.Tensor
+    inputs: int
+    outputs: int
+
+    @property
+    def address(self) -> int:
+        return self.strips.data_ptr()
+
+    @property
+    def count(self) -> int:
+        return self.strips.shape[0]
+
+
+def packable(inputs: int) -> bool:
+    """Whether rows of this length divide into groups of steps."""
+    return inputs % (2 * GROUP) == 0
+
+
+def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False) -> Packed:
+    """Strips of a weight (out, in), float32 or bfloat16.
+
+    With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both at hand.
+    """
+    outputs, inputs = weight.shape
+    depth = INPUTS[FULL] if weight.dtype is torch.float32 else INPUTS[HALF]
+    if paired:
+        halves = [_padded(half, STRIP // 2).view(-1, STRIP // 2, inputs) for half in weight.split(outputs // 2)]
+        weight = torch.cat(halves, 1).view(-1, inputs)
+    rows = _padded(weight, STRIP).view(-1, STRIP, inputs // depth, depth)
+    shape = (len(rows), inputs // depth, STRIP, depth)
+    strips = pages.take(rows.numel() * weight.itemsize).view(weight.dtype).view(shape)
+    strips.copy_(rows.transpose(1, 2))
+    return Packed(strips, inputs, outputs)
+
+
+def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
+    extra = -len(weight) % multiple
+    return torch.cat((weight, weight.new_zeros(extra, weight.shape[1]))) if extra else weight
+
+
+@njit(error_model="numpy")
+def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
+    """Products of one strip with all rows: sums (rows, 64) float32."""
+    for i in range(4 * rows):
+        store(sums + 64 * i, broadcast(np.float32(0.0)))
+    passes = (rows + MOST_ROWS - 1) // MOST_ROWS
+    step_bytes = 8 if kind == HALF else 4
+    at = 0
+    while at < steps:
+        count = min(CHUNK, steps - at)
+        done = 0
+        for turn in range(passes):
+            take = (rows - done + passes - turn - 1) // (passes - turn)
+            ahead = weights + at * STEP + AHEAD if passes == 1 else weights + (at + count) * STEP + (turn & 1) * (count * STEP // 2)
+            accumulate(
+                kind, take, 1 if passes == 1 else 0, weights + at * STEP, count // GROUP,
+                x + done * pitch + at * step_bytes, pitch, sums + done * (4 * STRIP), ahead,
+            )  # fmt: skip
+            done += take
+        at += count
+
+
+AHEAD = 2048
+"""Bytes that a single pass fetches ahead."""

@@ -1,0 +1,111 @@
+"""What each row of a pass sees, as lists of cache slots for compiled code.
+
+In: segments of models.segments, cut into blocks of rows. Out: per row the slots that its sequence shares and the row's own behind
+them. Not here: attention itself (models.kernels.attention).
+
+The order of a row's slots is the order of its positions, whether a chain, a tree or a prompt is fed: so its result has the same
+bits in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.models.cache import Arena, NativeCache
+from paceline.models.segments import Segment
+
+Ints = npt.NDArray[np.int64]
+
+SPARE = 32
+"""Readable entries behind the end of each list: slots are taken sixteen at a time."""
+
+
+def address(array: npt.NDArray[np.int64]) -> int:
+    """Address of an array's first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+class SlotLists:
+    """Lists of slots by position for all sequences of an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena, self._version = arena, -1
+        self._straight: Ints = np.zeros(0, np.int64)
+        self._start = 0
+
+    def of(self, cache: NativeCache, stop: int, kept: list[Ints]) -> tuple[Ints, int]:
+        """The slots of positions 0 .. stop - 1 and their address; a list made for this call is added to `kept`."""
+        if self._version != self._arena.version:
+            self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
+            self._start, self._version = address(self._straight), self._arena.version
+        if cache.base >= 0:
+            return self._straight[cache.base :], self._start + 8 * cache.base
+        own = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
+        kept.append(own)
+        return own, address(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows first .. stop - 1 of a segment's inputs, fed in one pass."""
+
+    segment: Segment
+    first: int
+    stop: int
+
+
+def parts_of(segments: Sequence[Segment], most: int) -> list[list[Part]]:
+    """Passes of at most `most` rows that feed all segments in order."""
+    passes: list[list[Part]] = [[]]
+    room = most
+    for segment in segments:
+        at = segment.done
+        while at < segment.inputs:
+            if room == 0:
+                passes.append([])
+                room = most
+            stop = min(segment.inputs, at + room)
+            passes[-1].append(Part(segment, at, stop))
+            room -= stop - at
+            at = stop
+    return passes
+
+
+def fill(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+    """Fill (rows, 4) with address and count of the shared list, address and count of the own list, for one kind of window."""
+    segment, length, start = part.segment, part.segment.cache.length, slots[1]
+    if segment.sees is not None:
+        _fill_tree(part, window, slots, out, kept)
+        return
+    shared = length + part.first
+    if part.stop - part.first == 1:  # plain decoding: no arrays
+        low = 0 if window is None else max(0, shared - window + 1)
+        out[0] = (start + 8 * low, shared - low, start + 8 * shared, 1)
+        return
+    inputs = np.arange(part.first, part.stop)
+    lows = np.zeros_like(inputs) if window is None else np.maximum(0, length + inputs - window + 1)
+    own = np.maximum(shared, lows)
+    out[:, 0], out[:, 1] = start + 8 * lows, own - lows
+    out[:, 2], out[:, 3] = start + 8 * own, length + inputs + 1 - own
+
+
+def _fill_tree(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+    segment, length = part.segment, part.segment.cache.length
+    assert segment.sees is not None
+    assert segment.depths is not None
+    sees, depths = segment.sees[part.first : part.stop], segment.depths
+    low = np.zeros(len(sees), np.int64)
+    if window is not None:
+        first = length + depths[part.first : part.stop] - window + 1
+        low = np.clip(first, 0, length)
+        sees = sees & (length + depths >= first[:, None])
+    _, column = np.nonzero(sees)
+    counts = sees.sum(1)
+    own = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
+    kept.append(own)
+    out[:, 0], out[:, 1] = slots[1] + 8 * low, length - low
+    out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts

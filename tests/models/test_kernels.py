@@ -1,0 +1,312 @@
+"""Compiled passes against PyTorch's operators and transformers, and the promise that a row's bits depend on its text alone."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_llama import CPU, close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
+
+from paceline.models import native
+from paceline.models.eager import EagerPasses
+from paceline.models.kernels import choose, forward, fused, team, try_out
+from paceline.models.kernels.fused import FusedDecoder
+from paceline.models.kernels.tiles import DOT, FULL, HALF, has_dot
+from paceline.models.native import NativeRunner
+from paceline.models.spec import LayerSpec, RopeSpec
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
+IDS = tokens(150)
+TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
+KINDS = [(torch.float32, FULL), (torch.bfloat16, HALF), *([(torch.bfloat16, DOT)] if has_dot() else [])]
+in_each_kind = pytest.mark.parametrize(("dtype", "kind"), KINDS)
+
+
+def compiled_runner(dtype=torch.float32, **kwargs) -> NativeRunner:
+    runner = runner_of(tiny_llama(**WIDE).to(dtype), cache_slots=64, **kwargs)
+    assert isinstance(runner.passes, FusedDecoder)
+    return runner
+
+
+@pytest.fixture
+def of_kind(monkeypatch):
+    """A runner whose products are of one kind."""
+
+    def make(dtype, kind, **kwargs):
+        monkeypatch.setattr(fused, "best_kind", lambda _: kind)
+        return compiled_runner(dtype, **kwargs)
+
+    return make
+
+
+def stepwise(runner, ids, width=1):
+    """(n, v) logits of tokens fed in chains of `width`."""
+    cache, rows = runner.open(), []
+    for at in range(0, len(ids), width):
+        part = ids[at : at + width]
+        tree = TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE
+        rows.append(runner.score([cache], part[:1], [tree]).logits)
+        runner.commit([cache], [range(len(part) - 1)])
+    return torch.cat(rows)
+
+
+def whole(runner, ids):
+    return runner.extend([runner.open()], [ids], all_logits=True).logits
+
+
+@in_each_kind
+def test_the_self_test_passes_and_could_fail(dtype, kind, monkeypatch):
+    assert try_out.agrees(dtype, kind)
+    right = try_out.expected
+    monkeypatch.setattr(try_out, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
+    assert not try_out.agrees(dtype, kind)
+
+
+def test_float32_is_that_of_transformers():
+    runner, want = compiled_runner(), oracle(tiny_llama(**WIDE), IDS)
+    assert close(whole(runner, IDS), want)
+    assert close(stepwise(runner, IDS), want)
+    assert not close(whole(runner, [IDS[0] ^ 1, *IDS[1:]]), want)
+
+
+@pytest.mark.parametrize("kind", [kind for dtype, kind in KINDS if dtype is torch.bfloat16])
+def test_bfloat16_errs_no_more_than_the_operators(of_kind, kind):
+    model = tiny_llama(**WIDE).to(torch.bfloat16)
+    exact = oracle(tiny_llama(**WIDE).to(torch.bfloat16).double(), IDS)
+    ours, operators = of_kind(torch.bfloat16, kind), runner_of(model, compiled=False)
+    assert isinstance(operators.passes, EagerPasses)
+    errors = [float((whole(runner, IDS).double() - exact).abs().mean()) for runner in (ours, operators)]
+    assert 0 < errors[0] < 1.05 * errors[1]
+
+
+@in_each_kind
+def test_a_row_has_the_same_bits_however_the_text_is_fed(of_kind, dtype, kind):
+    runner = of_kind(dtype, kind)
+    plain = stepwise(runner, IDS)
+    assert torch.equal(whole(runner, IDS), plain)
+    for width in range(2, 17):
+        assert torch.equal(stepwise(runner, IDS, width), plain), width
+    assert not torch.equal(plain[1:], plain[:-1])
+
+
+@in_each_kind
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(of_kind, dtype, kind):
+    runner = of_kind(dtype, kind)
+    caches = [runner.open() for _ in range(16)]
+    runner.extend(caches, [IDS[i : i + 5 + 2 * i] for i in range(16)])
+    roots = [3 + i for i in range(16)]
+    alone = [runner.score([cache], [root], [EMPTY_TREE]).logits for cache, root in zip(caches, roots, strict=True)]
+    for count in range(1, 17):
+        rows = runner.score(caches[:count], roots[:count], [EMPTY_TREE] * count).logits
+        assert torch.equal(rows, torch.cat(alone[:count])), count
+    shifted = runner.score(caches, [*roots[1:], 3], [EMPTY_TREE] * 16).logits
+    assert not torch.equal(shifted[:1], alone[0])
+
+
+@in_each_kind
+@pytest.mark.parametrize("windows", [(), (8,), (24, None)])
+def test_tree_rows_and_moved_entries_have_the_bits_of_plain_decoding(of_kind, dtype, kind, windows):
+    runner = of_kind(dtype, kind, windows=windows)
+    cache = runner.open()
+    runner.extend([cache], [IDS[:40]])
+    rows = runner.score([cache], IDS[40:41], [TREE]).logits
+    for node in range(len(TREE)):
+        path = [int(TREE.tokens[i]) for i in TREE.path(node)]
+        assert torch.equal(rows[1 + node], whole(runner, [*IDS[:41], *path])[-1])
+    runner.commit([cache], [(1, 3, 5)])
+    kept = [*IDS[:41], 6, 8, 5]
+    after = runner.score([cache], [9], [EMPTY_TREE]).logits
+    assert torch.equal(after, whole(runner, [*kept, 9])[-1:])
+    assert not torch.equal(after, whole(runner, [*kept[:-1], 6, 9])[-1:])
+
+
+@in_each_kind
+def test_one_thread_gives_the_bits_of_two(of_kind, dtype, kind, monkeypatch):
+    before = torch.get_num_threads()
+    runner = of_kind(dtype, kind)
+    rows = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            rows.append(whole(runner, IDS[:70]))
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(fused, "find_team", lambda: None)
+    rows.append(whole(of_kind(dtype, kind), IDS[:70]))
+    assert all(torch.equal(rows[0], other) for other in rows[1:])
+
+
+def test_more_rows_than_a_pass_holds():
+    runner = compiled_runner()
+    tree = TokenTree.build([i % 60 for i in range(100)], [-1, -1, *(i // 2 for i in range(98))])
+    caches = [runner.open() for _ in range(3)]
+    ids = [IDS[:70], IDS[:3], IDS[:50]]
+    runner.extend(caches, ids)
+    scores = runner.score(caches, [1, 2, 3], [tree, EMPTY_TREE, tree], taps=(0,))
+    assert scores.rows == (0, 101, 102, 203)
+    for i, root, node in ((0, 1, 99), (0, 1, 64), (1, 2, None), (2, 3, 7), (2, 3, 98)):
+        path = [] if node is None else [int(tree.tokens[j]) for j in tree.path(node)]
+        alone = runner.extend([runner.open()], [[*ids[i], root, *path]], taps=(0,))
+        row = scores.rows[i] + (0 if node is None else 1 + node)
+        assert torch.equal(scores.logits[row], alone.logits[0])
+        assert torch.equal(scores.taps[0][row], alone.taps[0][-1])
+
+
+FEATURES = {
+    "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "normed heads": {"qk_norm": "head"},
+    "gelu": {"activation": "gelu_tanh"},
+    "norms stored as w - 1": {"norm_offset": True},
+    "multipliers": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logit_multiplier": 0.25, "attention_scale": 0.3},
+    "rotation of a part": {"head_dim": 64, "ropes": {"default": RopeSpec(theta=10000.0, dims=32)}},
+    "no rotation": {"layers": (LayerSpec(rope=None), LayerSpec(), LayerSpec(rope=None))},
+    "one kv head": {"num_kv_heads": 1},
+    "three kv heads": {"num_kv_heads": 3, "num_heads": 3},
+    "many heads per kv head": {"num_kv_heads": 1, "num_heads": 6},
+    "tied": {"tied": True},
+    "odd vocabulary": {"vocab_size": 71},
+    "odd inner width": {"intermediate_size": 88},
+}
+
+
+def pair(changes):
+    """The compiled and the plain runner over the same random weights of a spec with features."""
+    spec = replace(spec_of(tiny_llama(**WIDE).config), **changes)
+    generator = torch.Generator().manual_seed(0)
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    sizes = {"qkv": (heads, 64), "o": (64, spec.num_heads * spec.head_dim)}
+    sizes |= {"gate_up": (2 * spec.intermediate_size, 64), "down": (64, spec.intermediate_size)}
+    weights = {"embed.weight": (spec.vocab_size, 64), "final_norm.weight": (64,)}
+    weights |= {} if spec.tied else {"head.weight": (spec.vocab_size, 64)}
+    for i in range(spec.num_layers):
+        weights |= {f"layers.{i}.{name}.weight": size for name, size in sizes.items()}
+        weights |= {f"layers.{i}.{name}.weight": (64,) for name in ("attn_norm", "mlp_norm")}
+        if spec.qk_norm:
+            weights |= {f"layers.{i}.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
+        if spec.qkv_bias:
+            weights |= {f"layers.{i}.{name}.bias": size[:1] for name, size in sizes.items()}
+    random = {name: torch.randn(size, generator=generator) / 4 for name, size in weights.items()}
+    return [
+        NativeRunner(spec, {k: v.clone() for k, v in random.items()}, name="t", device=CPU, dtype=torch.float32, compiled=compiled)
+        for compiled in (True, False)
+    ]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_of_families(name):
+    ours, plain = pair(FEATURES[name])
+    assert isinstance(ours.passes, FusedDecoder)
+    want = whole(plain, IDS[:30])
+    assert want.std() > 0.05
+    assert close(whole(ours, IDS[:30]), want)
+    assert not close(whole(ours, [IDS[1], *IDS[1:30]]), want)
+    if name not in {"odd vocabulary", "odd inner width", "one kv head", "three kv heads", "many heads per kv head", "tied"}:
+        other = {"head_dim": 64, "ropes": {"default": RopeSpec(theta=10000.0, dims=64)}} if name.startswith("rotation") else {}
+        without = whole(pair(other)[0], IDS[:30])
+        assert not close(without, want), "the feature makes no difference, so that equality says nothing of it"
+
+
+def test_layers_taps_and_the_head_alone():
+    ours, plain = (runner_of(tiny_llama(**WIDE), compiled=compiled) for compiled in (True, False))
+    found = []
+    for runner in (ours, plain):
+        cache = runner.open()
+        taps = runner.extend([cache], [IDS[:70]], taps=(-1, 0, 3)).taps
+        hidden, _ = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(stop=2, skip_attention=(1,), skip_mlp=(0,)))
+        rest, late = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=2), hidden=hidden, taps=(2,))
+        given, _ = runner.run_layers([cache], [4], [EMPTY_TREE], hidden=runner.embed([4]))
+        heads = [runner.head(rest), runner.head(rest, norm=False), runner.head(rest.repeat(20, 1))]
+        found.append([taps[-1], taps[0], taps[3], hidden, rest, late[2], given, *heads])
+    for mine, theirs in zip(*found, strict=True):
+        assert close(mine / theirs.std(), theirs / theirs.std())
+        assert theirs.std() > 0.1
+
+
+@in_each_kind
+def test_a_pass_that_stops_and_goes_on_has_the_bits_of_one(of_kind, dtype, kind):
+    runner = of_kind(dtype, kind)
+    cache = runner.open()
+    runner.extend([cache], [IDS[:30]])
+    once = runner.score([cache], [4], [TREE]).logits
+    hidden, _ = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(stop=1))
+    rest, _ = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=1), hidden=hidden)
+    assert torch.equal(runner.head(rest), once)
+    assert not torch.equal(runner.head(hidden), once)
+
+
+@pytest.mark.parametrize("copy_limit", [0, 1024])
+def test_shared_and_scattered_caches(copy_limit):
+    runner = compiled_runner(copy_limit=copy_limit)
+    cache = runner.open()
+    runner.extend([cache], [IDS[:37]])
+    forks = [cache, runner.fork(cache), runner.fork(cache)]
+    for step, tree in enumerate([TREE, TokenTree.chain([1, 2]), EMPTY_TREE]):
+        scores = runner.score(forks, [step, step + 1, step + 2], [tree, EMPTY_TREE, tree])
+        assert torch.equal(scores.of(1), whole(runner, [*IDS[:37], *range(1, step + 2)])[-1:])
+        runner.commit(forks, [()] * 3)
+    assert (forks[1].base < 0) == (copy_limit == 0)
+
+
+def test_what_compiled_passes_do_not_cover_runs_by_operators():
+    spec = spec_of(tiny_llama(**WIDE).config)
+    assert choose.unsupported(spec, torch.float32, CPU) is None
+    changes = [{"head_dim": 48}, {"qk_norm": "full"}, {"attention_softcap": 30.0}, {"norm_placement": "sandwich"}]
+    for change in [*changes, {"hidden_size": 48}, {"activation": "gelu"}]:
+        assert choose.unsupported(replace(spec, **change), torch.float32, CPU), change
+    assert choose.unsupported(spec, torch.float16, CPU)
+    assert choose.unsupported(spec, torch.float32, torch.device("cuda"))
+    small = runner_of(tiny_llama())
+    assert isinstance(small.passes, EagerPasses)
+
+
+@pytest.mark.parametrize("broken", ["numba", "self-test", "threads", "cpu"])
+def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, monkeypatch, caplog):
+    choose.machine_lacks.cache_clear()
+    if broken == "numba":
+        monkeypatch.setitem(__import__("sys").modules, "paceline.models.kernels.try_out", None)
+    elif broken == "self-test":
+        monkeypatch.setattr(try_out, "agrees", lambda dtype: False)
+    elif broken == "threads":
+        monkeypatch.setattr(team, "find_team", lambda: None)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    else:
+        monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", dict)
+    with caplog.at_level(logging.DEBUG, logger="paceline"):
+        runner = runner_of(tiny_llama(**WIDE))
+    choose.machine_lacks.cache_clear()
+    assert isinstance(runner.passes, EagerPasses)
+    assert len([record for record in caplog.records if "compiled passes" in record.message]) == 1
+    assert close(whole(runner, IDS[:9]), oracle(tiny_llama(**WIDE), IDS[:9]))
+
+
+def test_a_cache_directory_that_cannot_be_written_does_no_harm(monkeypatch):
+    asked = []
+
+    def cfunc(signature, cache=False, **options):
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("no locator available")
+        return lambda function: type("Made", (), {"cache_hits": 0})
+
+    monkeypatch.setattr(forward, "cfunc", cfunc)
+    assert forward.compiled.__wrapped__().cache_hits == 0
+    assert asked == [True, False]
+
+
+def test_no_runtime_means_no_team(monkeypatch):
+    assert team.find_team() is not None
+    for paths in ([], ["/nowhere/libgomp.so.1"]):
+        monkeypatch.setattr(team, "_mapped", lambda paths=paths: paths)
+        assert team.find_team.__wrapped__() is None
+
+
+def test_weights_are_handed_over():
+    weights = weights_of(tiny_llama(**WIDE))
+    spec = spec_of(tiny_llama(**WIDE).config)
+    runner = NativeRunner(spec, weights, name="t", device=CPU, dtype=torch.float32)
+    assert not weights
+    assert np.isfinite(whole(runner, IDS[:5]).numpy()).all()
