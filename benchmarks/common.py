@@ -103,10 +103,10 @@ def random_llama(folder: Path) -> Path:
     return open_folder("291m", folder)
 
 
-def save(name: str, result: Mapping[str, Any]) -> Path:
+def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write a result with its provenance."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
     print(f"wrote {path}")
     return path

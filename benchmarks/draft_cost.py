@@ -35,7 +35,7 @@ def main() -> None:
         start = perf_counter()
         target.score([caches[0]], [7], [EMPTY_TREE]).logits.argmax()
         middle = perf_counter()
-        draft.draft_chain(caches[1], [7], LEVELS, lambda depth, reach: False)  # type: ignore[attr-defined]
+        draft.draft_chains([caches[1]], [[7]], [LEVELS], [lambda depth, reach: False])  # type: ignore[attr-defined]
         levels.append((perf_counter() - middle) / LEVELS)
         steps.append(middle - start)
         draft.truncate(caches[1], CONTEXT)

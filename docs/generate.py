@@ -26,6 +26,11 @@ Written by `python docs/generate.py` from the command line itself; `paceline VER
     paceline chat --temperature 0.7
     paceline demo
     paceline verify --model ./checkpoint --prompts prompts.txt
+    paceline explain "def add(a, b):" --output replay.html
+    paceline tune --prompts prompts.txt --budget 120
+    paceline doctor --model ./checkpoint
+    paceline bench --quick --html report.html
+    paceline bench compare before.json after.json
 
 Text goes to standard output and everything else to standard error, so that pipes hold text only. On a terminal, accepted guesses
 are coloured by the drafter that made them; `NO_COLOR` turns colours off. A prompt from a file or a pipe is UTF-8 text; the newline
@@ -35,7 +40,7 @@ says nothing, `generate` and `chat` decode greedily and write at most 256 tokens
 | exit code | meaning |
 |---|---|
 | 0 | fine |
-| 1 | a check failed: `demo` found a text that differs outside near ties, `verify` found that the claim does not hold |
+| 1 | a check failed: `demo` or `bench` found a text that differs outside near ties, `verify` that the claim does not hold, `doctor` that something is wrong |
 | 2 | bad input: one line on standard error says what was wrong, what was found and what to do; text produced before is kept |
 | 70 | a bug of ours, still one line; please report it |
 | 130 | interrupted with Ctrl-C; the text so far is shown (with `--json`, the object so far) |

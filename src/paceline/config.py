@@ -21,6 +21,7 @@ GREEDY_EPSILON = 1e-5
 MAX_N = 128
 MAX_LOGPROBS = 128
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+EXACTNESS = ("auto", "strict")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +233,8 @@ class EngineConfig:
         max_num_batched_tokens: most prompt tokens in one prefill chunk.
         threads: of PyTorch on the CPU; None leaves PyTorch's setting.
         seed: base for requests that have none of their own.
+        exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a self-test at
+            start, or the model is refused; "auto": the fastest form, which is strict too where that costs nothing.
     """
 
     dtype: str = "auto"
@@ -241,9 +244,11 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     threads: int | None = None
     seed: int | None = None
+    exactness: str = "auto"
 
     def __post_init__(self) -> None:
         need(self.dtype in DTYPES, "dtype", f"be one of {', '.join(DTYPES)}", self.dtype)
+        need(self.exactness in EXACTNESS, "exactness", f"be one of {', '.join(EXACTNESS)}", self.exactness)
         kind = str(self.device).split(":")[0]
         need(kind in ("auto", "cpu", "cuda"), "device", "be auto, cpu, cuda or cuda:N", self.device)
         if self.max_model_len is not None:

@@ -47,6 +47,24 @@ def test_a_run_prints_tables_and_writes_a_document(run: Command, arguments: list
     assert str(tmp_path) not in json.dumps(made["provenance"])
 
 
+def test_reports_and_peers_that_are_not_installed(
+    run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    page, path = tmp_path / "run.html", tmp_path / "run.json"
+    found = run(*arguments, "--peers", "transformers,llama.cpp:ngram", "--html", page, "-o", path)
+    assert found.code == 0, found.err
+    made = json.loads(path.read_text())
+    assert made["peers"] == []
+    assert [one["name"] for one in made["peers_skipped"]] == ["transformers", "llama.cpp"]
+    assert "left out: llama.cpp: not installed; run `paceline bench peers install llama.cpp`" in found.out
+    assert page.read_text().startswith("<!doctype html>")
+    again = run("bench", "report", path, "-o", tmp_path / "again.html")
+    assert (again.code, again.out) == (0, f"{tmp_path / 'again.html'}\n")
+    assert (tmp_path / "again.html").read_text() == page.read_text()
+    assert run("bench", "report", path).out == f"{tmp_path / 'run.html'}\n"
+
+
 def test_a_large_batch_runs_at_once(run: Command, arguments: list[str], tmp_path: Path) -> None:
     more = ["-w", "synthetic:prompt=4,output=6,count=20", "--batch", "20", "--limit", "20", "-o", tmp_path / "run.json"]
     assert run(*arguments, *more).code == 0
@@ -111,6 +129,10 @@ def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
         (["--random-shape", "7b"], "must be 291m, 1b, 8b"),
         (["--model", "x", "--random-shape", "1b"], "not both"),
         (["-o", "/nowhere/at/all.json"], "a file in an existing folder"),
+        (["--html", "/nowhere/at/all.html"], "a file in an existing folder"),
+        (["--peers", "lama.cpp"], "unknown peer 'lama.cpp'"),
+        (["--peer-model", "x"], "give --peer-url too"),
+        (["report", "a.json"], "cannot read 'a.json'"),
         (["compare", "a.json", "b.json"], "cannot read 'a.json'"),
     ],
 )

@@ -17,7 +17,7 @@ from paceline.controllers.cost_model import CostModel
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.voice import Voice
 from paceline.controllers.watch import Mode, Watch
-from paceline.controllers.words import Decided, auto_words, count, decision, drafter_words
+from paceline.controllers.words import Decided, auto_words, count, decision, drafter_words, off_words
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 
@@ -112,6 +112,7 @@ def test_the_words_of_auto_agree_with_its_budgets() -> None:
     for world, verb in ((good, "is asked for up to"), (dear, "is not asked")):
         controller = AutoController(world.costs(), world.names)
         world.run(controller, 150)
+        controller._gates.clear()  # whether to draft at all is told apart, see below
         controller.plan(signals())
         asked = controller.budget(0, 0, EMPTY_TREE).nodes > 0
         controller.select([EMPTY_TREE])
@@ -164,3 +165,17 @@ def test_the_engine_logs_the_words_only_for_those_who_listen(level: int, caplog:
         run(engine(ToyRunner(), controller=controller), [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     said = [record.getMessage() for record in caplog.records if "are plain decoding" in record.getMessage()]
     assert len(said) == controller.asked == (3 if level == logging.DEBUG else 0)
+
+
+def test_drafting_that_is_off_as_a_whole_is_told() -> None:
+    assert off_words(2, None, 7) == (
+        "Nothing is drafted for 2 sequences at once: it has cost more time than it saved lately; next try in 7 steps."
+    )
+    assert off_words(1, None, 0) == "Nothing is drafted for 1 sequence at once: a plain step is timed."
+    dear = World([Guesser("draft", steady(0.2), fixed=5e-2, per_level=5e-2)], lambda rows: 1e-2 * rows)
+    controller = AutoController(dear.costs(), dear.names)
+    told = set()
+    for _ in range(40):
+        dear.run(controller, 5)
+        told.add(controller.explain(0).split(";")[0])
+    assert "Nothing is drafted for 1 sequence at once: it has cost more time than it saved lately" in told

@@ -15,7 +15,7 @@ from toys import ToyRunner
 
 from paceline.drafters import draft_rows
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.draft_chain import ChainRunner
+from paceline.drafters.draft_quick import ChainRunner
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.draft_rows import best, draw, fit, uniform
 from paceline.errors import CapabilityError, ConfigError, DrafterError
@@ -242,15 +242,18 @@ class QuickRunner(ToyRunner):
 
     quick = 0
 
-    def draft_chain(self, cache: Any, tokens: Sequence[int], steps: int, stop: Any) -> tuple[list[int], list[float]]:
+    def draft_chains(self, caches: Any, feeds: Any, steps: Sequence[int], stops: Any) -> list[tuple[list[int], list[float]]]:
         self.quick += 1
+        return [self._chain(*one) for one in zip(caches, feeds, steps, stops, strict=True)]
+
+    def _chain(self, cache: Any, tokens: Sequence[int], steps: int, stop: Any) -> tuple[list[int], list[float]]:
         drafted: list[int] = []
         chances: list[float] = []
         logits = self.extend([cache], [tokens]).logits[0]
         while True:
             drafted.append(int(logits.argmax()))
             chances.append(float(logits.softmax(0).max()))
-            if len(drafted) == steps or stop(len(drafted) + 1, float(np.prod(chances))):
+            if len(drafted) == steps or (stop and stop(len(drafted) + 1, float(np.prod(chances)))):
                 return drafted, chances
             logits = self.extend([cache], [drafted[-1:]]).logits[0]
 

@@ -16,6 +16,8 @@ from paceline.config import SamplingParams
 from paceline.controllers.auto import AutoController
 from paceline.controllers.cost_model import CostModel
 from paceline.drafters.base import DrafterArgs
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import Budget
 
 KINDS = [kind for kind in vars(adversaries).values() if isinstance(kind, type) and issubclass(kind, adversaries.Adversary)]
 VALID = adversaries.VALID
@@ -91,3 +93,37 @@ def test_one_bad_request_keeps_the_drafter_for_the_others() -> None:
     assert [bool(request.metrics.dropped_drafters) for request in requests] == [False, True, False]
     assert requests[0].metrics.num_accepted_tokens > 5
     assert tokens(requests) == tokens(run(engine(runner), PROMPTS, GREEDY))
+
+
+class Brief(adversaries.Oracle):
+    """Right, and leaves room for others."""
+
+    def tree(self, context: Any, budget: Any) -> Any:
+        return super().tree(context, Budget(min(budget.nodes, 3), budget.depth))
+
+
+class Spoiler(adversaries.Adversary):
+    """Writes into what the drafters before it proposed."""
+
+    def propose(self, states: Any, budgets: Any, so_far: Any) -> Any:
+        for tree in so_far:
+            if len(tree):
+                tree.tokens[:] = 0
+        return super().propose(states, budgets, so_far)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_writing_into_the_trees_of_others_harms_nobody(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ToyRunner(VOCAB, order=None)
+    brief, spoiler = build(Brief, runner), build(Spoiler, runner)
+    if not guarded:
+        monkeypatch.setattr(TokenTree, "read_only", lambda tree: tree)
+    found = run(engine(runner, [brief, spoiler], 6), PROMPTS, GREEDY)
+    accepted = [request.metrics.drafter("brief").num_accepted_tokens for request in found]
+    if guarded:
+        assert min(accepted) > 5
+        assert all("spoiler" in request.metrics.dropped_drafters for request in found)
+        assert not any("brief" in request.metrics.dropped_drafters for request in found)
+    else:
+        assert min(accepted) <= 5  # the test would see it
+    assert tokens(found) == tokens(run(engine(runner), PROMPTS, GREEDY))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.models import native
 from paceline.models.eager import EagerPasses
 from paceline.models.kernels import choose, forward, fused, team, try_out
 from paceline.models.kernels.fused import FusedDecoder
+from paceline.models.kernels.matrix import pack
+from paceline.models.kernels.pages import SLAB, Pages
 from paceline.models.kernels.tiles import DOT, FULL, HALF, has_dot
+from paceline.models.kernels.vectors import exponential, load, store
 from paceline.models.native import NativeRunner
 from paceline.models.spec import LayerSpec, RopeSpec
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -310,3 +315,59 @@ def test_weights_are_handed_over():
     runner = NativeRunner(spec, weights, name="t", device=CPU, dtype=torch.float32)
     assert not weights
     assert np.isfinite(whole(runner, IDS[:5]).numpy()).all()
+
+
+def test_exponential_is_right_to_two_units_in_the_last_place():
+    @njit
+    def exps(source, target, count):
+        for i in range(0, count, 16):
+            store(target + 4 * i, exponential(load(source + 4 * i)))
+
+    x = np.concatenate([np.linspace(-87.2, 88, 4000), np.linspace(-1, 1, 96)]).astype(np.float32)
+    out, edges = np.empty_like(x), np.array([-np.inf, -100, -88, 0, 1, 200, np.nan, -0.0] * 2, np.float32)
+    exps(x.ctypes.data, out.ctypes.data, len(x))
+    exact = np.exp(x.astype(np.float64))
+    assert np.abs(out - exact).max() > 0
+    assert (np.abs(out - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
+    at_edges = np.empty_like(edges)
+    exps(edges.ctypes.data, at_edges.ctypes.data, 16)
+    assert at_edges[:4].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert np.isnan(at_edges[6])
+    assert np.isfinite(at_edges[5])
+
+
+def test_pages_hand_out_aligned_memory_that_does_not_overlap():
+    pages = Pages()
+    parts = [pages.take(size) for size in (100, 64, 3 * 2**20, SLAB + 1, 5)]
+    for i, part in enumerate(parts):
+        assert part.data_ptr() % 64 == 0
+        part.fill_(i + 1)
+    assert [(len(part), bool((part == i + 1).all())) for i, part in enumerate(parts)] == [
+        (size, True) for size in (100, 64, 3 * 2**20, SLAB + 1, 5)
+    ]
+
+
+def test_pages_without_large_pages(monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    part = Pages().take(1000)
+    assert part.data_ptr() % 64 == 0
+    assert len(part.fill_(3)) == 1000
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 8), (70, 16), (1, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packing_keeps_every_weight_once(outputs, inputs, dtype):
+    weight = torch.arange(1, outputs * inputs + 1).view(outputs, inputs).float().cos().to(dtype)
+    packed = pack(weight, Pages())
+    depth = 1 if dtype is torch.float32 else 2
+    assert packed.strips.shape == (-(-outputs // 64), inputs // depth, 64, depth)
+    back = packed.strips.transpose(1, 2).reshape(-1, inputs)
+    assert torch.equal(back[:outputs], weight)
+    assert not back[outputs:].any()
+
+
+def test_paired_packing_puts_gate_and_up_side_by_side():
+    weight = torch.arange(2 * 40.0).view(80, 1).expand(80, 8)
+    strips = pack(weight, Pages(), paired=True).strips[:, 0, :, 0]
+    assert strips[0].tolist() == [*range(32), *range(40, 72)]
+    assert strips[1].tolist() == [*range(32, 40), *[0] * 24, *range(72, 80), *[0] * 24]

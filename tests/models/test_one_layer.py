@@ -105,7 +105,7 @@ def test_the_comparison_catches_a_path_that_was_not_compacted(folder: Path, monk
 def test_a_chain_equals_repeated_steps_and_stops_when_told(folder: Path) -> None:
     fused, native = pair(folder)
     a, b = fused.open(), native.open()
-    tokens, chances = fused.draft_chain(a, TEXT, 5, lambda depth, reach: False)
+    tokens, chances = fused.draft_chains([a], [TEXT], [5], [lambda depth, reach: False])[0]
     feed, expected = TEXT, []
     for _ in range(5):
         row = native.extend([b], [feed]).logits[0]
@@ -116,7 +116,8 @@ def test_a_chain_equals_repeated_steps_and_stops_when_told(folder: Path) -> None
     assert a.length == len(TEXT) + 4
     asked: list[int] = []
     fused.truncate(a, 0)
-    assert len(fused.draft_chain(a, TEXT, 5, lambda depth, reach: bool(asked.append(depth) or depth == 3))[0]) == 2
+    (found,) = fused.draft_chains([a], [TEXT], [5], [lambda depth, reach: bool(asked.append(depth) or depth == 3)])
+    assert len(found[0]) == 2
     assert asked == [2, 3]
 
 

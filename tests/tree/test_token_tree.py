@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 VOCAB = 5
 
@@ -161,3 +161,13 @@ def test_the_boundary_check_refuses(tree: TokenTree, text: str) -> None:
 @given(trees())
 def test_the_boundary_check_lets_good_trees_pass(tree: TokenTree) -> None:
     tree.check(VOCAB, 12)
+
+
+def test_a_read_only_tree_is_the_same_tree() -> None:
+    tree = TokenTree.build([5, 6, 7], [-1, 0, 0], confidence=[0.5, 0.25, 0.125])
+    shown = tree.read_only()
+    for name in COLUMNS:
+        assert np.array_equal(getattr(shown, name), getattr(tree, name))
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(shown, name)[0] = 1
+    tree.tokens[0] = 9  # its owner may go on writing

@@ -3,6 +3,8 @@
 In: what the user typed after --peers, the loaded model. Out: `Guests` that the harness lets decode between our settings, and their
 entries in the document. Not here: the peers themselves (`bench.peers`), our own settings (`bench.harness`).
 
+A peer that takes one prompt at a time decodes a batch one by one; its seconds are the sum.
+
 Every peer and method is a process of its own that stays open for the whole run; the harness gives it turns like a setting of ours.
 Seconds are taken inside that process, so that the way there costs a peer nothing. What cannot run is left out with the reason.
 
@@ -60,7 +62,7 @@ class Guests:
         self.llm, self.played = llm, list[Played]()
         self.skipped: list[dict[str, str]] = []
         self._lanes: list[Lane] = []
-        found = lanes_of(llm, wanted, draft, self._skip)
+        found = lanes_of(llm, wanted, draft or llm._default_draft, self._skip)  # the bundled target has one of its own
         try:
             for done, lane in enumerate(found):
                 progress(f"opening {lane.wanted.title}", done, len(found))
@@ -86,7 +88,7 @@ class Guests:
 
     def turns(self, base: Cell) -> list[Callable[[int, int], None]]:
         """Warmed-up peers for plain decoding's cell: each call decodes one group in one repeat and keeps what came of it."""
-        found = []
+        found: list[Callable[[int, int], None]] = []
         for lane in self._lanes:
             reason = self._refusal(lane, base)
             if reason is None:
@@ -102,8 +104,6 @@ class Guests:
         """Why a peer cannot take part here; tried on the first group, which warms it up."""
         if base.temperature >= GREEDY_EPSILON:
             return f"temperature {base.temperature:g}: peers are compared greedily only"
-        if base.batch > 1 and not peers.PEERS[lane.wanted.name].batches:
-            return f"batch {base.batch}: it takes one prompt at a time"
         try:
             if base.groups:
                 lane.decode(base.groups[0])
@@ -178,15 +178,13 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
     if reason is None and rows and not any(row["tokens"] for row in rows):
         reason = f"no prompt was decoded: {rows[0]['error']}"
     slow, fast = aggregate.matrices(one.base, cell)
-    speeds = (
-        (stats.tokens_per_second(*fast), stats.speedup(*slow, *fast)) if reason is None and fast[0].size else (None, None)
-    )
+    speeds = (stats.tokens_per_second(*fast), stats.speedup(*slow, *fast)) if reason is None and fast[0].size else (None, None)
     first = [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None] if reason is None else []
     agreements = [peers.agreement(pair.base, pair.other) for pair in pairs]
     length = sum(found.length for found in agreements)
     return {
         "name": lane.wanted.name,
-        "setting": lane.wanted.setting,
+        "setting": lane.wanted.setting + ("" if cell.batch == 1 or lane.at_once else ", one by one"),
         "version": lane.version,
         "precision": lane.dtype,
         "threads": lane.threads,

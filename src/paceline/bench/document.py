@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench import aggregate
+from paceline.bench.against import Guests
 from paceline.bench.harness import Harness
 from paceline.bench.machine import provenance
 from paceline.bench.settings import PLAIN
@@ -90,14 +91,16 @@ def build(
     skipped: Sequence[Mapping[str, str]] = (),
     bandwidth: Mapping[str, Any] | None = None,
     random: bool = False,
+    peers: Guests | None = None,
     arguments: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The document of a benchmark as far as it got; peers are empty, for others to fill.
+    """The document of a benchmark as far as it got.
 
     Args:
         skipped: methods that cannot run here.
         bandwidth: as from `machine.read_bandwidth`.
         random: the weights are random.
+        peers: that took part, if any.
         arguments: the command's words; None takes the process's own.
     """
     llm, results, options = harness.llm, harness.results, harness.options
@@ -122,8 +125,8 @@ def build(
             "prompts": [_prompt(piece) for piece in results.pieces],
             "cells": aggregate.cells(results.cells, around),
             "load": results.load,
-            "peers": [],
-            "peers_skipped": [],
+            "peers": [] if peers is None else peers.entries(options.seed),
+            "peers_skipped": [] if peers is None else peers.skipped,
         }
     )
     return found

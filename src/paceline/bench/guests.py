@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ class Wanted:
         return f"{self.method}({', '.join(special)})" if special else self.method
 
     @property
+    def at_once(self) -> bool:
+        """Whether it decodes several prompts together: what transformers calls assisted generation takes one."""
+        return peers.PEERS[self.name].batches and not (self.name == "transformers" and self.method != "plain")
+
+    @property
     def title(self) -> str:
         """Peer and setting."""
         return f"{self.name} {self.setting}"
@@ -69,7 +75,9 @@ def parse(texts: Sequence[str], url: str | None = None, served: str | None = Non
     """
     found: list[Wanted] = []
     for text in texts:
-        found += _object(text) if text.lstrip().startswith("{") else [one for part in text.split(",") for one in _named(part.strip())]
+        found += (
+            _object(text) if text.lstrip().startswith("{") else [one for part in text.split(",") for one in _named(part.strip())]
+        )
     if any(one.name == ENDPOINT for one in found):
         raise ConfigError(f"peer {ENDPOINT} is an endpoint; name it with --peer-url URL")
     if url is not None:
@@ -119,11 +127,12 @@ class Lane:
     Args:
         start: opens it.
     Attributes:
+        at_once: whether a group is decoded together.
         version, settings: what it said when it was opened.
     """
 
     def __init__(self, wanted: Wanted, start: Callable[[], peers.Peer], *, dtype: str | None, threads: int | None) -> None:
-        self.wanted, self.dtype, self.threads = wanted, dtype, threads
+        self.wanted, self.dtype, self.threads, self.at_once = wanted, dtype, threads, wanted.at_once
         self.version: str | None = None
         self.settings: dict[str, Any] = {}
         self._start, self._peer, self._failures = start, None, 0  # type: ignore[var-annotated]
@@ -141,23 +150,21 @@ class Lane:
         return self._peer
 
     def _learn(self, version: str, settings: Mapping[str, Any]) -> None:
-        self.version, self.settings = version, {key: value for key, value in settings.items() if key not in ("tokenizer", "api_key")}
+        self.version, self.settings = (
+            version,
+            {key: value for key, value in settings.items() if key not in ("tokenizer", "api_key")},
+        )
 
     def decode(self, pieces: Sequence[Piece]) -> list[peers.PeerRun]:
-        """Decode a group, all at once where it is more than one; a peer that failed is started again the next time.
+        """Decode a group, all at once where the peer can; a peer that failed is started again the next time.
 
         Raises:
             PeerError, ConfigError: as the peer's; after `TRIES` failures in a row the last one, without another try.
         """
         if self._last is not None and self._failures >= TRIES:
             raise self._last
-        limits = {(piece.max_tokens, piece.ignore_eos) for piece in pieces}
-        if len(limits) > 1:
-            raise ConfigError("a peer decodes prompts of one length together; the prompts of this batch ask for different ones")
-        ((most, ignore),) = limits
         try:
-            peer, prompts = self.open(), [list(piece.token_ids) for piece in pieces]
-            runs = [peer.generate(prompts[0], most, ignore)] if len(prompts) == 1 else peer.generate_batch(prompts, most, ignore)
+            runs = self._ask(self.open(), pieces)
         except BaseException as error:
             self.close()
             if isinstance(error, Exception):
@@ -166,6 +173,18 @@ class Lane:
         self._failures, self._last = 0, None
         self._learn(runs[0].version, runs[0].settings)
         return runs
+
+    def _ask(self, peer: peers.Peer, pieces: Sequence[Piece]) -> list[peers.PeerRun]:
+        """All prompts at once, or one after the other; then every run carries the sum of the seconds."""
+        if len(pieces) == 1 or not self.at_once:
+            runs = [peer.generate(list(piece.token_ids), piece.max_tokens, piece.ignore_eos) for piece in pieces]
+            whole = sum(run.seconds for run in runs)
+            return [replace(run, seconds=whole) for run in runs]
+        limits = {(piece.max_tokens, piece.ignore_eos) for piece in pieces}
+        if len(limits) > 1:
+            raise ConfigError("a peer decodes prompts of one length together; the prompts of this batch ask for different ones")
+        ((most, ignore),) = limits
+        return peer.generate_batch([list(piece.token_ids) for piece in pieces], most, ignore)
 
     def close(self) -> None:
         """End it; it may be opened again."""
@@ -203,11 +222,8 @@ def _missing(llm: LLM, one: Wanted, draft: str | None) -> str | None:
     """Why it cannot run here, or None."""
     if one.name == ENDPOINT:
         return None
-    try:
-        ready = state(one.name).ready or catalog.python_of(one.name).exists()
-    except OSError:
-        ready = False
-    if not ready:
+    beside = one.name == "vllm" and find_spec("vllm") is not None
+    if not beside and not state(one.name).ready:
         return f"not installed; run `paceline bench peers install {one.name}`"
     info = llm.runner.info
     if info.device.type != "cpu" and one.name not in ("transformers", "vllm") and "gpu_layers" not in one.options:

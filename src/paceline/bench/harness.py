@@ -6,7 +6,8 @@ printing, request traces (`bench.replay`).
 1. A recording pass decodes every conversation plainly at temperature 0. Its answers become the earlier turns of later prompts, for
    all settings alike, so that every setting decodes the very same token ids; they are also the record of the acceptance dial.
 2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by repeat and
-   group by group, all settings decode the group one after the other, in an order that rotates.
+   group by group, all settings decode the group one after the other, in an order that rotates; guests (other engines) take turns
+   like settings.
 3. A prompt that fails fails alone: it has a row with the error, zero tokens, and the time that it took.
 
 Ctrl-C ends the run and keeps what was done.
@@ -18,8 +19,9 @@ import logging
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.measures import StepLog, Totals
@@ -35,6 +37,14 @@ from paceline.llm import LLM
 logger = logging.getLogger("paceline.bench")
 
 Progress = Callable[[str, int, int], None]
+Turn = Callable[[int, int], None]
+
+
+class Guests(Protocol):
+    """Others that decode the same groups in turn with the settings."""
+
+    def turns(self, base: Cell) -> list[Turn]:
+        """Calls (group, repeat), warmed up, each of which decodes one group of plain decoding's cell and keeps what came of it."""
 
 
 class Harness:
@@ -44,6 +54,7 @@ class Harness:
         llm: the loaded model, of any setting.
         settings: without the baseline, which is always there.
         progress: called with a stage, what is done of it, and its whole.
+        guests: other engines, if any.
     """
 
     def __init__(
@@ -52,8 +63,9 @@ class Harness:
         settings: Sequence[Setting],
         options: Options,
         progress: Progress = lambda stage, done, total: None,
+        guests: Guests | None = None,
     ) -> None:
-        self.llm, self.options, self.progress = llm, options, progress
+        self.llm, self.options, self.progress, self.guests = llm, options, progress, guests
         self.settings = [BASELINE, *settings]
         self.results = Results()
         device = llm.runner.info.device
@@ -134,13 +146,17 @@ class Harness:
             if groups:
                 self._timed(_scratch(cell), engine, 0, 0)
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
+        turns: list[Turn] = [partial(self._turn, cell, engine) for cell, engine in zip(cells, engines, strict=True)]
+        turns += self.guests.turns(cells[0]) if self.guests is not None else []
         for repeat in range(self.options.repeats):
             for group in range(len(groups)):
                 self.progress(stage, repeat * len(groups) + group, total)
-                for index in range(len(cells)):
-                    turn = (index + repeat + group) % len(cells)
-                    cells[turn].runs.append(self._timed(cells[turn], engines[turn], group, repeat))
+                for index in range(len(turns)):
+                    turns[(index + repeat + group) % len(turns)](group, repeat)
         self.progress(stage, total, total)
+
+    def _turn(self, cell: Cell, engine: LLM, group: int, repeat: int) -> None:
+        cell.runs.append(self._timed(cell, engine, group, repeat))
 
     def _records(self, pieces: Sequence[Piece], temperature: float) -> Records:
         """What plain decoding says to every prompt, for drafters that take it."""

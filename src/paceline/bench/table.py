@@ -75,14 +75,14 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
             milliseconds(cell["time_to_first_token"]["p50"]),
             f"{milliseconds(between['p50'])}/{milliseconds(between['p99'])}",
             percent(cell["limit"]["share_of_step"]),
-            _same(cell["equality"]),
+            same(cell["equality"]),
             f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
             style=None if cell["comparable"] else "red",
         )
     return made
 
 
-def _same(equality: Mapping[str, Any]) -> str:
+def same(equality: Mapping[str, Any]) -> str:
     if equality["mode"] == "baseline":
         return NOTHING
     if equality["mode"] == "law":
@@ -144,16 +144,33 @@ def _load(runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _peers(peers: Sequence[Mapping[str, Any]]) -> Table:
-    made = _new("peers", ("peer", "setting", "version", "tokens/s", "over our plain", "same", "failed"))
+    made = _new(
+        "peers",
+        (
+            "peer",
+            "setting",
+            "precision",
+            "workload",
+            "batch",
+            "tokens/s",
+            "over our plain [95 %]",
+            "same",
+            "equal tokens",
+            "failed",
+        ),
+    )
     for peer in peers:
         rate = peer["tokens_per_second"]
         made.add_row(
             peer["name"],
             peer["setting"],
-            peer["version"] or NOTHING,
+            peer["precision"] or NOTHING,
+            peer["workload"],
+            str(peer["batch"]),
             NOTHING if rate is None else f"{rate['value']:.0f}",
-            interval(peer["speedup"]) if peer["comparable"] else "outputs differ",
-            NOTHING if peer["equality"] is None else _same(peer["equality"]),
+            interval(peer["speedup"]) if peer["comparable"] else "outputs differ" if peer["failed"] < peer["prompts"] else "failed",
+            NOTHING if peer["equality"] is None else same(peer["equality"]),
+            percent(peer["equal_share"]),
             f"{peer['failed']} of {peer['prompts']}" if peer["failed"] else "0",
         )
     return made
@@ -184,10 +201,22 @@ def remarks(document: Mapping[str, Any]) -> Iterator[str]:
             first = next(row for row in cell["rows"] if row["error"])
             yield f"{cell['failed']} of {cell['prompts']} prompts failed for {place}, first {first['prompt']!r}: {first['error']}"
         yield from (f"{place}: {note}" for note in cell["notes"])
+    for peer in document["peers"]:
+        yield from _trouble(peer)
     for skipped in (*document["skipped"], *document["peers_skipped"]):
         yield f"left out: {skipped['name']}: {skipped['why']}"
     if document["interrupted"]:
         yield "interrupted: the figures are of what was done until then."
+
+
+def _trouble(peer: Mapping[str, Any]) -> Iterator[str]:
+    """What went wrong with a peer."""
+    place = f"{peer['name']} {peer['setting']} on {peer['workload']}, batch {peer['batch']}"
+    if peer["reason"] is not None:
+        yield f"no speed for {place}: {peer['reason']}"
+    if peer["failed"]:
+        first = next((row["error"] for row in peer["rows"] if row["error"]), "the baseline could not decode them")
+        yield f"{peer['failed']} of {peer['prompts']} prompts failed for {place}, first: {first}"
 
 
 def comparison(found: Comparison) -> Table:

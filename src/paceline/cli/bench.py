@@ -1,7 +1,7 @@
 """`paceline bench`: measures every method against plain decoding.
 
 Exit codes besides those of `cli.app`: 1 where a setting's outputs differ beyond its claim or all its prompts failed; 130 after
-Ctrl-C, with what was done shown and written. In: arguments. Out: tables on standard output, a JSON document. Not here: measuring
+Ctrl-C, with what was done shown and written. In: arguments. Out: tables, a JSON document, an HTML report. Not here: measuring
 (`paceline.bench`), what is done with documents (`cli.bench_documents`).
 """
 
@@ -57,9 +57,13 @@ def command(
     temperature: flags.Temperature = "0",
     load: flags.Load = "1",
     repeats: flags.Repeats = None,
+    peers: flags.Peers = None,
+    peer_url: flags.PeerUrl = None,
+    peer_model: flags.PeerModel = None,
     quick: flags.Quick = False,
     seed: flags.Seed = 0,
     output: flags.Output = None,
+    html: flags.Html = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Decode prompts with every method and plainly, in turn, and say what each gains."""
@@ -69,15 +73,14 @@ def command(
     sweep = {"batch": batch, "temperature": temperature, "load": load}
     sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
     bench_documents.must_be_writable("--json", output)
+    bench_documents.must_be_writable("--html", html)
     dials = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens)
     options = flags.options(**switches, **sweep, **sizes)
     _name_random(given, random_shape)
-    document = _measure(given, workload or [], dials, options, draft_model)
+    others = (peers or [], peer_url, peer_model)
+    document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
     _show(document)
-    if output is not None:
-        from paceline.bench.document import save
-
-        save(document, output)
+    bench_documents.write(document, output, html)
     raise typer.Exit(INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1)
 
 
@@ -90,11 +93,22 @@ def _name_random(given: dict[str, Any], shape: str | None) -> None:
 
 
 def _measure(
-    given: dict[str, Any], texts: list[str], points: tuple[tuple[float, ...], int | None], options: Options, draft: str | None
+    given: dict[str, Any],
+    texts: list[str],
+    points: tuple[tuple[float, ...], int | None],
+    options: Options,
+    *,
+    draft: str | None,
+    others: tuple[list[str], str | None, str | None],
 ) -> dict[str, Any]:
-    """Load the model and run everything; returns the document, also after Ctrl-C. `points` are those of the dial."""
+    """Load the model and run everything; returns the document, also after Ctrl-C.
+
+    `points` are those of the dial; `others` are --peers, --peer-url and --peer-model.
+    """
+    from paceline.bench import guests
     from paceline.bench.settings import defaults, dial, parse
 
+    wanted = guests.parse(*others)
     chosen, dials = parse(given.pop("speculative_config", None) or []), dial(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     if random:
@@ -102,7 +116,7 @@ def _measure(
 
         given["model"] = str(open_folder(given["model"]))
     llm = _open(given, options)
-    from paceline.bench import document, machine, workloads
+    from paceline.bench import against, document, machine, workloads
     from paceline.bench import load as load_test
     from paceline.bench.harness import Harness
 
@@ -113,13 +127,13 @@ def _measure(
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
     bandwidth = machine.read_bandwidth(llm.runner.info.device)
-    with _progress() as progress:
-        harness = Harness(llm, [*chosen, *dials], options, progress)
+    with _progress() as progress, against.Guests(llm, wanted, draft=draft, progress=progress) as peers:
+        harness = Harness(llm, [*chosen, *dials], options, progress, peers)
         harness.run(work)
         for one in work:
             if one.arrivals is not None and not harness.results.interrupted:
                 load_test.sweep(harness, one)
-    return document.build(harness, work, skipped=skipped, bandwidth=bandwidth, random=random)
+    return document.build(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
 
 
 def _open(given: dict[str, Any], options: Options) -> LLM:

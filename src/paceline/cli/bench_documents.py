@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +27,18 @@ def must_be_writable(flag: str, output: Path | None) -> None:
     """
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise ConfigError(f"{flag} must be a file in an existing folder, got {str(output)!r}")
+
+
+def write(document: dict[str, Any], output: Path | None, html: Path | None) -> None:
+    """Write the document, and the report made of it, where they are wanted."""
+    if output is not None:
+        from paceline.bench.document import save
+
+        save(document, output)
+    if html is not None:
+        from paceline.bench import report as pages
+
+        pages.write(document, html)
 
 
 @with_log_level
@@ -80,9 +91,10 @@ def report(
     ] = None,
 ) -> None:
     """Draw a document as one self-contained HTML page."""
+    from paceline.bench import report as pages
     from paceline.bench.document import load
 
     path = output or document.with_suffix(".html")
     must_be_writable("--output", path)
-    resolve_name("paceline.bench.report:write")(load(document), path)
+    pages.write(load(document), path)
     print(path)

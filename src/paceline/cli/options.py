@@ -49,6 +49,7 @@ ENGINE_HELP = {
     "device": "auto, cpu, cuda or cuda:N.",
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
+    "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
 }
 INTEGERS = (
     "n",
@@ -62,10 +63,10 @@ INTEGERS = (
     "max_model_len",
     "threads",
 )
-TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device")
+TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness")
 LISTS = ("bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
-METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME"}
+METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 
 

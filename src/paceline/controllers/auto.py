@@ -1,7 +1,6 @@
 """Drafts as much as pays: expected accepted tokens per second decide the number of nodes, zero included.
 
-In: measured costs (`CostModel`), calibrated acceptance (`Acceptance`), the outcome of every step. Out: budgets and cut trees.
-Not here: drafting, verifying, timing.
+In: measured costs, calibrated acceptance, every step's outcome. Out: budgets, cut trees. Not here: drafting, verifying, timing.
 
 A step is worth `gain - rate * time`: tokens that it is expected to add, minus the tokens that its extra time would have brought at
 the rate reached lately. Maximising that at every step maximises the long-run rate (Dinkelbach's method for fractional programs),
@@ -9,7 +8,8 @@ and it is a sum over drafters, levels and nodes, so each is decided by itself:
   - a drafter is asked if its best depth is worth more than nothing, by its mean acceptance and its measured time;
   - while it drafts, `Voice` stops it before the level whose calibrated chance no longer pays for one more draft level and row;
   - of what was proposed, nodes are kept in order of their calibrated reach up to the best number of rows;
-  - `Watch` puts a drafter to sleep whose *measured* net gain is not above zero, and tries it again at growing intervals.
+  - `Watch` puts a drafter to sleep whose *measured* net gain is not above zero, and tries it again at growing intervals; `Gate`
+    does that to drafting as a whole, since planning and judging take time as well.
 Source: the common form of the methods' adaptive controllers, such as SpecDec++ (arXiv:2405.19715) and DySpec (arXiv:2410.11744).
 """
 
@@ -26,7 +26,7 @@ from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.gate import Gate
 from paceline.controllers.pick import choose, cut, fixed_shape
-from paceline.controllers.prices import hopeless, row_seconds, try_cost, try_depth
+from paceline.controllers.prices import Prices, Rates, best_depth, hopeless, row_seconds, try_cost, try_depth
 from paceline.controllers.voice import Drafting, Voice
 from paceline.controllers.watch import Mode, Watch
 from paceline.controllers.words import Decided, auto_words, beliefs, off_words
@@ -39,15 +39,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline.controllers")
 
-CHEAP: Final = 0.01
-"""A drafter whose question costs less than this share of a plain step is asked even while it sleeps."""
-
+CHEAP: Final = 0.01  # a drafter whose question costs less than this share of a plain step is asked even while it sleeps
 FIRST_ROWS: Final = 8
-RECHECK: Final = 4096
-"""Steps after which a drafter that could not pay at all is timed again."""
-
-_DECAY = 0.98
-_LEAST_REACH = 0.05
+LEARN_EVERY: Final = 16  # of the steps in which nothing may be drafted, one in so many teaches the cost model
+RECHECK: Final = 4096  # steps after which a drafter that could not pay at all is timed again
 
 
 class AutoController:
@@ -59,6 +54,8 @@ class AutoController:
         max_nodes: most nodes of one sequence's tree.
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
+    Attributes:
+        idle: nothing is drafted in this step.
     Raises:
         ConfigError: a limit below 1.
     """
@@ -81,7 +78,7 @@ class AutoController:
         self.acceptance = Acceptance(len(self.names))
         self._known: dict[int, Drafting] = {}
         self._latest: dict[tuple[int, bool], Watch] = {}
-        self._rates: dict[int, list[float]] = {}
+        self._rates = Rates()
         self._gates: dict[int, Gate] = {}
         self._yields = [1.0] * len(self.names)
         self._batch: list[Drafting] = []
@@ -89,38 +86,40 @@ class AutoController:
         self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
         self._lines: list[Line] = []
         self._levels: list[int | None] = []
-        self._table: list[float] = [0.0, 1.0]
-        self._rate, self._context, self._ready = 1.0, 0, 0
-        self._off = self._never = False
+        self._table, self._rate = [0.0, 1.0], 1.0
+        self.idle = self._never = False
+        self._size = self._plain_steps = self._context = self._ready = 0
+        self._alone: int | None = None  # the sequence that runs by itself
         self._hopeless: list[bool] = []
 
     # The step
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
-        size, known = len(signals), self._known
+        size = len(signals)
         self._worths, self._counts = {}, ((), ())
+        self._size, self._batch, self._context = size, [], max([signal.length for signal in signals], default=0)
         self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
-        self._batch, fresh = [], False
+        gate = self._gates.setdefault(batch_bucket(size), Gate())
+        alone, self._alone = self._alone, signals[0].key if size == 1 else None
+        self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
+        if self.idle:
+            return
         for signal in signals:
-            sequence = known.get(signal.key)
+            sequence = self._known.get(signal.key)
             if sequence is None:
-                sequence, fresh = self._new(signal), True
-                known[signal.key] = sequence
+                sequence = self._known[signal.key] = self._new(signal)
             sequence.clear(signal.remaining)
             self._batch.append(sequence)
-        self._off = self._never or not self._admits(size, fresh)
-        self._context = max((signal.length for signal in signals), default=0)
-        if not self._off and (self.cost.stale or self._ready < size + FIRST_ROWS - 1):
+        if gate.starting:
+            for sequence in self._batch:
+                sequence.look_now()
+        if self.cost.stale or self._ready < size + FIRST_ROWS - 1:
             self._prepare(size + FIRST_ROWS - 1)
         self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
         self._lines = [self.cost.line(name, size) for name in self.names]
         self._levels = [None] * len(self.names)
-        if self._off:
-            return
-        recent = self._rates.get(batch_bucket(size))
-        plain = size / self._table[size]
-        self._rate = max(plain, recent[0] / recent[1]) if recent is not None else plain
+        self._rate = max(size / self._table[size], self._rates.of(size))
         check = self.cost.steps % RECHECK >= 2
         self._hopeless = [
             check and self.cost.knows(name, size) and hopeless(line, size, self._table, self._rate)
@@ -129,10 +128,12 @@ class AutoController:
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
+        if self.idle:
+            return NO_BUDGET
         sequence = self._batch[index]
         nodes = self.max_nodes - len(so_far)
         depth = min(self.max_depth, nodes, sequence.remaining - 1)
-        if self._off or depth < 1:
+        if depth < 1:
             return NO_BUDGET
         watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
         cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
@@ -159,7 +160,7 @@ class AutoController:
         Trees with drawn trials or probes stay whole: `Voice` has already kept them short, and cutting a drawn trial for what came
         up in it would bend the law of the output.
         """
-        if self._off:
+        if self.idle:
             return list(trees)
         self._note_proposals(trees)
         chosen, rows, pool = list(trees), len(trees), []
@@ -167,7 +168,7 @@ class AutoController:
             if fixed_shape(tree):
                 rows += len(tree)
             elif len(tree):
-                pool.append((i, self.acceptance.reach(self._batch[i].own, tree), self._forced(self._batch[i], tree)))
+                pool.append((i, self.acceptance.reach(self._batch[i].own, tree), self._batch[i].forced(tree)))
         if pool:
             for i, nodes in choose(pool, self._table, rows, self._rate).items():
                 chosen[i] = cut(trees[i], nodes, len(trees[i]))
@@ -179,11 +180,12 @@ class AutoController:
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Learn costs, acceptance and the rate, and judge every drafter that was asked."""
-        size, tokens = len(trees), sum(len(verdict.path) for verdict in verdicts) + len(trees)
-        self._guard(tokens, times)
-        if self._off:
-            self.cost.observe(size, self._context, times)
+        size = len(trees)
+        if self.idle:
+            self._observe_plain(size, times)
             return
+        tokens = sum(len(verdict.path) for verdict in verdicts) + size
+        self._guard(tokens, times)
         accepted = [
             self.acceptance.observe(sequence.own, tree, verdict.path)
             for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
@@ -194,7 +196,7 @@ class AutoController:
         )
         spent = times.score + times.verify + sum(times.draft) + (0.0 if self.cost.disturbed else times.other)
         self.cost.observe(size, self._context, times, self.names, self._levels)
-        self._count(tokens, min(spent, 3 * predicted) if self.cost.steps > 8 else spent)
+        self._rates.count(size, tokens, min(spent, 3 * predicted) if self.cost.steps > 8 else spent)
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -202,13 +204,13 @@ class AutoController:
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
-        size = max(len(self._batch), 1)
+        size = max(self._size, 1)
         plain = size / self._table[min(size, len(self._table) - 1)]
         if index is None:
             modes = [{one.modes[i].value for one in self._batch} for i in range(len(self.names))]
             rows = zip(self.names, [source.level[1:] for source in self.acceptance.sources], self._yields, modes, strict=True)
             return "\n".join([*beliefs(self._rate, plain, rows), self.cost.describe()])
-        if self._off:
+        if self.idle:
             return off_words(size, self.disable_by_batch_size, None if self._never else self._gates[batch_bucket(size)].wait)
         one = self._batch[index]
         decided = [
@@ -223,26 +225,14 @@ class AutoController:
 
     def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
-        line, table, size, rate = self._lines[drafter], self._table, len(self._batch), self._rate
-        levels, width = self.acceptance.levels(sequence.own, drafter), self.acceptance.sources[drafter].width * size
-        base, last = size + len(so_far) if size == 1 else size, len(table) - 1
-        price, start = rate / size, table[min(base, last)]
-        best, reach, gain, chance = -1e30, 1.0, 0.0, levels[1]
+        size, levels = len(self._batch), self.acceptance.levels(sequence.own, drafter)
+        chance = levels[1]
         if len(so_far):
             rival = self.acceptance.node(sequence.own, int(so_far.sources[0]), 1, float(so_far.confidence[0]))
             chance = min(levels[RIVAL], 1.0 - rival)
-        for level in range(1, depth + 1):
-            if level > 1:
-                chance = levels[DEPTH_BUCKET[level]]
-            reach *= chance
-            gain += reach
-            rows = base + int(level * width)
-            worth = gain - price * (line.per_level * level + table[rows if rows < last else last] - start)
-            if worth > best:
-                best = worth
-            elif reach < _LEAST_REACH:
-                break
-        return self._yields[drafter] * best - price * line.fixed
+        taken, width, line = len(so_far), self.acceptance.sources[drafter].width, self._lines[drafter]
+        best = best_depth(chance, levels, depth, Prices(self._table, size, self._rate, taken, line.per_level), width)
+        return self._yields[drafter] * best - self._rate / size * line.fixed
 
     def _prepare(self, rows: int) -> None:
         self.cost.prepare(rows, self._context)
@@ -253,32 +243,23 @@ class AutoController:
         latest = [self._latest.get((drafter, greedy)) for drafter in range(len(self.names))]
         return Drafting(greedy, [Watch() if watch is None else watch.for_new_sequence() for watch in latest])
 
-    def _admits(self, size: int, fresh: bool) -> bool:
-        """Whether drafting as a whole pays at this batch size, or is tried again: then everyone looks again at once."""
-        gate = self._gates.setdefault(batch_bucket(size), Gate())
-        admitted = gate.admits(new=fresh and size == 1)
-        if admitted and gate.starting:
-            for sequence in self._batch:
-                for watch in sequence.watches:
-                    watch.look_now()
-        return admitted
-
     # The outcome
+
+    def _observe_plain(self, size: int, times: StepTimes) -> None:
+        """A step without drafts teaches little, and learning takes time: most are passed over."""
+        self._plain_steps += 1
+        if self._plain_steps % 4 == 0 or not self._gates[batch_bucket(size)].wait:
+            self._guard(size, times)
+        if self._plain_steps % LEARN_EVERY == 0:
+            self.cost.observe(size, self._context, times)
 
     def _guard(self, tokens: int, times: StepTimes) -> None:
         """Tell the gate what the whole step took."""
         if self._never or self.cost.disturbed:
             return
-        asked = not self._off and any(mode is Mode.ASK for sequence in self._batch for mode in sequence.modes)
-        seconds = times.score + times.verify + sum(times.draft) + times.other
-        gate = self._gates[batch_bucket(len(self._batch))]
-        gate.record(len(self._batch), tokens, seconds, admitted=not self._off, asked=asked, table=self._table)
-
-    def _forced(self, sequence: Drafting, tree: TokenTree) -> Sequence[int]:
-        """Nodes that are scored whatever they seem worth, to learn."""
-        if not sequence.tried:
-            return ()
-        return [node for node, depth in enumerate(tree.depths.tolist()) if depth <= sequence.tried]
+        seconds, gate = times.score + times.verify + sum(times.draft) + times.other, self._gates[batch_bucket(self._size)]
+        asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
+        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table)
 
     def _note_proposals(self, trees: Sequence[TokenTree]) -> None:
         """Which drafter proposed how many levels: its time belongs to those, cut or not."""
@@ -303,7 +284,7 @@ class AutoController:
         nodes = times.rows - size
         row = (table[min(times.rows, len(table) - 1)] - table[size]) / nodes if nodes > 0 else 0.0
         for drafter, name in enumerate(self.names):
-            asked = [i for i, sequence in enumerate(self._batch) if sequence.modes[drafter] is not Mode.SKIP]
+            asked = [i for i, one in enumerate(self._batch) if one.modes[drafter] is not Mode.SKIP]
             if not asked or not self.cost.knows(name, size):
                 continue
             levels = self._levels[drafter]
@@ -316,8 +297,3 @@ class AutoController:
                 if watch.record(net, sequence.modes[drafter], scored, accepted[i][drafter]) and logger.isEnabledFor(logging.DEBUG):
                     logger.debug("%s %s\n%s", name, "sleeps" if watch.asleep else "wakes", self.explain())
                 self._latest[drafter, sequence.greedy] = watch
-
-    def _count(self, tokens: int, seconds: float) -> None:
-        recent = self._rates.setdefault(batch_bucket(len(self._batch)), [0.0, 0.0])
-        recent[0] = recent[0] * _DECAY + tokens
-        recent[1] = recent[1] * _DECAY + seconds

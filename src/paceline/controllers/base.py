@@ -51,7 +51,8 @@ class Controller(Protocol):
 
     A controller may also have `explain(index: int) -> str`: its decision on sequence number `index` of the last plan in words, a
     line per decision, true from the end of `select` until the next `plan`. Nobody calls it but logs and explanations; without it
-    they say nothing (`words.decision`).
+    they say nothing (`words.decision`). It may have `idle: bool`, true from `plan` on where no sequence gets a budget in this step:
+    nobody is asked then, neither for budgets nor for drafts.
     """
 
     name: str

@@ -19,9 +19,12 @@ FIRST_PLAIN: Final = 3
 AGAIN: Final = 64
 """Steps from one plain step to the next while drafting is on."""
 
-TRY: Final = 8
+TRY: Final = 6
 PATIENCE: Final = 24
-"""Steps after which drafting is judged: while no drafter is used, and while one is."""
+"""Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
+
+CLEARLY: Final = 0.75
+"""Drafting that brings less than this share of what plain steps bring loses clearly."""
 
 SHARE: Final = 0.01
 """About this share of all time goes into tries that lose."""
@@ -94,12 +97,13 @@ class Gate:
             self._plain[size] = known + _RATE * (min(seconds, _CLIP * known) - known)
             return
         self._steps += 1
-        if not self._plain or self._steps <= 1:
+        if not self._plain:
             return
         plain = self._plain_seconds(size, table)
         self._brought = self._brought * _DECAY + tokens / size * plain
         self._spent = self._spent * _DECAY + min(seconds, 4 * plain)
-        if self._steps >= (PATIENCE if asked else TRY) and self._brought < self._spent:
+        patient = asked and self._brought > CLEARLY * self._spent
+        if self._steps >= (PATIENCE if patient else TRY) and self._brought < self._spent:
             self.wait = self._last = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST))
             self._begin()
 

@@ -7,13 +7,77 @@ In: seconds of a step by rows, a drafter's line over levels. Out: seconds, or sh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from paceline.controllers.acceptance import DEPTH_BUCKET
+from paceline.controllers.cost_model import batch_bucket
 
 if TYPE_CHECKING:
     from paceline.controllers.curve import Line
 
+_DECAY = 0.98
+_LEAST_REACH = 0.05
 TRY_DEPTHS: Final = (2, 4, 8)
 DEPTHS: Final = (1, 2, 4, 8, 16)
+
+
+class Rates:
+    """Tokens per second lately, by batch bucket."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, float]] = {}
+
+    def of(self, size: int) -> float:
+        """The rate at this batch size; 0 before the first step."""
+        tokens, seconds = self._sums.get(batch_bucket(size), (0.0, 1.0))
+        return tokens / seconds
+
+    def count(self, size: int, tokens: int, seconds: float) -> None:
+        """One more step."""
+        old = self._sums.get(batch_bucket(size), (0.0, 0.0))
+        self._sums[batch_bucket(size)] = (old[0] * _DECAY + tokens, old[1] * _DECAY + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What time costs in one step.
+
+    Attributes:
+        table: seconds of a step by rows. size: sequences. rate: tokens per second. taken: nodes that are there already.
+        per_level: seconds of a draft's level for the whole batch.
+    """
+
+    table: Sequence[float]
+    size: int
+    rate: float
+    taken: int
+    per_level: float
+
+
+def best_depth(chance: float, levels: Sequence[float], depth: int, prices: Prices, width: float) -> float:
+    """Expected gain of a draft's best depth minus the price of its levels and rows, for one sequence of the batch.
+
+    Args:
+        chance: of the first level. levels: of the further ones, by depth bucket.
+        width: nodes on a level.
+    """
+    table, size = prices.table, prices.size
+    base, last = size + prices.taken if size == 1 else size, len(table) - 1
+    price, start, per_row = prices.rate / size, table[min(base, last)], width * size
+    best, reach, gain = -1e30, 1.0, 0.0
+    for level in range(1, depth + 1):
+        if level > 1:
+            chance = levels[DEPTH_BUCKET[level]]
+        reach *= chance
+        gain += reach
+        rows = base + int(level * per_row)
+        worth = gain - price * (prices.per_level * level + table[rows if rows < last else last] - start)
+        if worth > best:
+            best = worth
+        elif reach < _LEAST_REACH:
+            break
+    return best
 
 
 def row_seconds(taken: int, size: int, table: Sequence[float]) -> float:

@@ -5,8 +5,14 @@ In: the calibration and a price per level. Out: go on, or stop. Not here: how th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL, Acceptance, Own
 from paceline.controllers.watch import Mode, Watch
+
+if TYPE_CHECKING:
+    from paceline.tree.token_tree import TokenTree
 
 
 class Voice:
@@ -61,3 +67,14 @@ class Drafting:
         self.modes = [Mode.SKIP] * len(self.watches)
         self.voices: list[Voice | None] = [None] * len(self.watches)
         self.rivals = [False] * len(self.watches)
+
+    def look_now(self) -> None:
+        """Whoever sleeps is tried as soon as a step allows it."""
+        for watch in self.watches:
+            watch.look_now()
+
+    def forced(self, tree: TokenTree) -> Sequence[int]:
+        """Nodes that are scored whatever they seem worth, to learn."""
+        if not self.tried:
+            return ()
+        return [node for node, depth in enumerate(tree.depths.tolist()) if depth <= self.tried]

@@ -73,7 +73,11 @@ class DrafterArgs:
 
 
 class Drafter(Protocol):
-    """Proposes token trees for many sequences."""
+    """Proposes token trees for many sequences.
+
+    A drafter that has `catches_up = True` needs no `observe` after a step without any drafts: it reads the new tokens from its
+    contexts when it is next asked.
+    """
 
     name: str
     taps: Sequence[int]

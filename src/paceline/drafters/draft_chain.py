@@ -1,38 +1,25 @@
 """Drafting chains with a draft model: one forward pass a level for the whole batch.
 
-In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of caches.
+In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), greedy chains of runners
+that draft them in one call (`draft_quick`), upkeep of caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.drafters.draft_rows import best, draws, fit, weights
-from paceline.drafters.draft_state import CHUNK, DraftState, catch_up, feed_ahead, feed_text
+from paceline.drafters.draft_state import DraftState, feed_ahead, feed_text
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
 if TYPE_CHECKING:
-    from paceline.models.base import Runner, SequenceCache
+    from paceline.models.base import Runner
 
 GoOn = Callable[[int, float, object], bool]
-
-
-@runtime_checkable
-class ChainRunner(Protocol):
-    """A runner with a shorter way to draft greedily for one sequence."""
-
-    def draft_chain(
-        self, cache: SequenceCache, tokens: Sequence[int], steps: int, stop: Callable[[int, float], bool]
-    ) -> tuple[list[int], list[float]]:
-        """Append `tokens` to the cache and draft up to `steps` tokens greedily; all drafted ones but the last are appended too.
-
-        `stop(depth, confidence)` is asked before level `depth` (from 2 on) with the chance of the path so far.
-        Returns the drafted tokens and the probability of each.
-        """
 
 
 @dataclass(slots=True)
@@ -71,9 +58,6 @@ class ChainDraft:
 
 def draft_chains(runner: Runner, drafts: Sequence[ChainDraft], vocab_size: int, source: int) -> list[TokenTree]:
     """One chain per draft; the caches then hold the whole text and all drafted tokens but the last of each."""
-    if len(drafts) == 1 and isinstance(runner, ChainRunner) and runner.info.vocab_size == vocab_size and _plain(drafts[0]):
-        _draft_at_once(runner, runner, drafts[0])
-        return [drafts[0].tree(source)]
     logits = feed_text(runner, [draft.state for draft in drafts])
     active = list(drafts)
     while True:
@@ -86,15 +70,6 @@ def draft_chains(runner: Runner, drafts: Sequence[ChainDraft], vocab_size: int, 
 
 def _plain(draft: ChainDraft) -> bool:
     return not draft.drawn and draft.state.context.shape is None
-
-
-def _draft_at_once(runner: Runner, short_cut: ChainRunner, draft: ChainDraft) -> None:
-    state, go_on = draft.state, draft.go_on
-    catch_up(runner, [state], CHUNK)
-    tokens, chances = short_cut.draft_chain(state.cache, state.pending, draft.steps, lambda d, c: not go_on(d, c, None))
-    state.base, state.ahead = len(state.context.tokens), tokens[:-1]
-    for token, chance in zip(tokens, chances, strict=True):
-        draft.add(token, min(chance, 1.0))
 
 
 def _add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:

@@ -12,11 +12,12 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
+from paceline.drafters.draft_quick import ChainRunner, quick_chains
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.draft_tree import TreeDraft, draft_trees
 from paceline.errors import CapabilityError, ConfigError
@@ -41,6 +42,7 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
+    catches_up = True
     taps: Sequence[int] = ()
 
     def __init__(
@@ -67,20 +69,25 @@ class DraftModelDrafter:
             )
         self.index, self.vocab_size, self.limit, self.width = args.index, args.vocab_size, limit, tree_width
         self.method = draft_sample_method
+        able = tree_width == 1 and self.runner.info.vocab_size == args.vocab_size and isinstance(self.runner, ChainRunner)
+        self._short_cut = self.runner if able else None
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        asked = [i for i, count in enumerate(steps) if count > 0]
         trees = [EMPTY_TREE] * len(states)
-        if asked:
-            for i in asked:
-                states[i].settle(self.runner)
-            found = self._draft([states[i] for i in asked], [budgets[i] for i in asked], [steps[i] for i in asked])
-            for i, tree in zip(asked, found, strict=True):
-                trees[i] = tree
+        quick, slow = [], []
+        for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            if (count := self._steps(state, budget)) > 0:
+                state.settle(self.runner)
+                short = self._short_cut is not None and state.context.shape is None and not self._drawn(state)
+                (quick if short else slow).append((i, state, budget, count))
+        for asked, draft in ((quick, self._draft_quick), (slow, self._draft)):
+            if asked:
+                places, *parts = zip(*asked, strict=True)
+                for i, tree in zip(places, draft(*parts), strict=True):
+                    trees[i] = tree
         return trees
 
     def observe(
@@ -108,6 +115,9 @@ class DraftModelDrafter:
     def _drawn(self, state: DraftState) -> bool:
         draws = self.method == "probabilistic" or (self.method is None and not state.context.seeded)
         return draws and state.context.temperature > 0
+
+    def _draft_quick(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
+        return quick_chains(self.runner, cast(ChainRunner, self._short_cut), states, budgets, steps, self.index)
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))

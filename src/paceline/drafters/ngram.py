@@ -19,6 +19,7 @@ import numpy as np
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.chain_tree import chain_tree
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -32,8 +33,9 @@ CONFIDENCE: Final[tuple[float, ...]] = tuple(
 )
 """By match length - 1: how often the token after a match was the next token, on Python sources and Markdown (50,000 tokens)."""
 
-_PRIME: Final = 0x9E3779B97F4A7C15
-_MASK: Final = 2**64 - 1
+_PRIME: Final = 1000003
+_MASK: Final = 2**42 - 1
+"""Hashes are as short as the number of texts' places allows: Python multiplies short integers faster, and matches are compared."""
 
 
 class _State:
@@ -56,6 +58,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    catches_up = True
     taps: Sequence[int] = ()
 
     def __init__(
@@ -86,8 +89,7 @@ class NgramDrafter:
     def observe(
         self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
-        for state in states:
-            self._catch_up(state)
+        """Nothing: `propose` reads what is new in the text."""
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, {n: dict(table) for n, table in state.latest.items()}, state.done)
@@ -101,8 +103,9 @@ class NgramDrafter:
         steps = steps if self.limit is None else min(steps, self.limit)
         if steps <= 0:
             return EMPTY_TREE
-        self._catch_up(state)
         text = state.context.tokens
+        if state.done < len(text) - 1:
+            self._catch_up(state)
         position = self._match(state)
         if position < 0:
             return EMPTY_TREE
@@ -112,35 +115,42 @@ class NgramDrafter:
         while len(tokens) < steps:
             tokens.append(tokens[len(tokens) - period])
         confidence = [CONFIDENCE[min(match + i, LONGEST_MATCH) - 1] for i in range(steps)]
-        return TokenTree.chain(tokens, confidence=confidence, source=self.index)
+        return chain_tree(tokens, confidence, self.index)
 
     def _match(self, state: _State) -> int:
-        """Position of the last token of the latest, longest earlier match of the text's end, or -1."""
-        text = state.context.tokens
-        hashes = self._hashes(text, len(text) - 1)
-        for n in reversed(self.lengths):
-            position = state.latest[n].get(hashes[n], -1) if n in hashes else -1
-            if position >= 0 and text[position + 1 - n : position + 1] == text[-n:]:
+        """Position of the last token of the latest, longest earlier match of the text's end, or -1.
+
+        Where n tokens have stood before, n - 1 have: the first length that is missing ends the search.
+        """
+        text, value, found = state.context.tokens, 0, []
+        for n in range(1, min(self.lengths.stop - 1, len(text)) + 1):
+            value = (value * _PRIME + text[-n] + 1) & _MASK
+            if n >= self.lengths.start:
+                position = state.latest[n].get(value, -1)
+                if position < 0:
+                    break
+                found.append(position)
+        for n, position in zip(range(self.lengths.start + len(found) - 1, 0, -1), reversed(found), strict=False):
+            if text[position + 1 - n : position + 1] == text[-n:]:
                 return position
         return -1
 
-    def _hashes(self, text: Sequence[int], end: int) -> dict[int, int]:
-        """n -> hash of the n tokens up to and with `end`, as far as the text reaches."""
-        found, value = {}, 0
-        first = self.lengths.start
-        for n in range(1, min(self.lengths.stop - 1, end + 1) + 1):
-            value = (value * _PRIME + text[end + 1 - n] + 1) & _MASK
-            if n >= first:
-                found[n] = value
-        return found
-
     def _catch_up(self, state: _State) -> None:
         """Index the n-grams that have got a follower since the last time."""
-        text = state.context.tokens
-        for end in range(state.done, len(text) - 1):
-            for n, value in self._hashes(text, end).items():
-                state.latest[n][value] = end
-        state.done = max(state.done, len(text) - 1)
+        text, tables, shorter = state.context.tokens, list(state.latest.values()), self.lengths.start - 1
+        last = len(text) - 1
+        for end in range(state.done, last):
+            value, at = 0, end
+            while at > end - shorter and at >= 0:
+                value = (value * _PRIME + text[at] + 1) & _MASK
+                at -= 1
+            for table in tables:
+                if at < 0:
+                    break
+                value = (value * _PRIME + text[at] + 1) & _MASK
+                table[value] = end
+                at -= 1
+        state.done = max(state.done, last)
 
     def _index_at_once(self, state: _State) -> None:
         """The same for a whole prompt, in NumPy."""
@@ -149,7 +159,7 @@ class NgramDrafter:
         value_t = np.zeros(max(last, 0), np.uint64)
         for n in range(1, min(self.lengths.stop - 1, last) + 1):
             value_t = value_t[1:] if n > 1 else value_t
-            value_t = value_t * np.uint64(_PRIME) + text_t[: last + 1 - n] + np.uint64(1)
+            value_t = (value_t * np.uint64(_PRIME) + text_t[: last + 1 - n] + np.uint64(1)) & np.uint64(_MASK)
             if n in self.lengths:
                 state.latest[n] = dict(zip(value_t.tolist(), range(n - 1, last), strict=True))
         state.done = max(last, 0)

@@ -40,6 +40,7 @@ class Crew:
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
+        self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
 
     def begin(self, sequence: Decoding) -> None:
         """Give a sequence its drafter states, right after prefill."""
@@ -69,6 +70,8 @@ class Crew:
     def _tell(self, sequence: Decoding) -> None:
         """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
         tokens, told = sequence.context.tokens, sequence.told
+        if len(tokens) == told:
+            return
         new = tokens[told:]
         for index, text in enumerate(sequence.texts):
             if sequence.states[index] is not None:
@@ -80,6 +83,10 @@ class Crew:
     def propose(self, batch: Sequence[Decoding], controller: Controller) -> tuple[list[TokenTree], tuple[float, ...]]:
         """One merged tree per sequence, and the seconds that each drafter took."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
+        if getattr(controller, "idle", False):
+            return trees, (0.0,) * len(self.drafters)
+        for sequence in batch:
+            self._tell(sequence)
         seconds = []
         for index in range(len(self.drafters)):
             start = perf_counter()
@@ -100,10 +107,11 @@ class Crew:
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         drafter = self.drafters[index]
+        shown = [tree.read_only() if len(tree) else EMPTY_TREE for tree in so_far]
 
         def call(picked: Sequence[int]) -> list[TokenTree]:
             found = drafter.propose(
-                [batch[i].states[index] for i in picked], [budgets[i] for i in picked], [so_far[i] for i in picked]
+                [batch[i].states[index] for i in picked], [budgets[i] for i in picked], [shown[i] for i in picked]
             )
             if len(found) != len(picked):
                 raise DrafterError(f"proposed {len(found)} trees for {len(picked)} sequences")
@@ -123,7 +131,10 @@ class Crew:
         return tree if bool((sources == index).all()) else tree.replace(sources=sources * 0 + index)
 
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
-        """Tell every drafter the new tokens and what became of the trees."""
+        """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by
+        themselves hear of it when they are next asked."""
+        if self._catch_up and not any(map(len, trees)):
+            return
         for sequence in batch:
             self._tell(sequence)
         for index in range(len(self.drafters)):

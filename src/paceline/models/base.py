@@ -123,4 +123,4 @@ class Runner(Protocol):
         """A second sequence that shares the committed prefix; scratch slots are not carried over."""
 
     def release(self, cache: SequenceCache) -> None:
-        """Give the sequence's blocks back; the handle must not be used again."""
+        """Give the sequence's blocks back; the handle must not be used again, and a second release does nothing."""

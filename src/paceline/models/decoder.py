@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.models.attention import AttentionShape, Step
-from paceline.models.linear import Map, make_head_norm, make_linear, make_norm
+from paceline.models.linear import Map, RowInvariance, make_head_norm, make_linear, make_norm
 from paceline.models.moe import gated_mlp, make_moe
 from paceline.models.rope import Rope
 from paceline.models.spec import ModelSpec, RopeSpec
@@ -143,7 +143,7 @@ class DecoderLayer:
         "_residual", "_rope", "_rotated", "_shape",
     )  # fmt: skip
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, weights: Weights, row_invariant: bool) -> None:
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, weights: Weights, row_invariant: RowInvariance) -> None:
         layer = spec.layers[index]
         self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
         self._heads, self._rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
@@ -156,7 +156,7 @@ class DecoderLayer:
         self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
         self._qk_norm = own.qk_norm(shape, order)
         self._mlp = (
-            make_moe(spec, own.take("router.weight"), own.take("experts.gate_up"), own.take("experts.down"))
+            make_moe(spec, *map(own.take, ("router.weight", "experts.gate_up", "experts.down")), row_invariant=row_invariant)
             if layer.moe
             else gated_mlp(own.linear("gate_up"), own.linear("down"), spec.activation)
         )
@@ -194,7 +194,7 @@ def head_order(shape: AttentionShape) -> torch.Tensor:
 class _Own:
     """One layer's part of the weights, handed out once each."""
 
-    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: bool) -> None:
+    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance) -> None:
         self._weights, self._prefix, self._spec, self._row_invariant = weights, prefix, spec, row_invariant
 
     def take(self, name: str) -> torch.Tensor:
@@ -243,12 +243,12 @@ def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[tor
 class Decoder:
     """All layers, the embedding and the head."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: bool = True) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, *, row_invariant: RowInvariance = True) -> None:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
         head = self.embedding if spec.tied else weights.pop("head.weight")
-        self._head, self._norm = make_linear(head), _final_norm(spec, weights)
+        self._head, self._norm = make_linear(head, row_invariant=row_invariant or True), _final_norm(spec, weights)
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [DecoderLayer(spec, self.shape, i, weights, row_invariant) for i in range(spec.num_layers)]
 

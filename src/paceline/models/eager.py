@@ -19,7 +19,13 @@ Found = tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]
 
 
 class Passes(Protocol):
-    """Forward passes of one model."""
+    """Forward passes of one model.
+
+    Attributes:
+        row_invariant: built so that a row's bits depend on its own text alone; `models.invariance` puts it to the test.
+    """
+
+    row_invariant: bool
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) embeddings, the family's multiplier included."""
@@ -56,7 +62,7 @@ class EagerPasses:
 
     def __init__(self, decoder: Decoder, rotary: Rotary, masks: Masks) -> None:
         self._decoder, self._rotary, self._masks = decoder, rotary, masks
-        self.embed, self.head = decoder.embed, decoder.head
+        self.embed, self.head, self.row_invariant = decoder.embed, decoder.head, masks.row_invariant
 
     def run(
         self,

@@ -7,12 +7,13 @@ Source: Mixtral of experts (arXiv:2401.04088).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from paceline.errors import ConfigError
-from paceline.models.linear import Map, make_linear
+from paceline.models.linear import Map, RowInvariance, make_linear
 from paceline.models.spec import ModelSpec
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -33,19 +34,23 @@ def gated_mlp(gate_up: Map, down: Map, activation: str) -> Map:
     return mlp
 
 
-def make_moe(spec: ModelSpec, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> Map:
+def make_moe(
+    spec: ModelSpec, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, row_invariant: RowInvariance = True
+) -> Map:
     """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
 
     Args:
         router: (experts, hidden). gate_up: (experts, 2 * inner, hidden), gate rows first. down: (experts, hidden, inner).
+        row_invariant: see `make_linear`.
     Raises:
         ConfigError: the spec has no mixture.
     """
     moe = spec.moe
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
-    route = make_linear(router)
-    experts = [gated_mlp(make_linear(gate_up[e]), make_linear(down[e]), spec.activation) for e in range(moe.experts)]
+    make = partial(make_linear, row_invariant=row_invariant)
+    route = make(router)
+    experts = [gated_mlp(make(gate_up[e]), make(down[e]), spec.activation) for e in range(moe.experts)]
     top_k, normed = moe.top_k, moe.norm_top_k
 
     def mixture(x: torch.Tensor) -> torch.Tensor:

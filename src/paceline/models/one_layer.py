@@ -1,7 +1,7 @@
 """A fused step for draft models of one layer on the CPU: about ten small NumPy operations and one packed head.
 
 In: a ModelSpec of one plain layer with its weights. Out: a Runner that is fast at one row at a time. Not here: any other model
-(models.native), choosing tokens beyond the greedy chain that `draft_chain` offers.
+(models.native), choosing tokens beyond the greedy chains that `draft_chains` offers.
 
 The only layer sees embeddings, not the output of another layer. So query, key and value of a token do not depend on the text: they
 are rows of a table made at load, rotated by position. A prompt enters the cache by table look-ups without any forward pass, and a
@@ -12,20 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.errors import CapabilityError, ConfigError
+from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.kernels.choose import fits as kernels_fit
 from paceline.models.linear import make_linear
 from paceline.models.rope import Rope
 from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
 
+if TYPE_CHECKING:
+    from paceline.models.one_layer_chain import Chains
+
 Array = npt.NDArray[np.float32]
+Stop = Callable[[int, float], bool]
 
 MAX_TABLE_BYTES = 256 * 1024 * 1024
 MAX_HIDDEN = 512
@@ -48,22 +54,30 @@ class OneLayerCache:
     """Rotated keys and values of one sequence, scratch inputs included.
 
     Attributes:
-        length: committed tokens. keys, values: (kv heads, capacity, head dim) float32.
+        length: committed tokens. keys, values: (kv heads, capacity, head dim) float32; capacity is a multiple of 16.
+        places: addresses of keys and values, and the bytes of one head.
     """
 
-    __slots__ = ("keys", "length", "values")
+    __slots__ = ("keys", "length", "places", "values")
 
     def __init__(self, heads: int, dim: int, capacity: int = 128) -> None:
         self.length = 0
+        capacity += -capacity % 16
         self.keys: Array = np.zeros((heads, capacity, dim), np.float32)
         self.values: Array = np.zeros((heads, capacity, dim), np.float32)
+        self._place()
+
+    def _place(self) -> None:
+        self.places = self.keys.ctypes.data, self.values.ctypes.data, self.keys.strides[0]
 
     def reserve(self, length: int) -> None:
         """Room for `length` tokens, at least doubling."""
         have = self.keys.shape[1]
         if length > have:
-            more = ((0, 0), (0, max(length, 2 * have) - have), (0, 0))
+            new = max(length + -length % 16, 2 * have)
+            more = ((0, 0), (0, new - have), (0, 0))
             self.keys, self.values = np.pad(self.keys, more), np.pad(self.values, more)
+            self._place()
 
     def copy(self) -> OneLayerCache:
         """An independent sequence with the same committed tokens."""
@@ -79,6 +93,9 @@ class OneLayerRunner:
     Args:
         weights: canonical names (models.weights).
         dtype: of the head; the rest computes in float32.
+
+    Attributes:
+        chains: drafts in compiled code, or None where the model or the machine does not allow it.
     """
 
     capabilities = Capabilities(trees=True, fork=True)
@@ -109,6 +126,7 @@ class OneLayerRunner:
         context = max_context or spec.max_context
         cos, sin = Rope(rope, torch.device("cpu")).cos_sin(torch.arange(context), context)
         self.cos, self.sin = (np.tile(one.numpy(), heads + kv) for one in (cos, sin))
+        self.chains = self._compiled(weights)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -121,6 +139,15 @@ class OneLayerRunner:
             weight_bytes=sum(value.numel() * value.element_size() for key, value in weights.items()),
             fingerprint=f"one-layer-{spec.family}-{spec.vocab_size}-{spec.hidden_size}-{spec.intermediate_size}",
         )
+
+    def _compiled(self, weights: Mapping[str, torch.Tensor]) -> Chains | None:
+        """Chains in compiled code, where model and machine allow it."""
+        if not kernels_fit(self.spec, self.head_dtype, torch.device("cpu")):
+            return None
+        from paceline.models.one_layer_chain import Chains
+
+        arrays = {"embedding": self.embedding, "table": self.table, "turned": self.turned, "cos": self.cos, "sin": self.sin}
+        return Chains(self.spec, weights, **arrays)
 
     def open(self) -> OneLayerCache:
         """A new, empty sequence."""
@@ -170,16 +197,25 @@ class OneLayerRunner:
             rows.append(len(inputs) - done)
         return self._scores(hidden, rows, taps)
 
-    def draft_chain(
-        self, cache: OneLayerCache, tokens: Sequence[int], steps: int, stop: Callable[[int, float], bool]
-    ) -> tuple[list[int], list[float]]:
-        """Append `tokens`, then draft up to `steps` tokens greedily; all drafted ones but the last are appended too.
+    def draft_chains(
+        self, caches: Sequence[OneLayerCache], feeds: Sequence[Sequence[int]], steps: Sequence[int], stops: Sequence[Stop | None]
+    ) -> list[tuple[list[int], list[float]]]:
+        """Append `feeds`, then draft up to `steps` tokens of each sequence greedily; all drafted ones but the last are appended too.
 
-        `stop(depth, reach)` is asked before level `depth` (from 2 on) with the chance of the path so far.
+        `stop(depth, reach)` is asked before level `depth` (from 2 on) with the chance of the path so far; None never stops.
 
         Returns:
             The drafted tokens and the probability of each.
+        Raises:
+            ConfigError: past the context. DrafterError: NaN in the logits.
         """
+        if self.chains is not None and max(map(len, feeds)) <= self.chains.most_fed:
+            return self.chains.draft(caches, feeds, steps, stops)
+        return [self._draft_chain(*one) for one in zip(caches, feeds, steps, stops, strict=True)]
+
+    def _draft_chain(
+        self, cache: OneLayerCache, tokens: Sequence[int], steps: int, stop: Stop | None
+    ) -> tuple[list[int], list[float]]:
         drafted: list[int] = []
         chances: list[float] = []
         reach, feed = 1.0, tokens
@@ -187,9 +223,11 @@ class OneLayerRunner:
             logits_v = self.extend([cache], [feed]).logits[0].numpy()
             token = int(logits_v.argmax())
             chances.append(float(1.0 / np.exp(logits_v - logits_v[token]).sum()))
+            if not chances[-1] > 0.0:
+                raise DrafterError("the draft model gave NaN; check its checkpoint")
             drafted.append(token)
             reach *= chances[-1]
-            if len(drafted) >= steps or stop(len(drafted) + 1, reach):
+            if len(drafted) >= steps or (stop is not None and stop(len(drafted) + 1, reach)):
                 return drafted, chances
             feed = (token,)
 

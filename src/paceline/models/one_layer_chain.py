@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.errors import ConfigError, DrafterError
 from paceline.models import one_layer_kernel as of
 from paceline.models import one_layer_tiles as small
 from paceline.models.decoder import attention_shape
@@ -41,7 +42,15 @@ PAUSE: Final = 0.3
 """Compiled code asks whether to go on only where the chance of the path so far is no greater: above, the answer is nearly always
 yes, and a token drafted in vain costs about as much as the question."""
 
-_SPARE_FIELDS = 8
+_OUT = MOST_STEPS + 8
+"""Fields of a row of results: a chance is written with the seven fields behind it."""
+_RECORD = of.SEQUENCE_FIELDS // at.FIELD
+_STEPS, _PAUSE, _DONE, _ROWS = of.STEPS // at.FIELD, of.PAUSE // at.FIELD, of.DONE // at.FIELD, at.ROWS // at.FIELD
+
+
+def _view(array: npt.NDArray[np.int64], kind: str) -> memoryview:
+    """An array's memory as one row of int64 ("q") or float32 ("f"): single numbers are quicker to reach than in the array."""
+    return memoryview(array.reshape(-1)).cast("B").cast(kind)  # type: ignore[call-overload,no-any-return]  # the kind is a variable
 
 
 class Chains:
@@ -52,6 +61,8 @@ class Chains:
         embedding, table, turned, cos, sin: as `models.one_layer.OneLayerRunner` has them.
         bytes_head: keep the head in 8 bits; None: where the CPU has instructions for it and weights are not float32.
     """
+
+    most_fed = MOST_FED
 
     def __init__(
         self,
@@ -78,10 +89,12 @@ class Chains:
         self._frame.put(constants(spec, dtype, self._kind) | self._packing.ends())
         self._iota = np.arange(-(-len(cos) // LANES) * LANES + SPARE)
         self._feed = np.zeros((ROWS, MOST_FED), np.int64)
-        self._tokens, self._chances = (np.zeros((ROWS + 1, MOST_STEPS + _SPARE_FIELDS), np.int64) for _ in range(2))
-        self._floats = self._chances.view(np.float32)
+        self._tokens, self._chances = (np.zeros((ROWS + 1, _OUT), np.int64) for _ in range(2))
         self._records = Table(of.SEQUENCE_FIELDS, ROWS)
-        self._feed_at, self._feed_pitch = address(self._feed), self._feed.strides[0]
+        self._records.fields[:, of.FEED // at.FIELD] = address(self._feed) + np.arange(ROWS) * self._feed.strides[0]
+        self._fed, self._drafted, self._rows = (_view(one, "q") for one in (self._feed, self._tokens, self._records.fields))
+        self._frame_fields, self._data_fields = _view(self._frame.fields, "q"), _view(self._data.fields, "q")
+        self._sure, self._pause = _view(self._chances, "f"), _view(self._data.fields, "f")
         self._threads = 0
         self._scratch: list[torch.Tensor | Workspace] = []
         self._run, self._team = of.compiled(), find_team()
@@ -105,10 +118,8 @@ class Chains:
 
     def _ready(self) -> None:
         """Scratch memory for as many threads as PyTorch uses."""
-        threads = 1 if self._team is None else torch.get_num_threads()
-        if threads == self._threads:
-            return
-        self._threads, hidden = threads, self.spec.hidden_size
+        self._threads, hidden = torch.get_num_threads(), self.spec.hidden_size
+        threads = 1 if self._team is None else self._threads
         workspace = Workspace(self.spec, self._kind, threads)
         padded = -(-self.spec.vocab_size // STRIP) * STRIP + 3 * LANES
         fine, small_pitch = 4 * hidden + 64, hidden + 128
@@ -132,57 +143,70 @@ class Chains:
 
         Caches must have room; all drafted tokens but the last are appended too. Returns (rows, tokens) and their chances.
         """
-        self._ready()
-        for row, (cache, feed) in enumerate(zip(caches, feeds, strict=True)):
-            count, (keys, values, pitch) = len(feed), cache.places
-            self._feed[row, :count] = feed
-            self._records.fields[row] = (keys, values, pitch, cache.length, self._feed_at + row * self._feed_pitch, count)
-        self._data.put({of.STEPS: steps, of.PAUSE: pause})
-        self._frame.fields[0, at.ROWS // at.FIELD] = len(caches)
+        if torch.get_num_threads() != self._threads:
+            self._ready()
+        fed, records, frame, data = self._fed, self._rows, self._frame_fields, self._data_fields
+        place = record = 0
+        for cache, feed in zip(caches, feeds, strict=True):
+            records[record], records[record + 1], records[record + 2] = cache.places
+            records[record + 3], records[record + 5] = cache.length, len(feed)
+            for i, token in enumerate(feed, place):
+                fed[i] = token
+            place, record = place + MOST_FED, record + _RECORD
+        data[_STEPS], frame[_ROWS] = steps, len(caches)
+        self._pause[2 * _PAUSE] = pause
         if self._team is None:
             self._run.ctypes(self._data.address)
         else:
             self._team.run(self._run.address, self._data.address)
-        done = int(self._data.fields[0, of.DONE // at.FIELD])
+        done = data[_DONE]
         for cache, feed in zip(caches, feeds, strict=True):
             cache.length += len(feed) + done - 1
-        return self._tokens[: len(caches), :done].tolist(), self._floats[: len(caches), : 2 * done : 2].tolist()
+        starts = range(0, len(caches) * _OUT, _OUT)
+        tokens = [self._drafted[start : start + done].tolist() for start in starts]
+        return tokens, [self._sure[2 * start : 2 * (start + done) : 2].tolist() for start in starts]
 
     def draft(
-        self, caches: Sequence[OneLayerCache], feeds: Sequence[Sequence[int]], steps: Sequence[int], stops: Sequence[Stop]
+        self, caches: Sequence[OneLayerCache], feeds: Sequence[Sequence[int]], steps: Sequence[int], stops: Sequence[Stop | None]
     ) -> list[Found]:
         """See `OneLayerRunner.draft_chains`; any number of sequences."""
         found: list[Found] = [([], []) for _ in caches]
         reach, coming = [1.0] * len(caches), list(feeds)
-        ends = [cache.length + len(feed) - 1 for cache, feed in zip(caches, feeds, strict=True)]
+        fed = [cache.length + len(feed) for cache, feed in zip(caches, feeds, strict=True)]
         active = list(range(len(caches)))
+        pause = PAUSE if any(stop is not None for stop in stops) else 0.0
         while active:
-            now = active[:ROWS]
-            burst = min(MOST_STEPS, *(steps[i] - len(found[i][0]) for i in now))
-            answers = self.once([caches[i] for i in now], [coming[i] for i in now], burst, PAUSE)
-            going = []
+            now, later = active[:ROWS], active[ROWS:]
+            burst = min([MOST_STEPS, *(steps[i] - len(found[i][0]) for i in now)])
+            for i in now:
+                self._check(fed[i] + len(found[i][0]) + burst - 1)
+                caches[i].reserve(fed[i] + len(found[i][0]) + burst - 1)
+            answers = self.once([caches[i] for i in now], [coming[i] for i in now], burst, pause)
+            active = later
             for i, tokens, chances in zip(now, *answers, strict=True):
-                reach[i] = taken(found[i], tokens, chances, reach[i], steps[i], stops[i])
-                caches[i].length = ends[i] + len(found[i][0])
+                reach[i] = take(found[i], tokens, chances, reach[i], steps[i], stops[i])
+                caches[i].length = fed[i] + len(found[i][0]) - 1
                 if reach[i] >= 0.0:
                     coming[i] = found[i][0][-1:]
-                    caches[i].length -= 1
-                    going.append(i)
-                else:
-                    caches[i].length -= 1
-            active = going + active[ROWS:]
+                    active.append(i)
         return found
+
+    def _check(self, length: int) -> None:
+        if length > len(self._arrays[3]):
+            raise ConfigError(f"position {length - 1} lies outside the context of {len(self._arrays[3])} tokens")
 
 
 _SIZES = {of.PARTS: of.PARTS_SIZE, of.FINE: of.FINE_SIZE, of.BYTES: of.BYTES_SIZE}
 
 
-def taken(found: Found, tokens: Sequence[int], chances: Sequence[float], reach: float, steps: int, stop: Stop) -> float:
+def take(found: Found, tokens: Sequence[int], chances: Sequence[float], reach: float, steps: int, stop: Stop | None) -> float:
     """Add tokens up to the first one behind which `stop` says stop; the chance of the path so far, -1 for a chain that is done."""
     for token, chance in zip(tokens, chances, strict=True):
+        if not chance > 0.0:
+            raise DrafterError("the draft model gave NaN; check its checkpoint")
         found[0].append(token)
         found[1].append(chance)
         reach *= chance
-        if len(found[0]) >= steps or stop(len(found[0]) + 1, reach):
+        if len(found[0]) >= steps or (stop is not None and stop(len(found[0]) + 1, reach)):
             return -1.0
     return reach

@@ -64,7 +64,7 @@ log = logging.getLogger("paceline")
     STRIPS, SCALES,  # the 8-bit head, or 0
     LOGITS, LOGITS_PITCH,  # (rows, v + ...) float32
     CHAIN_FIELDS,
-) = range(0, 29 * at.FIELD, at.FIELD)  # fmt: skip
+) = range(0, 30 * at.FIELD, at.FIELD)  # fmt: skip
 
 (
     KEYS, VALUES, HEAD_PITCH, LENGTH,  # float32 (kv heads, capacity, dim); bytes of a head; tokens in the cache

@@ -31,6 +31,7 @@ BoolArray = npt.NDArray[np.bool_]
 ROOT: Final = -1
 CANDIDATE: Final = 0
 PROBE: Final = 1
+COLUMNS: Final = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ class TokenTree:
     def check_columns(self) -> None:
         """Raise DrafterError unless all columns have one length and confidences are sane."""
         n = len(self)
-        for name in ("parents", "depths", "sources", "confidence", "slots", "kinds"):
+        for name in COLUMNS:
             if (got := getattr(self, name).shape) != (n,):
                 raise DrafterError(f"tree column {name!r} has shape {got}, need ({n},)")
         if not bool(((self.confidence >= 0) & (self.confidence <= 1)).all()):
@@ -263,10 +264,16 @@ class TokenTree:
                         f"a drawn trial at node {parent} has a row of {tuple(trial.row.shape)}, need ({vocab_size},)"
                     )
 
+    def read_only(self) -> TokenTree:
+        """The same tree, through arrays that cannot be written to."""
+        columns = {name: getattr(self, name).view() for name in COLUMNS}
+        for column in columns.values():
+            column.flags.writeable = False
+        return self.replace(**columns)
+
     def replace(self, **columns: Any) -> TokenTree:
         """A copy with some columns replaced (and not checked again)."""
-        names = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds", "trials", "also")
-        return TokenTree(**{name: columns.get(name, getattr(self, name)) for name in names})
+        return TokenTree(**{name: columns.get(name, getattr(self, name)) for name in (*COLUMNS, "trials", "also")})
 
 
 def _depths(parents_n: IntArray) -> IntArray:

@@ -157,8 +157,8 @@ def accumulate(
 ) -> Any:  # fmt: skip
     """Add a stretch of a strip to sums (rows, 64) float32.
 
-    `kind`, `rows` (1 to 6): the variant; `alone`: 1 where no other rows take the same weights (3 rows or more), so all of the memory ahead
-    is prefetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between rows of activations.
+    `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the memory ahead is
+    fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between rows of activations.
     """
     done, nothing = builder.append_basic_block(), builder.append_basic_block()
     code = builder.add(builder.mul(kind, ir.Constant(I64, 16)), builder.mul(rows, ir.Constant(I64, 2)))

@@ -53,7 +53,10 @@ def lowered(result: Any, *kinds: Any, outlined: bool = False) -> Callable[[Calla
 
     def decorate(emit: Callable[..., Value]) -> Any:
         def codegen(context: Any, builder: Builder, signature: Any, args: tuple[Value, ...]) -> Value:
-            value = _outlined(builder, emit, args) if outlined else emit(builder, *args)
+            if outlined:
+                _outlined(builder, emit, args)
+                return context.get_dummy_value()
+            value = emit(builder, *args)
             return context.get_dummy_value() if value is None else value
 
         names = ", ".join(f"a{i}" for i in range(len(kinds)))

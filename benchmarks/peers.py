@@ -1,0 +1,116 @@
+"""Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in one run.
+
+usage: peers.py [--threads 2] [--repeats 5] [--batches 1,8] [--tokens 64] [--prompts 4] [--only large,bundled] [--peers all] [--quick]
+
+large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of all alike
+bundled  the bundled target on its bundled prompts, with its draft model where an engine takes one
+
+Each part is one run of `paceline bench`, whose document and report go to results/; `peers.json` says for every batch size how our
+plain decoding does against the fastest plain peer, and our best speculative setting against the best setting of every peer. Make
+the peers first: `paceline bench peers install all`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, save
+
+from paceline.bench import document, duel
+from paceline.cli.main import main as paceline
+
+LOOKUPS = ("ngram", '{"method": "ngram", "num_speculative_tokens": 8}', '{"method": "ngram", "num_speculative_tokens": 15}')
+DRAFTS = ("draft_model", '{"method": ["ngram", "draft_model"]}')
+HALF = (
+    '{"name": "llama.cpp", "method": "plain", "dtype": "float16"}',
+    '{"name": "llama.cpp", "method": "ngram", "dtype": "float16"}',
+)
+LONG = (
+    '{"name": "llama.cpp", "method": "ngram", "num_speculative_tokens": 16}',
+    '{"name": "openvino-genai", "method": "ngram", "num_speculative_tokens": 16}',
+    '{"name": "transformers", "method": "ngram", "num_speculative_tokens": 16}',
+)
+
+
+def arguments(part: str, given: argparse.Namespace) -> list[str]:
+    """The words of `paceline bench` for a part, but for where its results go."""
+    if part == "large":
+        shape = f"synthetic:prompt=64,output={given.tokens},count={given.prompts}"
+        words = ["--random-shape", "291m", "-w", shape]
+        settings = ("auto", *LOOKUPS)
+    else:
+        words = ["-w", "bundled", "--limit", str(3 * given.prompts), "--max-tokens", str(2 * given.tokens)]
+        settings = ("auto", *LOOKUPS, *DRAFTS)
+    peers = [given.peers, *(HALF + LONG if given.peers == "all" and not given.quick else ())]
+    words += [word for setting in settings[: 2 if given.quick else None] for word in ("-s", setting)]
+    words += [word for peer in peers for word in ("--peers", peer)]
+    return [*words, "--batch", given.batches, "--repeats", str(given.repeats), "--threads", str(given.threads)]
+
+
+def claims(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is to be shown, for every workload and batch size."""
+    found = []
+    places = dict.fromkeys((cell["workload"], cell["batch"]) for cell in made["cells"])
+    for workload, batch in places:
+        here = (workload, batch)
+        ours = [cell for cell in made["cells"] if (cell["workload"], cell["batch"]) == here]
+        theirs = [peer for peer in made["peers"] if (peer["workload"], peer["batch"]) == here]
+        plain = [cell for cell in ours if cell["setting"] == made["baseline"]]
+        bases = [peer for peer in theirs if peer["setting"].split("(")[0].split(",")[0] == "plain"]
+        best = duel.fastest([cell for cell in ours if cell not in plain])
+        made_by = {
+            name: duel.fastest([peer for peer in theirs if peer["name"] == name])
+            for name in dict.fromkeys(p["name"] for p in theirs)
+        }
+        record: dict[str, Any] = {"workload": workload, "batch": batch}
+        record["plain over the fastest plain peer"] = _duel(duel.fastest(plain), duel.fastest(bases))
+        record["best over the best of every peer"] = {name: _duel(best, peer) for name, peer in made_by.items()}
+        record["withheld"] = {f"{peer['name']} {peer['setting']}": peer["reason"] for peer in theirs if peer["reason"] is not None}
+        record["tokens per target pass"] = {cell["setting"]: cell["mean_acceptance_length"] for cell in ours}
+        found.append(record)
+    return found
+
+
+def _duel(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Both speeds and their ratio; None where one of them has no speed."""
+    if ours is None or theirs is None:
+        return None
+    ratio = duel.ratio(ours, theirs)
+    return {
+        "ours": ours["setting"],
+        "theirs": f"{theirs['name']} {theirs['setting']}",
+        "tokens_per_second": [one["tokens_per_second"]["value"] for one in (ours, theirs)],
+        "ratio": None if ratio is None else ratio.to_dict(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--only", default="large,bundled")
+    parser.add_argument("--peers", default="all")
+    parser.add_argument("--quick", action="store_true", help="two settings, and no other options of the peers")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    result: dict[str, Any] = {}
+    for part in given.only.split(","):
+        path = given.folder / f"peers_{part}.json"
+        words = ["bench", *arguments(part, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]
+        code = paceline(words)
+        if code not in (0, 1):
+            sys.exit(code)
+        result[part] = claims(document.load(path))
+        for record in result[part]:
+            print(record)
+    save("peers", result, given.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Whether plain and accelerated decoding of a loaded model give the same bits: asked for, found out, kept on disk.
+
+In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.invariance), what methods declare
+(registry).
+
+The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept beside the
+measured costs, so that the self-test runs once.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from paceline.controllers.cost_store import CostKey, CostStore, cache_dir
+from paceline.models.base import Runner
+from paceline.models.invariance import what_varies
+from paceline.models.native import NativeRunner
+from paceline.models.strict import TRANSFORMERS, InParts, refusal, unavailable
+
+logger = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """What holds between plain and accelerated decoding at temperature 0 and, for point drafts, for equal seeds.
+
+    Attributes:
+        reason: why bits may differ; None where they may not.
+    """
+
+    reason: str | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether tokens are bit for bit those of plain decoding, at any batch size."""
+        return self.reason is None
+
+    def __str__(self) -> str:
+        return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
+
+
+def find(runner: Runner, asked: str) -> Exactness:
+    """What holds for a loaded model.
+
+    Args:
+        asked: "auto" or "strict".
+    Raises:
+        ConfigError: strict was asked for and cannot be had.
+    """
+    reason = _reason(runner)
+    if reason is not None and asked == "strict":
+        raise unavailable(runner.info.name, reason)
+    return Exactness(reason)
+
+
+def _reason(runner: Runner) -> str | None:
+    if not isinstance(runner, NativeRunner):
+        return TRANSFORMERS
+    if (known := refusal(runner.spec, runner.info.device)) is not None:
+        return known
+    if not runner.passes.row_invariant:
+        if isinstance(runner.passes, InParts):
+            return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
+        return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
+    found = _kept(_key(runner), lambda: what_varies(runner))
+    return None if found is None else f"the self-test found other bits in {found}"
+
+
+def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:
+    """The finding from disk, or a new one, which is kept."""
+    store = CostStore(key, cache_dir().parent / "exactness")
+    kept = store.load()
+    if kept is not None and "varies" in kept:
+        found: str | None = kept["varies"]
+        return found
+    found = find_out()
+    logger.debug("self-test of strict mode: %s", "passed" if found is None else f"other bits in {found}")
+    store.save({"varies": found})
+    return found
+
+
+def _key(runner: NativeRunner) -> CostKey:
+    key = CostKey.of(runner.info)
+    kinds = zlib.crc32(repr((runner.spec.layers, runner.info.max_context)).encode())
+    form = f"{type(runner.passes).__name__}-{kinds:08x}-{_sources():08x}"
+    return replace(key, fingerprint=f"{key.fingerprint}-{form}", device=f"{key.device} {_cpu()}")
+
+
+@cache
+def _sources() -> int:
+    """A number that changes with the code that computes a pass."""
+    digest = 0
+    for path in sorted((Path(__file__).parent.parent / "models").rglob("*.py")):
+        digest = zlib.crc32(path.read_bytes(), digest)
+    return digest
+
+
+@cache
+def _cpu() -> str:
+    """The CPU's model and, where the system tells them, its features."""
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines() if cpus.exists() else []
+    known = dict(line.split(":", 1) for line in lines if ":" in line)
+    told = {name.strip(): value.strip() for name, value in known.items()}
+    features = zlib.crc32((told.get("flags") or told.get("Features") or "").encode())
+    return f"{told.get('model name') or platform.processor() or platform.machine()} {features:08x}"

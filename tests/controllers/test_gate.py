@@ -1,0 +1,90 @@
+"""The guard of drafting as a whole: it closes where steps with drafts bring less than plain ones, and tries again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.controllers.gate import AGAIN, FIRST_PLAIN, LEAST, MOST, TRY, Gate
+
+PLAIN = 1.0
+TABLE = [PLAIN] * 65
+Brings = Callable[[int], tuple[int, float]]
+
+
+def drive(gate: Gate, steps: int, brings: Brings, *, size: int = 4, asked: bool = True) -> tuple[float, int]:
+    """Tokens per second over so many steps, and how many of them could draft; `brings(step)` is what those bring and take."""
+    tokens, seconds, admitted = 0, 0.0, 0
+    for step in range(steps):
+        if gate.admits(new=False):
+            made, took = brings(step)
+            admitted += 1
+            gate.record(size, made, took, admitted=True, asked=asked, table=TABLE)
+        else:
+            made, took = size, PLAIN
+            gate.record(size, made, took, admitted=False, asked=False, table=TABLE)
+        tokens, seconds = tokens + made, seconds + took
+    return tokens / seconds, admitted
+
+
+class NeverClosed(Gate):
+    """Wrong: drafts whatever it costs."""
+
+    def admits(self, *, new: bool) -> bool:
+        return True
+
+
+def losing(step: int) -> tuple[int, float]:
+    return 5, 2.0
+
+
+def test_what_loses_costs_little() -> None:
+    rate, _ = drive(Gate(), 2000, losing)
+    assert rate >= 0.95 * 4 / PLAIN
+
+
+def test_a_gate_that_never_closes_fails_that_check() -> None:
+    rate, _ = drive(NeverClosed(), 2000, losing)
+    assert rate < 0.95 * 4 / PLAIN
+
+
+def test_what_pays_goes_on_but_for_the_plain_steps_that_are_timed() -> None:
+    _, admitted = drive(Gate(), 1000, lambda step: (8, 1.2))
+    assert 1000 - FIRST_PLAIN - 1000 // AGAIN - 1 <= admitted < 1000
+
+
+def test_it_opens_when_drafting_begins_to_pay() -> None:
+    gate = Gate()
+    drive(gate, 500, losing)
+    _, admitted = drive(gate, 2 * MOST, lambda step: (8, 1.2))
+    assert admitted > 2 * MOST - MOST - AGAIN
+
+
+@pytest.mark.parametrize(("seconds", "longer"), [(1.06, False), (3.0, True)])
+def test_the_dearer_a_try_the_longer_the_wait(seconds: float, longer: bool) -> None:
+    gate, waits = Gate(), []
+    for _ in range(400):
+        if gate.admits(new=False):
+            gate.record(4, 4, seconds, admitted=True, asked=False, table=TABLE)
+            waits.append(gate.wait)
+        else:
+            gate.record(4, 4, PLAIN, admitted=False, asked=False, table=TABLE)
+    assert (max(waits) > 3 * LEAST) == longer
+    assert max(waits) <= MOST
+
+
+def test_a_new_sequence_by_itself_waits_half_as_long() -> None:
+    gate = Gate()
+    drive(gate, 40, losing)
+    assert gate.wait > TRY
+    before = gate.wait
+    gate.admits(new=True)
+    assert gate.wait < before - 1
+
+
+def test_an_outlier_among_plain_steps_is_clipped() -> None:
+    gate = Gate()
+    drive(gate, 40, losing)
+    gate.record(4, 4, 1000.0, admitted=False, asked=False, table=TABLE)
+    assert gate._plain[4] < 1.2 * PLAIN
