@@ -1,6 +1,7 @@
 """Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in one run.
 
-usage: peers.py [--threads 2] [--repeats 5] [--batches 1,8] [--tokens 64] [--prompts 4] [--only large,bundled] [--peers all] [--quick]
+usage: peers.py [--threads 2] [--repeats 5] [--batches 1,8] [--tokens 64] [--prompts 8] [--only large,bundled]
+                [--peers all] [--folder results] [--quick]
 
 large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of all alike
 bundled  the bundled target on its bundled prompts, with its draft model where an engine takes one
@@ -103,7 +104,9 @@ def main() -> None:
     for part in given.only.split(","):
         path = given.folder / f"peers_{part}.json"
         words = ["bench", *arguments(part, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]
+        typed, sys.argv = sys.argv, ["paceline", *words]  # the document says which command makes it
         code = paceline(words)
+        sys.argv = typed
         if code not in (0, 1):
             sys.exit(code)
         result[part] = claims(document.load(path))

@@ -113,7 +113,7 @@ def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list
     assert found["speedup"]["n"] == 4
     assert found["comparable"]
     assert "transformers plain" in report.to_html(made)
-    assert [one.title for one in table.tables(made)][-1] == "peers"
+    assert [one.title for one in table.tables(made)][-1] == "talks, temperature 0, batch 1: other engines"
 
 
 def test_a_peer_that_decodes_something_else_gets_no_speed(llm: LLM, log: list[Any]) -> None:

@@ -12,7 +12,8 @@ import torch
 from paceline import LLM
 from paceline.bench.compare import Agreement, Difference
 from paceline.bench.law import LawTest
-from paceline.bench.verify import APPROXIMATE, IN_LAW, UP_TO_NEAR_TIES, Report, claimed_class, verify
+from paceline.bench.verify import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report, claimed_class, verify
+from paceline.engine.exactness import Exactness
 from paceline.llm import BUNDLED
 from paceline.verifiers.draws import KeyedDraws
 from paceline.verifiers.greedy import GreedyVerifier
@@ -32,7 +33,8 @@ def llm() -> LLM:
 @pytest.mark.parametrize("config", [NGRAM, None], ids=["ngram", "plain"])
 def test_points_and_plain_decoding_are_compared_seed_by_seed(llm: LLM, config: dict[str, Any] | None) -> None:
     report = verify(llm.with_speculative_config(config), LOOPING, max_tokens=16, samples=3)
-    assert report.claimed[1] == ("bit-equal" if config is None else UP_TO_NEAR_TIES)
+    assert report.claimed[1] == BIT_EQUAL
+    assert report.exactness == "strict, proven by self-test"
     assert report.seeded is not None
     assert (report.seeded.outputs, report.seeded.identical) == (9, 9)
     assert report.holds
@@ -83,12 +85,16 @@ def test_draws_claim_the_law_only_and_seeds_are_looked_at_all_the_same(llm: LLM)
     assert "seed" not in report.conclusion
 
 
-def test_claims_are_the_weakest_part_s(llm: LLM) -> None:
-    assert claimed_class(llm) == (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES)
-    both = llm.with_speculative_config({"method": ["ngram", "draft_model"], "model": DRAFT["model"]})
-    assert claimed_class(both) == (UP_TO_NEAR_TIES, IN_LAW)
-    relaxed = llm.with_speculative_config(NGRAM | {"acceptance_method": "typical_acceptance_sampler"})
-    assert claimed_class(relaxed) == (UP_TO_NEAR_TIES, APPROXIMATE)
+@pytest.mark.parametrize(("exactness", "greedy"), [(Exactness(), BIT_EQUAL), (Exactness("why"), UP_TO_NEAR_TIES)])
+def test_claims_are_the_weakest_part_s_and_near_ties_end_where_bits_are_proven(llm: LLM, exactness: Exactness, greedy: str) -> None:
+    def claimed(config: dict[str, Any]) -> tuple[str, str]:
+        other = llm.with_speculative_config(config)
+        other._exact = [exactness]
+        return claimed_class(other)
+
+    assert claimed(NGRAM) == (greedy, greedy)
+    assert claimed({"method": ["ngram", "draft_model"], "model": DRAFT["model"]}) == (greedy, IN_LAW)
+    assert claimed(NGRAM | {"acceptance_method": "typical_acceptance_sampler"}) == (greedy, APPROXIMATE)
 
 
 @pytest.mark.parametrize("options", [{"samples": 0}, {"temperature": 0.0}, {"temperature": 1e-6}])

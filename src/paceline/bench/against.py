@@ -29,7 +29,7 @@ from paceline.bench.settings import Setting
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
 
-UNITS = 8.0
+UNITS = 4.0
 """Units in the last place of the best logit within which two tokens count as tied for a peer (`compare.epsilon_of`)."""
 
 Progress = Callable[[str, int, int], None]

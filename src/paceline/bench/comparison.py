@@ -113,7 +113,7 @@ def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> Line:
         if not cell["comparable"]:
             return Line(key, 0, reason=f"{name}: {cell['reason']}")
     base_a, base_b = sides.a.get((sides.plain_a, *key[1:])), sides.b.get((sides.plain_b, *key[1:]))
-    tables = [None if cell is None else rates(cell) for cell in (cell_a, cell_b, base_a, base_b)]
+    tables = [None if cell is None else _rates(cell) for cell in (cell_a, cell_b, base_a, base_b)]
     speed, speed_wide = _ratio(tables[:2], comparisons, seed)
     gain = gain_wide = None
     if key[0] not in (sides.plain_a, sides.plain_b):
@@ -123,7 +123,7 @@ def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> Line:
     return Line(key, prompts, speed, gain, _excludes_one(speed_wide), _excludes_one(gain_wide), reason)
 
 
-def rates(cell: Mapping[str, Any]) -> Tables:
+def _rates(cell: Mapping[str, Any]) -> Tables:
     """Tokens per second by prompt and turn, a value per repeat; 0 for failures. A batch's seconds are its group's."""
     groups: dict[tuple[int, int], float] = {}
     for row in cell["rows"]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -73,14 +72,21 @@ def save(document: Mapping[str, Any], path: Path) -> None:
         ConfigError: it is against the schema. OSError: it cannot be written.
     """
     check(document)
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file in one piece, as UTF-8.
+
+    Raises:
+        OSError: it cannot be written; a file that was there is unchanged.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -105,10 +111,8 @@ def build(
     """
     llm, results, options = harness.llm, harness.results, harness.options
     energy = {"source": harness.energy.source, "reason": harness.energy.reason}
-    rate = None if bandwidth is None else float(bandwidth["bytes_per_second"])
-    around = aggregate.Surroundings(
-        runner=llm.runner, seed=options.seed, bandwidth=rate, energy=energy, rss_scope=harness.memory.scope
-    )
+    rate, scope = None if bandwidth is None else float(bandwidth["bytes_per_second"]), harness.memory.scope
+    around = aggregate.Surroundings(runner=llm.runner, seed=options.seed, bandwidth=rate, energy=energy, rss_scope=scope)
     found: dict[str, Any] = finite(
         {
             "format": FORMAT,

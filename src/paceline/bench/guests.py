@@ -135,7 +135,8 @@ class Lane:
         self.wanted, self.dtype, self.threads, self.at_once = wanted, dtype, threads, wanted.at_once
         self.version: str | None = None
         self.settings: dict[str, Any] = {}
-        self._start, self._peer, self._failures = start, None, 0  # type: ignore[var-annotated]
+        self._start, self._failures = start, 0
+        self._peer: peers.Peer | None = None
         self._last: Exception | None = None
 
     def open(self) -> peers.Peer:

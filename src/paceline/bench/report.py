@@ -9,9 +9,7 @@ page from loading anything.
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,13 @@ from paceline.bench import duel
 from paceline.bench import report_figures as figures
 from paceline.bench import report_sweeps as sweeps
 from paceline.bench import report_words as words
+from paceline.bench.document import write_whole
 from paceline.bench.explain import PAGES
 from paceline.bench.table import NOTHING, interval
 
 Record = Mapping[str, Any]
+NAME = 40
+"""Characters of a setting's name among the key figures."""
 MARK = '<meta name="generator" content="paceline bench report">'
 
 
@@ -35,14 +36,7 @@ def write(document: Record, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(to_html(document))
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, to_html(document))
 
 
 def to_html(document: Record) -> str:
@@ -96,12 +90,14 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
     cells = document["cells"]
     first = [cell for cell in cells if words.place_name(cell) == words.place_name(cells[0])] if cells else []
     plain = next((cell for cell in first if cell["setting"] == document["baseline"]), None)
-    dials = {setting["name"] for setting in document["settings"] if setting["acceptance"] is not None}
-    others = [cell for cell in first if cell is not plain and cell["speedup"] is not None and cell["setting"] not in dials]
+    others = [
+        cell for cell in first if cell is not plain and cell["speedup"] is not None and cell["setting"] not in _dials(document)
+    ]
     if others:
         best = max(others, key=lambda cell: cell["speedup"]["value"])
         gain = best["speedup"]
-        found.append((f"Best: {best['setting']}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"))
+        name = best["setting"] if len(best["setting"]) <= NAME else best["setting"][: NAME - 3] + "..."
+        found.append((f"Best: {name}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"))
         found.append(("Its tokens/s", interval(best["tokens_per_second"], 0).split(" ")[0], f"batch {best['batch']}"))
     if plain is not None and plain["tokens_per_second"] is not None:
         found.append(("Plain tokens/s", f"{plain['tokens_per_second']['value']:.0f}", f"batch {plain['batch']}"))
@@ -114,6 +110,11 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
         prompts, failed = sum(cell["prompts"] for cell in cells), sum(cell["failed"] for cell in cells)
         found.append(("Failed", f"{failed} of {prompts}", ""))
     return found
+
+
+def _dials(document: Record) -> set[str]:
+    """Settings that measure and could not be used."""
+    return {setting["name"] for setting in document["settings"] if setting["acceptance"] is not None}
 
 
 def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
@@ -154,7 +155,7 @@ def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any
         groups.setdefault(words.place_name(peer), []).append(peer)
     for name, peers in groups.items():
         ours = [cell for cell in document["cells"] if words.place_name(cell) == name]
-        best = duel.fastest(ours)
+        best = duel.fastest([cell for cell in ours if cell["setting"] not in _dials(document)])
         gains = [None if best is None else duel.ratio(best, peer) for peer in peers]
         table = [
             [*row[:3], NOTHING if g is None else interval(g.to_dict()), *row[3:]]

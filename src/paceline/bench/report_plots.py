@@ -17,7 +17,7 @@ from itertools import pairwise
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 400, 232
-LEFT, RIGHT, TOP, BOTTOM = 50, 12, 8, 42
+LEFT, RIGHT, TOP, BOTTOM = 60, 12, 8, 42
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
@@ -104,8 +104,11 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
 
 
 def ticks(low: float, high: float, *, log: bool = False, most: int = 5) -> list[float]:
-    """Round numbers between two: 1, 2 or 5 times a power of ten; on a logarithmic axis the powers, or those too."""
-    if log:
+    """Round numbers between two: 1, 2 or 5 times a power of ten; on a logarithmic axis the powers, or those too.
+
+    A short logarithmic axis is marked like a linear one.
+    """
+    if log and high / low >= 5:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         for steps in ((1, 2, 5), (1, 3), (1,)):
             found = [s * 10.0**p for p in range(first, last + 1) for s in steps if low <= s * 10.0**p <= high * 1.0001]

@@ -96,7 +96,7 @@ def _row(cell: Record, claimed: Record | None) -> dict[str, Any]:
         NOTHING if peak is None else size(peak),
         f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
     ]
-    verdict = "" if own or gain is None else "faster" if gain["low"] > 1 else "slower" if gain["high"] < 1 else ""
+    verdict = "" if own or gain is None or gain["n"] < 2 else "faster" if gain["low"] > 1 else "slower" if gain["high"] < 1 else ""
     bad = not cell["comparable"]
     return {"name": cell["setting"], "words": words, "verdict": verdict, "bad": bad, "failed": bool(cell["failed"])}
 

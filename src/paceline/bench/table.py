@@ -46,8 +46,11 @@ def tables(document: Mapping[str, Any]) -> Iterator[Table]:
             yield _by_task(f"{title}: speed-up by task", [cell for cell in cells if cell["setting"] != document["baseline"]])
     if document["load"]:
         yield _load(document["load"])
-    if document["peers"]:
-        yield _peers(document["peers"])
+    others: dict[str, list[Cell]] = {}
+    for peer in document["peers"]:
+        others.setdefault(f"{peer['workload']}, temperature {peer['temperature']:g}, batch {peer['batch']}", []).append(peer)
+    for title, peers in others.items():
+        yield _peers(f"{title}: other engines", peers)
 
 
 def _new(title: str, columns: Sequence[str]) -> Table:
@@ -83,6 +86,7 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
 
 
 def same(equality: Mapping[str, Any]) -> str:
+    """Whether outputs are identical with plain decoding's, in a word or two."""
     if equality["mode"] == "baseline":
         return NOTHING
     if equality["mode"] == "law":
@@ -143,30 +147,13 @@ def _load(runs: Sequence[Mapping[str, Any]]) -> Table:
     return made
 
 
-def _peers(peers: Sequence[Mapping[str, Any]]) -> Table:
-    made = _new(
-        "peers",
-        (
-            "peer",
-            "setting",
-            "precision",
-            "workload",
-            "batch",
-            "tokens/s",
-            "over our plain [95 %]",
-            "same",
-            "equal tokens",
-            "failed",
-        ),
-    )
+def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
+    made = _new(title, ("engine, method", "precision", "tokens/s", "over our plain [95 %]", "same", "equal tokens", "failed"))
     for peer in peers:
         rate = peer["tokens_per_second"]
         made.add_row(
-            peer["name"],
-            peer["setting"],
+            f"{peer['name']} {peer['setting']}",
             peer["precision"] or NOTHING,
-            peer["workload"],
-            str(peer["batch"]),
             NOTHING if rate is None else f"{rate['value']:.0f}",
             interval(peer["speedup"]) if peer["comparable"] else "outputs differ" if peer["failed"] < peer["prompts"] else "failed",
             NOTHING if peer["equality"] is None else same(peer["equality"]),

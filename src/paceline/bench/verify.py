@@ -35,6 +35,7 @@ class Report:
 
     Attributes:
         claimed: exactness class at temperature 0 and above it.
+        exactness: the mode it ran in (`LLM.exactness`): in strict mode, tokens must be equal at near ties too.
         prompts: how many were decoded.
         greedy: the comparison at temperature 0; its outputs are the prompts.
         near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
@@ -48,6 +49,7 @@ class Report:
     claimed: tuple[str, str]
     dtype: str
     prompts: int = 0
+    exactness: str = ""
     greedy: Agreement = field(default_factory=Agreement)
     near_ties: int = 0
     positions: int = 0
@@ -98,7 +100,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         laws = {name: None if law is None else law.to_dict() for name, law in (("law", self.law), ("plain_law", self.plain_law))}
-        plain = ("model", "claimed", "dtype", "prompts", "near_ties", "positions", "temperature", "mean_acceptance_length")
+        counts = ("prompts", "near_ties", "positions", "temperature", "mean_acceptance_length")
+        plain = ("model", "claimed", "exactness", "dtype", *counts)
         verdicts = ("holds", "greedy_holds", "seeded_holds", "law_holds", "conclusion")
         return {name: getattr(self, name) for name in plain} | {
             "greedy": self.greedy.to_dict(),
@@ -124,14 +127,17 @@ def _agrees(claimed: str, found: Agreement) -> bool:
 def claimed_class(llm: LLM) -> tuple[str, str]:
     """The weakest exactness class declared by what this LLM uses, at temperature 0 and above.
 
-    What drafters declare holds under an exact verifier, so a verifier weakens it only where it is approximate itself.
+    What drafters declare holds under an exact verifier, so a verifier weakens it only where it is approximate itself. Where a row's
+    bits are proven not to depend on the rows beside it, near ties fall as in plain decoding: "up to near ties" becomes "bit-equal".
     """
     if llm.speculative is None:
         return (BIT_EQUAL, BIT_EQUAL)
     verifier = registry.lookup("verifiers", llm.speculative.acceptance_method).exactness
     drafters = [registry.lookup("drafters", name).exactness for name in llm.drafter_methods]
     weakest = [max((pair[i] for pair in drafters), key=CLASSES.index, default=UP_TO_NEAR_TIES) for i in (0, 1)]
-    greedy, sampled = (APPROXIMATE if verifier[i] == APPROXIMATE else weakest[i] for i in (0, 1))
+    declared = [APPROXIMATE if verifier[i] == APPROXIMATE else weakest[i] for i in (0, 1)]
+    proven = llm.exactness.proven
+    greedy, sampled = (BIT_EQUAL if proven and one == UP_TO_NEAR_TIES else one for one in declared)
     return greedy, sampled
 
 
@@ -157,7 +163,7 @@ def verify(
     """
     plain = llm.with_speculative_config(None)
     dtype = str(llm.runner.info.dtype).removeprefix("torch.")
-    report = Report(llm.runner.info.name, claimed_class(llm), dtype, prompts=len(prompts))
+    report = Report(llm.runner.info.name, claimed_class(llm), dtype, len(prompts), str(llm.exactness))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     _greedy(llm, plain, prompts, replace(params, temperature=0.0), report=report, progress=progress)
     if not samples or params.greedy:

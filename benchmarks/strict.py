@@ -1,0 +1,230 @@
+"""Strict mode: are the tokens of every drafter those of plain decoding, bit for bit, and what does it cost?
+
+usage: strict.py count [--tokens 100000] [--dtypes ...] [--batches ...] [--threads N]     counts what differs
+       strict.py cost [--repeats 7]                                                      seconds with and without, in turn
+
+*count*: the bundled target decodes requests plainly, one after the other. Then every drafter of the registry decodes the same requests
+at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside running ones. Every second request asks for logprobs,
+which are compared bit by bit. Further rows are requests with seeds at temperature 0.8, PyTorch's operators in their strict form, and
+a control that must differ: those operators in their fastest form, whose bits depend on the rows of a pass.
+
+Counts are taken in rounds of ROUND tokens for each row, and written after each; a run that is stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from common import RESULTS, alternate, ratio, save
+
+from paceline import LLM, RequestOutput, SamplingParams
+from paceline.bench.demo import bundled_prompts
+from paceline.llm import BUNDLED
+from paceline.models import native
+
+GUESSES = {"num_speculative_tokens": 6}
+NGRAM = {"method": "ngram", **GUESSES}
+DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
+PROVEN = "strict, proven by self-test"
+LENGTHS = (96, 224, 160, 288)
+"""New tokens of a request, in turn."""
+ROUND = 5000
+
+Request = tuple[list[int], SamplingParams]
+
+
+def requests(llm: LLM, turn: int, tokens: int = ROUND, temperature: float = 0.0) -> list[Request]:
+    """Beginnings of the bundled prompts, so many that their outputs have `tokens` tokens; other ones in every round `turn`."""
+    texts = [llm.tokenizer.encode(prompt.prompt) for prompt in bundled_prompts()]
+    found: list[Request] = []
+    left, number = tokens, turn * len(texts)
+    while left > 0:
+        ids, length = texts[number % len(texts)], min(left, LENGTHS[number % len(LENGTHS)])
+        shorter = ids[: max(2, len(ids) - 3 * (number // len(texts)))]
+        logprobs = 0 if number % 2 else None
+        params = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, logprobs=logprobs, seed=number)
+        found.append((shorter, params))
+        left, number = left - length, number + 1
+    return found
+
+
+def decode(llm: LLM, given: Sequence[Request]) -> list[RequestOutput]:
+    found = llm.generate([{"prompt_token_ids": ids} for ids, _ in given], [params for _, params in given])
+    for one in found:
+        one.raise_for_error()
+    return found
+
+
+def bits(output: RequestOutput) -> list[bytes]:
+    """The logprobs of the chosen tokens as bytes."""
+    first = output.outputs[0]
+    pairs = zip(first.token_ids, first.logprobs or [], strict=False)
+    return [struct.pack("d", table[token].logprob) for token, table in pairs]
+
+
+def compare(plain: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> dict[str, int]:
+    """Counts of what differs; tokens behind an output's first difference belong to another text and count as different."""
+    tokens = [(a.outputs[0].token_ids, b.outputs[0].token_ids) for a, b in zip(plain, other, strict=True)]
+    same = [
+        next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b))) for a, b in tokens
+    ]
+    probabilities = [(bits(a), bits(b)) for a, b in zip(plain, other, strict=True)]
+    steps, accepted = (sum(getattr(one.metrics, name) for one in other) for name in ("num_steps", "num_accepted_tokens"))
+    return {
+        "outputs": len(tokens),
+        "identical": sum(a == b for a, b in tokens),
+        "tokens": sum(len(a) for a, _ in tokens),
+        "different_tokens": sum(max(len(a), len(b)) - n for (a, b), n in zip(tokens, same, strict=True)),
+        "logprobs": sum(len(a) for a, _ in probabilities),
+        "different_logprobs": sum(len(a) != len(b) or sum(x != y for x, y in zip(a, b, strict=False)) for a, b in probabilities),
+        "steps": steps,
+        "accepted": accepted,
+    }
+
+
+def settings(plain: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Every drafter of the registry, alone and together."""
+    record = {tuple(one.prompt_token_ids): list(one.outputs[0].token_ids) for one in plain}
+    return {
+        "ngram": NGRAM,
+        "draft_model": DRAFT,
+        "list": {"method": [NGRAM, DRAFT], "num_speculative_tokens": 12},
+        "auto": {"method": "auto", "model": DRAFT["model"]},
+        "corrupted_oracle": {"method": "corrupted_oracle", "continuations": record, "acceptance": 0.8, **GUESSES},
+    }
+
+
+def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int]) -> None:
+    """All counts, on PyTorch's present number of threads."""
+    loaded = {(dtype, batch): _open(dtype, batch) for dtype in dtypes for batch in (1, *batches)}
+    operators = {(dtype, e): _open(dtype, 4, e, compiled=False) for dtype in dtypes for e in ("auto", "strict")}
+    for turn in range(-(-tokens // ROUND)):
+        for dtype in dtypes:
+            if not turn:
+                for exactness in ("auto", "strict"):
+                    _operators(operators[dtype, exactness], dtype)
+            _drafters(loaded, dtype, batches, turn)
+            _seeds(loaded, dtype, turn)
+
+
+def _drafters(loaded: Mapping[tuple[str, int], LLM], dtype: str, batches: Sequence[int], turn: int) -> None:
+    """One round of every drafter at temperature 0."""
+    names = [(batch, name) for batch in batches for name in (*settings(()), *(["plain"] if batch > 1 else []))]
+    left = [(batch, name) for batch, name in names if _rounds(_key(dtype, batch, name)) <= turn]
+    if not left:
+        return
+    alone = loaded[dtype, 1]
+    given = requests(alone, turn)
+    plain = decode(alone, given)
+    for batch, name in left:
+        llm = loaded[dtype, batch].with_speculative_config((settings(plain) | {"plain": None})[name])
+        _add(_key(dtype, batch, name), compare(plain, decode(llm, given)))
+
+
+def _seeds(loaded: Mapping[tuple[str, int], LLM], dtype: str, turn: int) -> None:
+    """One round, a fifth as long, of the drafters of points above temperature 0."""
+    keys = {name: _key(dtype, 4, name, temperature=0.8) for name in ("ngram", "corrupted_oracle")}
+    if all(_rounds(key) > turn for key in keys.values()):
+        return
+    given = requests(loaded[dtype, 1], turn, ROUND // 5, temperature=0.8)
+    plain = decode(loaded[dtype, 1], given)
+    for name, key in keys.items():
+        _add(key, compare(plain, decode(loaded[dtype, 4].with_speculative_config(settings(plain)[name]), given)))
+
+
+def _operators(llm: LLM, dtype: str) -> None:
+    """One short round on PyTorch's operators: their fastest form, which must differ, or their strict form, which must not."""
+    key = _key(dtype, 4, "corrupted_oracle", passes="operators", exactness=str(llm.exactness))
+    if _rounds(key):
+        return
+    given = requests(llm, 0, ROUND // 2)
+    plain = [decode(llm, [one])[0] for one in given]
+    _add(key, compare(plain, decode(llm.with_speculative_config(settings(plain)["corrupted_oracle"]), given)))
+
+
+def _open(dtype: str, batch: int, exactness: str = "strict", *, compiled: bool = True) -> LLM:
+    fits = native.fits
+    if not compiled:
+        native.fits = lambda *_, **__: False
+    try:
+        return LLM(dtype=dtype, speculative_config=None, max_num_seqs=batch, exactness=exactness)
+    finally:
+        native.fits = fits
+
+
+def _key(dtype: str, batch: int, drafter: str, **more: Any) -> dict[str, Any]:
+    """What tells one row from the others."""
+    known = {"dtype": dtype, "threads": torch.get_num_threads(), "batch": batch, "drafter": drafter}
+    return known | {"temperature": 0.0, "passes": "compiled", "exactness": PROVEN} | more
+
+
+def _row(key: Mapping[str, Any]) -> dict[str, Any]:
+    return next((row for row in _known().get("count", []) if row.items() >= key.items()), {})
+
+
+def _rounds(key: Mapping[str, Any]) -> int:
+    return int(_row(key).get("rounds", 0))
+
+
+def _add(key: Mapping[str, Any], found: Mapping[str, int]) -> None:
+    """Add one round to a row on disk."""
+    known, old = _known(), _row(key)
+    sums = {name: old.get(name, 0) + value for name, value in (found | {"rounds": 1}).items()}
+    sums["mean_acceptance_length"] = round(1 + sums["accepted"] / sums["steps"], 3)
+    rows = [row for row in known.get("count", []) if row != old] + [key | sums]
+    print(rows[-1], flush=True)
+    save("strict", known | {"count": rows})
+
+
+def _known() -> dict[str, Any]:
+    path = RESULTS / "strict.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {name: known[name] for name in ("count", "cost") if name in known}
+
+
+def cost(repeats: int) -> None:
+    """Seconds of strict against automatic mode, on compiled passes (the same passes) and on PyTorch's operators."""
+    found: dict[str, Any] = {}
+    for dtype in ("bfloat16", "float32"):
+        for compiled in (True, False):
+            llms = {exactness: _open(dtype, 4, exactness, compiled=compiled) for exactness in ("auto", "strict")}
+            given = [
+                (ids, SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)) for ids, _ in requests(llms["auto"], 600)
+            ]
+            for method, config in (("plain", None), ("ngram", NGRAM)):
+                runs = {name: _runs(llm.with_speculative_config(config), given) for name, llm in llms.items()}
+                seconds = alternate(runs, repeats, progress=False)
+                key = f"{dtype}, {'compiled passes' if compiled else 'operators'}, {method}"
+                found[key] = {"seconds": seconds, "strict_over_auto": ratio(seconds["strict"], seconds["auto"])}
+                print(key, found[key]["strict_over_auto"], flush=True)
+    save("strict", _known() | {"cost": found})
+
+
+def _runs(llm: LLM, given: Sequence[Request]) -> Any:
+    return lambda: decode(llm, given[:1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["count", "cost"])
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 3])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int)
+    asked = parser.parse_args()
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    start = perf_counter()
+    count(asked.tokens, asked.dtypes, asked.batches) if asked.part == "count" else cost(asked.repeats)
+    print(f"{perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
