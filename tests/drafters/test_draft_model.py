@@ -15,8 +15,8 @@ from toys import ToyRunner
 
 from paceline.drafters import draft_rows
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.draft_quick import ChainRunner
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.draft_quick import ChainRunner
 from paceline.drafters.draft_rows import best, draw, fit, uniform
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.tree.merge import merge

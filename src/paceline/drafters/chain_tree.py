@@ -1,7 +1,7 @@
 """Trees without branches, made in a few microseconds.
 
-In: tokens and confidences. Out: the tree that `TokenTree.chain` makes of them. Not here: its checks, for drafts that are well formed
-by their making; the engine checks what drafters propose.
+In: tokens and confidences. Out: the tree that `TokenTree.chain` makes of them. Not here: its checks, for drafts are well formed by
+their making, and the engine checks what drafters propose.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ Ints = npt.NDArray[np.int32]
 
 
 def chain_tree(tokens: Sequence[int], confidence: Sequence[float], source: int) -> TokenTree:
-    """`TokenTree.chain` without its checks, for drafts that are well formed by their making: columns that follow from the length are
-    shared among all chains of that length."""
+    """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that length."""
     parents, depths, slots, kinds, sources = _columns(len(tokens), source)
     chances = np.array(confidence, np.float32)
     return TokenTree(np.array(tokens, np.int32), parents, depths, sources, np.minimum(chances, 1.0, out=chances), slots, kinds)

@@ -12,7 +12,7 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
@@ -69,19 +69,20 @@ class DraftModelDrafter:
             )
         self.index, self.vocab_size, self.limit, self.width = args.index, args.vocab_size, limit, tree_width
         self.method = draft_sample_method
-        able = tree_width == 1 and self.runner.info.vocab_size == args.vocab_size and isinstance(self.runner, ChainRunner)
-        self._short_cut = self.runner if able else None
+        same = self.runner.info.vocab_size == args.vocab_size
+        self._quick = tree_width == 1 and same and isinstance(self.runner, ChainRunner)
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        quick, slow = [], []
+        quick: list[tuple[int, DraftState, Budget, int]] = []
+        slow: list[tuple[int, DraftState, Budget, int]] = []
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             if (count := self._steps(state, budget)) > 0:
                 state.settle(self.runner)
-                short = self._short_cut is not None and state.context.shape is None and not self._drawn(state)
+                short = self._quick and state.context.shape is None and not self._drawn(state)
                 (quick if short else slow).append((i, state, budget, count))
         for asked, draft in ((quick, self._draft_quick), (slow, self._draft)):
             if asked:
@@ -117,7 +118,7 @@ class DraftModelDrafter:
         return draws and state.context.temperature > 0
 
     def _draft_quick(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
-        return quick_chains(self.runner, cast(ChainRunner, self._short_cut), states, budgets, steps, self.index)
+        return quick_chains(self.runner, states, budgets, steps, self.index)
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))

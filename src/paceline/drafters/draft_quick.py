@@ -7,7 +7,7 @@ sampling, rules, branches (`draft_chain`, `draft_tree`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_state import CHUNK, DraftState, catch_up
@@ -31,7 +31,7 @@ class ChainRunner(Protocol):
         steps: Sequence[int],
         stops: Sequence[Stop | None],
     ) -> list[tuple[list[int], list[float]]]:
-        """Append `feeds` to the caches and draft up to `steps` tokens each greedily; all drafted ones but the last are appended too.
+        """Append `feeds` and draft up to `steps` tokens each greedily; all drafted ones but the last are appended too.
 
         `stop(depth, confidence)` is asked before level `depth` (from 2 on) with the chance of the path so far; None never stops.
         Returns the drafted tokens and the probability of each.
@@ -39,18 +39,13 @@ class ChainRunner(Protocol):
 
 
 def quick_chains(
-    runner: Runner,
-    short_cut: ChainRunner,
-    states: Sequence[DraftState],
-    budgets: Sequence[Budget],
-    steps: Sequence[int],
-    source: int,
+    runner: Runner, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int], source: int
 ) -> list[TokenTree]:
     """One greedy chain per state; the caches then hold the whole text and all drafted tokens but the last of each."""
     if any(len(state.context.tokens) - state.base > CHUNK for state in states):
         catch_up(runner, states, CHUNK)
     feeds, stops = [state.context.tokens[state.base :] for state in states], [_stop(budget) for budget in budgets]
-    found = short_cut.draft_chains([state.cache for state in states], feeds, steps, stops)
+    found = cast(ChainRunner, runner).draft_chains([state.cache for state in states], feeds, steps, stops)
     trees = []
     for state, (tokens, chances) in zip(states, found, strict=True):
         state.base, state.ahead = len(state.context.tokens), tokens[:-1]

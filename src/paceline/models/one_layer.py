@@ -146,8 +146,9 @@ class OneLayerRunner:
             return None
         from paceline.models.one_layer_chain import Chains
 
-        arrays = {"embedding": self.embedding, "table": self.table, "turned": self.turned, "cos": self.cos, "sin": self.sin}
-        return Chains(self.spec, weights, **arrays)
+        return Chains(
+            self.spec, weights, embedding=self.embedding, table=self.table, turned=self.turned, cos=self.cos, sin=self.sin
+        )
 
     def open(self) -> OneLayerCache:
         """A new, empty sequence."""
@@ -200,7 +201,7 @@ class OneLayerRunner:
     def draft_chains(
         self, caches: Sequence[OneLayerCache], feeds: Sequence[Sequence[int]], steps: Sequence[int], stops: Sequence[Stop | None]
     ) -> list[tuple[list[int], list[float]]]:
-        """Append `feeds`, then draft up to `steps` tokens of each sequence greedily; all drafted ones but the last are appended too.
+        """Append `feeds`, then draft up to `steps` tokens each greedily; all drafted ones but the last are appended too.
 
         `stop(depth, reach)` is asked before level `depth` (from 2 on) with the chance of the path so far; None never stops.
 

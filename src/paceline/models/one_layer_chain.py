@@ -1,12 +1,13 @@
 """Chains of drafts from a one-layer model in compiled code, for many sequences in one call.
 
 In: a ModelSpec of one plain layer with its weights and tables, caches, tokens to feed. Out: drafted tokens and their chances. Not
-here: compiled code (models.one_layer_kernel), the same arithmetic step by step in NumPy (models.one_layer).
+here: compiled code (models.kernels.draft), the same arithmetic step by step in NumPy (models.one_layer).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import ConfigError, DrafterError
-from paceline.models import one_layer_kernel as of
-from paceline.models import one_layer_tiles as small
 from paceline.models.decoder import attention_shape
+from paceline.models.kernels import draft_frame as of
+from paceline.models.kernels import draft_tiles as small
 from paceline.models.kernels import frame as at
+from paceline.models.kernels.draft import compiled
 from paceline.models.kernels.fused import best_kind
 from paceline.models.kernels.pages import Pages
 from paceline.models.kernels.program import ROWS, Packing, Table, Workspace, constants
@@ -48,9 +50,48 @@ _RECORD = of.SEQUENCE_FIELDS // at.FIELD
 _STEPS, _PAUSE, _DONE, _ROWS = of.STEPS // at.FIELD, of.PAUSE // at.FIELD, of.DONE // at.FIELD, at.ROWS // at.FIELD
 
 
-def _view(array: npt.NDArray[np.int64], kind: str) -> memoryview:
-    """An array's memory as one row of int64 ("q") or float32 ("f"): single numbers are quicker to reach than in the array."""
-    return memoryview(array.reshape(-1)).cast("B").cast(kind)  # type: ignore[call-overload,no-any-return]  # the kind is a variable
+def _integers(array: npt.NDArray[np.int64]) -> memoryview[int]:
+    """An array's memory as one row of int64: single numbers are quicker to reach than in the array."""
+    return array.reshape(-1).data.cast("B").cast("q")
+
+
+def _floats(array: npt.NDArray[np.int64]) -> memoryview[float]:
+    """An array's memory as one row of float32."""
+    return array.reshape(-1).data.cast("B").cast("f")
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One chain under construction.
+
+    Attributes:
+        feed: tokens to feed next. fed: length of the cache without drafted tokens. reach: chance of the path so far.
+    """
+
+    cache: OneLayerCache
+    feed: Sequence[int]
+    fed: int
+    steps: int
+    stop: Stop | None
+    tokens: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    reach: float = 1.0
+
+    def take(self, tokens: Sequence[int], chances: Sequence[float]) -> bool:
+        """Add tokens up to the first one behind which `stop` says stop, and set the cache back to them; whether to go on."""
+        going = True
+        for token, chance in zip(tokens, chances, strict=True):
+            if not chance > 0.0:
+                raise DrafterError("the draft model gave NaN; check its checkpoint")
+            self.tokens.append(token)
+            self.chances.append(chance)
+            self.reach *= chance
+            depth = len(self.tokens) + 1
+            if depth > self.steps or (self.stop is not None and self.stop(depth, self.reach)):
+                going = False
+                break
+        self.cache.length, self.feed = self.fed + len(self.tokens) - 1, self.tokens[-1:]
+        return going
 
 
 class Chains:
@@ -92,12 +133,12 @@ class Chains:
         self._tokens, self._chances = (np.zeros((ROWS + 1, _OUT), np.int64) for _ in range(2))
         self._records = Table(of.SEQUENCE_FIELDS, ROWS)
         self._records.fields[:, of.FEED // at.FIELD] = address(self._feed) + np.arange(ROWS) * self._feed.strides[0]
-        self._fed, self._drafted, self._rows = (_view(one, "q") for one in (self._feed, self._tokens, self._records.fields))
-        self._frame_fields, self._data_fields = _view(self._frame.fields, "q"), _view(self._data.fields, "q")
-        self._sure, self._pause = _view(self._chances, "f"), _view(self._data.fields, "f")
+        self._fed, self._drafted, self._rows = map(_integers, (self._feed, self._tokens, self._records.fields))
+        self._frame_fields, self._data_fields = _integers(self._frame.fields), _integers(self._data.fields)
+        self._sure, self._pause = _floats(self._chances), _floats(self._data.fields)
         self._threads = 0
         self._scratch: list[torch.Tensor | Workspace] = []
-        self._run, self._team = of.compiled(), find_team()
+        self._run, self._team = compiled(), find_team()
         self._fill()
 
     def _fill(self) -> None:
@@ -163,33 +204,26 @@ class Chains:
         for cache, feed in zip(caches, feeds, strict=True):
             cache.length += len(feed) + done - 1
         starts = range(0, len(caches) * _OUT, _OUT)
-        tokens = [self._drafted[start : start + done].tolist() for start in starts]
-        return tokens, [self._sure[2 * start : 2 * (start + done) : 2].tolist() for start in starts]
+        drafted: list[list[int]] = [self._drafted[start : start + done].tolist() for start in starts]
+        sure: list[list[float]] = [self._sure[2 * start : 2 * (start + done) : 2].tolist() for start in starts]  # type: ignore[misc]  # typeshed: always int
+        return drafted, sure
 
     def draft(
         self, caches: Sequence[OneLayerCache], feeds: Sequence[Sequence[int]], steps: Sequence[int], stops: Sequence[Stop | None]
     ) -> list[Found]:
         """See `OneLayerRunner.draft_chains`; any number of sequences."""
-        found: list[Found] = [([], []) for _ in caches]
-        reach, coming = [1.0] * len(caches), list(feeds)
-        fed = [cache.length + len(feed) for cache, feed in zip(caches, feeds, strict=True)]
-        active = list(range(len(caches)))
-        pause = PAUSE if any(stop is not None for stop in stops) else 0.0
+        each = zip(caches, feeds, steps, stops, strict=True)
+        chains = [_Chain(cache, feed, cache.length + len(feed), most, stop) for cache, feed, most, stop in each]
+        active, pause = chains, PAUSE if any(stop is not None for stop in stops) else 0.0
         while active:
             now, later = active[:ROWS], active[ROWS:]
-            burst = min([MOST_STEPS, *(steps[i] - len(found[i][0]) for i in now)])
-            for i in now:
-                self._check(fed[i] + len(found[i][0]) + burst - 1)
-                caches[i].reserve(fed[i] + len(found[i][0]) + burst - 1)
-            answers = self.once([caches[i] for i in now], [coming[i] for i in now], burst, pause)
-            active = later
-            for i, tokens, chances in zip(now, *answers, strict=True):
-                reach[i] = take(found[i], tokens, chances, reach[i], steps[i], stops[i])
-                caches[i].length = fed[i] + len(found[i][0]) - 1
-                if reach[i] >= 0.0:
-                    coming[i] = found[i][0][-1:]
-                    active.append(i)
-        return found
+            burst = min([MOST_STEPS, *(one.steps - len(one.tokens) for one in now)])
+            for one in now:
+                self._check(one.fed + len(one.tokens) + burst - 1)
+                one.cache.reserve(one.fed + len(one.tokens) + burst - 1)
+            answers = self.once([one.cache for one in now], [one.feed for one in now], burst, pause)
+            active = [one for one, tokens, chances in zip(now, *answers, strict=True) if one.take(tokens, chances)] + later
+        return [(one.tokens, one.chances) for one in chains]
 
     def _check(self, length: int) -> None:
         if length > len(self._arrays[3]):
@@ -197,16 +231,3 @@ class Chains:
 
 
 _SIZES = {of.PARTS: of.PARTS_SIZE, of.FINE: of.FINE_SIZE, of.BYTES: of.BYTES_SIZE}
-
-
-def take(found: Found, tokens: Sequence[int], chances: Sequence[float], reach: float, steps: int, stop: Stop | None) -> float:
-    """Add tokens up to the first one behind which `stop` says stop; the chance of the path so far, -1 for a chain that is done."""
-    for token, chance in zip(tokens, chances, strict=True):
-        if not chance > 0.0:
-            raise DrafterError("the draft model gave NaN; check its checkpoint")
-        found[0].append(token)
-        found[1].append(chance)
-        reach *= chance
-        if len(found[0]) >= steps or (stop is not None and stop(len(found[0]) + 1, reach)):
-            return -1.0
-    return reach

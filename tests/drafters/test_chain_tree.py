@@ -1,0 +1,30 @@
+"""The quick way to a chain gives the tree of the checked one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.drafters.chain_tree import chain_tree
+from paceline.tree.token_tree import TokenTree
+
+COLUMNS = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_all_columns_are_those_of_the_checked_chain(length: int) -> None:
+    tokens, confidence = [5 + i for i in range(length)], [1.0 / (i + 1) for i in range(length)]
+    quick, checked = chain_tree(tokens, confidence, 3), TokenTree.chain(tokens, confidence=confidence, source=3)
+    for column in COLUMNS:
+        a, b = getattr(quick, column), getattr(checked, column)
+        assert a.dtype == b.dtype
+        assert np.array_equal(a, b)
+    quick.check(100, length)
+    assert quick.is_chain
+
+
+def test_chances_above_one_by_rounding_are_cut_and_shared_columns_cannot_be_written() -> None:
+    tree = chain_tree([1, 2], [1.0000001, 0.5], 0)
+    assert tree.confidence.tolist() == [1.0, 0.5]
+    with pytest.raises(ValueError, match="read-only"):
+        tree.parents[0] = 1
