@@ -54,7 +54,7 @@ the verb. `python -m paceline` is the same command.
 def methods() -> str:
     """One section a method: what it is, options, exactness, needs, source."""
     note = "Written by `python docs/generate.py` from the registry; `paceline methods` prints the same facts."
-    lines = ["# Methods", "", note, ""]
+    lines = ["# Methods", "", note, "", registry.STRICT_NOTE, ""]
     for family in registry.FAMILIES:
         lines += [f"## {family.capitalize()}", ""]
         for name, entry in registry.FAMILIES[family].items():
