@@ -110,18 +110,12 @@ def large(repeats: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def profile(llm: LLM, steps: int = 20) -> dict[str, float]:
-    """Share of a step's time by operator, the largest first, and the bandwidth that the linear layers reach."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    with profiler(activities=[ProfilerActivity.CPU]) as recorded:
-        score_seconds(llm, 0, repeats=steps - 2)
-    rows = sorted(recorded.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = sum(row.self_cpu_time_total for row in rows)
-    linear = sum(row.self_cpu_time_total for row in rows if "linear" in row.key) / steps / 1e6
-    shares = {row.key: round(row.self_cpu_time_total / total, 4) for row in rows[:8]}
-    return shares | {"bytes_per_second_of_linear_layers": llm.runner.info.weight_bytes / linear if linear else 0.0}
+def profile(llm: LLM, tokens: int = 32) -> dict[str, float]:
+    """Share of the seconds of plain decoding by what they were spent on (`score` is the model's pass)."""
+    before = llm.engine.times.to_dict()
+    ours(llm, [(7 * i) % 8192 for i in range(96)], tokens)
+    spent = {name: seconds - before[name] for name, seconds in llm.engine.times.to_dict().items() if name != "prefill"}
+    return {name: round(seconds / sum(spent.values()), 4) for name, seconds in spent.items()}
 
 
 def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> float:

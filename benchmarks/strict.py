@@ -3,10 +3,10 @@
 usage: strict.py count [--tokens 100000] [--dtypes ...] [--batches ...] [--threads N]     counts what differs
        strict.py cost [--repeats 7]                                                      seconds with and without, in turn
 
-*count*: the bundled target decodes requests plainly, one after the other. Then every drafter of the registry decodes the same requests
-at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside running ones. Every second request asks for logprobs,
-which are compared bit by bit. Further rows are requests with seeds at temperature 0.8, PyTorch's operators in their strict form, and
-a control that must differ: those operators in their fastest form, whose bits depend on the rows of a pass.
+*count*: the bundled target decodes requests plainly, one after the other. Then every drafter of the registry decodes the same
+requests at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside running ones. Every second request asks for
+logprobs, which are compared bit by bit. Further rows are requests with seeds at temperature 0.8, PyTorch's operators in their
+strict form, and a control that must differ, if only in logprobs: those operators in their fastest form.
 
 Counts are taken in rounds of ROUND tokens for each row, and written after each; a run that is stopped goes on where it was.
 """
@@ -17,6 +17,7 @@ import argparse
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -189,25 +190,29 @@ def _known() -> dict[str, Any]:
 
 
 def cost(repeats: int) -> None:
-    """Seconds of strict against automatic mode, on compiled passes (the same passes) and on PyTorch's operators."""
+    """Seconds of strict against automatic mode, on compiled passes (the same in both) and on PyTorch's operators."""
     found: dict[str, Any] = {}
     for dtype in ("bfloat16", "float32"):
         for compiled in (True, False):
-            llms = {exactness: _open(dtype, 4, exactness, compiled=compiled) for exactness in ("auto", "strict")}
-            given = [
-                (ids, SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)) for ids, _ in requests(llms["auto"], 600)
-            ]
             for method, config in (("plain", None), ("ngram", NGRAM)):
-                runs = {name: _runs(llm.with_speculative_config(config), given) for name, llm in llms.items()}
-                seconds = alternate(runs, repeats, progress=False)
+                seconds = _seconds(dtype, config, compiled, repeats)
                 key = f"{dtype}, {'compiled passes' if compiled else 'operators'}, {method}"
-                found[key] = {"seconds": seconds, "strict_over_auto": ratio(seconds["strict"], seconds["auto"])}
+                found[key] = {"strict_over_auto": ratio(seconds["strict"], seconds["auto"]), "seconds": seconds}
                 print(key, found[key]["strict_over_auto"], flush=True)
     save("strict", _known() | {"cost": found})
 
 
-def _runs(llm: LLM, given: Sequence[Request]) -> Any:
-    return lambda: decode(llm, given[:1])
+def _seconds(dtype: str, config: Any, compiled: bool, repeats: int) -> dict[str, list[float]]:
+    """Of one request of 128 tokens; models are loaded anew twice, since where their memory lies counts too."""
+    seconds: dict[str, list[float]] = {"auto": [], "strict": []}
+    for order in (("auto", "strict"), ("strict", "auto")):
+        llms = {name: _open(dtype, 4, name, compiled=compiled).with_speculative_config(config) for name in order}
+        ids = requests(llms["auto"], 0, 1)[0][0]
+        given = [(ids, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))]
+        found = alternate({name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False)
+        for name in seconds:
+            seconds[name] += found[name]
+    return seconds
 
 
 def main() -> None:

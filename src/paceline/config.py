@@ -22,6 +22,8 @@ MAX_N = 128
 MAX_LOGPROBS = 128
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXACTNESS = ("auto", "strict")
+QUANTIZATIONS = {"int8": "int8", "int8_weight_only": "int8", "int8wo": "int8"}
+"""What a user may write -> what it is; the longer names are torchao's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +237,7 @@ class EngineConfig:
         seed: base for requests that have none of their own.
         exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a self-test at
             start, or the model is refused; "auto": the fastest form, which is strict too where that costs nothing.
+        quantization: "int8" rounds the weights of the linear layers and the head when they are loaded; None leaves them.
     """
 
     dtype: str = "auto"
@@ -245,8 +248,11 @@ class EngineConfig:
     threads: int | None = None
     seed: int | None = None
     exactness: str = "auto"
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
+        known = self.quantization is None or self.quantization in QUANTIZATIONS
+        need(known, "quantization", f"be None or one of {', '.join(QUANTIZATIONS)}", self.quantization)
         need(self.dtype in DTYPES, "dtype", f"be one of {', '.join(DTYPES)}", self.dtype)
         need(self.exactness in EXACTNESS, "exactness", f"be one of {', '.join(EXACTNESS)}", self.exactness)
         kind = str(self.device).split(":")[0]

@@ -17,6 +17,7 @@ from paceline.checking import need, shortened
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine.build import build_parts, check_methods, load_draft
 from paceline.engine.driver import Driver, Turns
+from paceline.engine.exactness import Exactness, find
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import RequestOutput, StreamChunk
 from paceline.engine.request import Request, check_prompt
@@ -46,12 +47,14 @@ class LLM:
             Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads replaces it.
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
-        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, threads, seed: see `EngineConfig`.
+        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, threads, seed, exactness, quantization: see
+            `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
 
     Attributes:
         profile: the one in use, or None.
+        exactness: "strict, proven by self-test", or "up to near ties" and why.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.
@@ -72,6 +75,8 @@ class LLM:
         max_num_batched_tokens: int = 512,
         threads: int | None = None,
         seed: int | None = None,
+        exactness: str = "auto",
+        quantization: str | None = None,
         trust_remote_code: bool = False,
         profile: bool = True,
     ) -> None:
@@ -83,6 +88,8 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             threads=threads,
             seed=seed,
+            exactness=exactness,
+            quantization=quantization,
         )
         self.speculative = SpeculativeConfig.parse(speculative_config)
         check_methods(self.speculative)
@@ -116,7 +123,20 @@ class LLM:
             device=self.config.device,
             max_context=self.config.max_model_len,
             trust_remote_code=self._trust,
+            exactness=self.config.exactness,
+            quantization=self.config.quantization,
         )
+        self._exact: list[Exactness] = []
+        if self.config.exactness == "strict":
+            _ = self.exactness
+
+    @property
+    def exactness(self) -> Exactness:
+        """What holds between plain and accelerated decoding; found out at first use by a self-test, and kept on disk."""
+        if not self._exact:
+            with self._turns.turn():
+                self._exact.append(find(self.runner, self.config.exactness))
+        return self._exact[0]
 
     def _assemble(self) -> None:
         """Build the engine for the present speculative_config around the loaded runner."""

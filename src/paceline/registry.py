@@ -16,6 +16,11 @@ from typing import Any, Literal
 
 from paceline.errors import ConfigError
 
+STRICT_NOTE = (
+    'Where a self-test proves that a row of a pass keeps its bits whatever is scored beside it (LLM.exactness: "strict"), '
+    '"bit-equal up to near ties" becomes "bit-equal".'
+)
+
 Exactness = Literal["bit-equal", "bit-equal up to near ties", "equal in law", "approximate"]
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from command import Command
 
+from paceline import llm
 from paceline.bench import verify as bench
 from paceline.bench.compare import Difference
 from paceline.bench.law import LawTest
 from paceline.cli.verify import words
+from paceline.engine.exactness import Exactness
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "8", "--samples", "2")
 
@@ -75,17 +77,24 @@ def test_json(run: Command, prompts: Path) -> None:
     assert "near_ties" in made
 
 
-@pytest.mark.parametrize(("gap", "code"), [(1.0, 1), (1e-6, 0)])
-def test_a_difference(run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch, gap: float, code: int) -> None:
+@pytest.mark.parametrize(("gap", "reason", "code"), [(1.0, "why", 1), (1e-6, "why", 0), (1e-6, None, 1)])
+def test_a_difference(
+    run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch, gap: float, reason: str | None, code: int
+) -> None:
+    """In strict mode, a near tie is no excuse."""
+
     def differ(*arguments: Any) -> list[Difference]:
         return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)]
 
     monkeypatch.setattr(bench, "differences", differ)
+    monkeypatch.setattr(llm, "find", lambda runner, asked: Exactness(reason))
     found = run("verify", "--prompts", prompts, "--temperature", 0, *FAST)
     assert found.code == code
     text = " ".join(found.out.split())
     assert f"output 0, token 2: 5 against 6, top-2 gap {gap:.4g}" in text
-    assert ("NOT a near tie" in text) is ("THE CLAIM DOES NOT HOLD at temperature 0" in text) is bool(code)
+    assert ("NOT a near tie" in text) is (gap == 1.0)
+    assert ("THE CLAIM DOES NOT HOLD at temperature 0" in text) is bool(code)
+    assert f"exactness: {Exactness(reason)}" in text
 
 
 def test_a_prompt_file_is_read_before_the_model(run: Command, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def of_kind(monkeypatch):
     """A runner whose products are of one kind."""
 
     def make(dtype, kind, **kwargs):
-        monkeypatch.setattr(fused, "best_kind", lambda _: kind)
+        monkeypatch.setattr(fused, "best_kind", lambda _, **__: kind)
         return compiled_runner(dtype, **kwargs)
 
     return make

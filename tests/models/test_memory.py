@@ -41,6 +41,17 @@ def test_a_tied_packed_head_counts_twice(monkeypatch: pytest.MonkeyPatch) -> Non
         assert extra == (128 * 64 * 4 if packs else 0)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantised_weights_take_a_byte_each_and_one_dense_tensor_at_a_time(tied: bool) -> None:
+    spec = replace(SPEC, tied=tied)
+    need, embed = estimate(spec, torch.bfloat16, CPU, quantized=True), 2 * 128 * 64
+    layer = 128 * 64 + 64 * 64 + 3 * 96 * 64 + 4 * (128 + 64 + 192 + 64) + 2 * 2 * 64  # a scale per output, two norms
+    assert need.weights == embed + (128 * 64 + 4 * 128) + 2 * 64 + 3 * layer
+    assert need.packing == 2 * 192 * 64 + layer
+    assert need.per_token == PER_TOKEN // 2
+    assert need.weights < estimate(spec, torch.bfloat16, CPU).weights * (0.8 if tied else 0.7)
+
+
 def test_the_context_asked_for_or_an_error() -> None:
     need = estimate(SPEC, torch.float32, CPU)
     enough = int(need.total(3000) / HEADROOM) + 2

@@ -42,6 +42,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list o
             for line in describe(family, entry, width):
                 console.print(Text(line), soft_wrap=True)
         console.print()
+    console.print(Text("\n".join(wrap(registry.STRICT_NOTE, width))), soft_wrap=True)
 
 
 def _row(family: str, name: str, entry: Entry) -> dict[str, Any]:

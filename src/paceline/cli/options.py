@@ -49,6 +49,7 @@ ENGINE_HELP = {
     "device": "auto, cpu, cuda or cuda:N.",
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
+    "quantization": "int8 rounds the weights when they are loaded; default: as they are.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
 }
 INTEGERS = (
@@ -63,10 +64,10 @@ INTEGERS = (
     "max_model_len",
     "threads",
 )
-TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness")
+TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization")
 LISTS = ("bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
-METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME"}
+METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 
 

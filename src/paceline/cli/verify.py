@@ -79,7 +79,8 @@ def words(report: Report) -> str:
     from rich.console import Console
 
     rate = report.near_ties / report.positions if report.positions else 0.0
-    lines = [f"{report.model} ({report.dtype})", f"claimed: {report.claimed[0]} at temperature 0, {report.claimed[1]} above"]
+    lines = [f"{report.model} ({report.dtype})", f"exactness: {report.exactness}"]
+    lines += [f"claimed: {report.claimed[0]} at temperature 0, {report.claimed[1]} above"]
     lines += _agreement("temperature 0", report.greedy)
     lines.append(f"  near ties at {rate:.2%} of positions; mean acceptance length {report.mean_acceptance_length:.2f}")
     above = f"temperature {report.temperature:g}"

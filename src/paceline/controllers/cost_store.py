@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline.controllers")
 
-FORMAT = 1
+FORMAT = 2
 
 
 def cache_dir() -> Path:

@@ -17,6 +17,7 @@ from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
+from paceline.tree.chain_columns import chain_sources
 from paceline.tree.merge import merge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
@@ -128,7 +129,9 @@ class Crew:
         if self.chains_only and not tree.is_chain:
             raise DrafterError("proposed a tree with branches, but the runner of this model scores chains only; draft chains")
         sources = tree.sources
-        return tree if bool((sources == index).all()) else tree.replace(sources=sources * 0 + index)
+        if sources is chain_sources(len(tree), index) or bool((sources == index).all()):
+            return tree
+        return tree.replace(sources=sources * 0 + index)
 
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by

@@ -87,8 +87,8 @@ class RequestMetrics:
         for depth in range(len(path)):
             per_pos[depth] += 1
         sources = tree.sources.tolist()
-        for source in sources:
-            self.drafter(names[source]).num_draft_tokens += 1
+        for source in dict.fromkeys(sources):
+            self.drafter(names[source]).num_draft_tokens += sources.count(source)
         for node in path:
             self.drafter(names[sources[node]]).num_accepted_tokens += 1
 

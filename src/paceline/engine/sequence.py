@@ -114,7 +114,8 @@ class Sequence:
             names: drafters' names by source index.
         """
         now, metrics = perf_counter(), self.request.metrics
-        sources: list[str | None] = [names[int(tree.sources[node])] for node in verdict.path]
+        drafted = tree.sources.tolist()
+        sources: list[str | None] = [names[drafted[node]] for node in verdict.path]
         if verdict.next_token is not None:
             sources.append(None)
         segments, kept = self.transcript.push(verdict.tokens, sources)

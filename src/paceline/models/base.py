@@ -52,6 +52,7 @@ class ModelInfo:
         device, dtype: where and in what the model computes.
         weight_bytes: bytes read by one forward pass.
         fingerprint: short text that identifies the model's shape, for measured costs kept on disk.
+        quantization: how its weights are rounded ("int8"), or None.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ModelInfo:
     dtype: torch.dtype
     weight_bytes: int
     fingerprint: str
+    quantization: str | None = None
 
 
 class SequenceCache(Protocol):

@@ -42,7 +42,7 @@ def make_linear(
     """
     if packed is None:
         small = weight.dtype is torch.float32 and weight.numel() < SMALL
-        packed = can_pack(weight.device, weight.dtype) and (row_invariant or not small)
+        packed = can_pack(weight.device, weight.dtype) and (bool(row_invariant) or not small)
     linear = _packed(weight, bias) if packed else functools.partial(F.linear, weight=weight, bias=bias)
     if row_invariant == "proven" and not _keeps_rows(linear, weight, (packed, bias is None)):
         return pinned(linear)

@@ -6,6 +6,7 @@ checkpoint, weights, native, fallback).
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,14 +15,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.config import DTYPES
+from paceline.config import DTYPES, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.families import declared_dtype, spec_from_config
 from paceline.models.hub import read_config, resolve
+from paceline.models.kernels.choose import lacks
 from paceline.models.memory import check_files, fit_context
+from paceline.models.quantize import NATIVE_ONLY, REFUSED, quantized
 from paceline.models.spec import ModelSpec
+from paceline.models.strict import TRANSFORMERS, refusal, unavailable
 from paceline.models.weights import load_weights, untie_if_different
 
 if TYPE_CHECKING:
@@ -41,6 +45,8 @@ def load_runner(
     trust_remote_code: bool = False,
     native: bool = True,
     draft: bool = False,
+    exactness: str = "auto",
+    quantization: str | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -54,23 +60,45 @@ def load_runner(
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
         draft: the model will draft; small models of one layer then get their fused step (models.one_layer), which has no taps.
+        quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.quantize).
+        exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
     target = resolve_device(device)
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    _check_names(dtype, quantization)
     folder, name = resolve(model, revision=revision, code=trust_remote_code), name or str(model)
     config = read_config(folder)
-    if native:
-        try:
-            spec = spec_from_config(config)
-        except UnsupportedModelError as reason:
-            log.warning("%s: %s; using transformers, which drafts chains only and is slower", name, reason)
-        else:
-            return _native(folder, config, spec, name=name, dtype=dtype, device=target, max_context=max_context, draft=draft)
+    spec = _native_spec(config, name) if native else None
+    if spec is not None:
+        options: dict[str, Any] = {"dtype": dtype, "device": target, "max_context": max_context, "quantization": quantization}
+        return _native(folder, config, spec, name=name, draft=draft, strict=exactness == "strict", **options)
+    _refuse_fallback(name, exactness, quantization)
     return _fallback(folder, name=name, dtype=dtype, device=target, max_context=max_context, code=trust_remote_code)
+
+
+def _check_names(dtype: str, quantization: str | None) -> None:
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {quantization!r}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
+    """The spec of a native family, or None with a warning."""
+    try:
+        return spec_from_config(config)
+    except UnsupportedModelError as reason:
+        log.warning("%s: %s; using transformers, which drafts chains only and is slower", name, reason)
+        return None
+
+
+def _refuse_fallback(name: str, exactness: str, quantization: str | None) -> None:
+    if exactness == "strict":
+        raise unavailable(name, TRANSFORMERS)
+    if quantization is not None:
+        raise UnsupportedModelError(f"{name}: quantization={quantization!r} {NATIVE_ONLY}")
 
 
 def _native(
@@ -83,9 +111,13 @@ def _native(
     device: torch.device,
     max_context: int | None,
     draft: bool,
+    strict: bool,
+    quantization: str | None,
 ) -> Runner:
     from paceline.models.one_layer import OneLayerRunner, fits
 
+    if strict and (why := refusal(spec, device)) is not None:
+        raise unavailable(name, why)
     if max_context is not None and not 2 <= max_context <= spec.max_context:
         raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
     checkpoint = Checkpoint(folder)
@@ -93,11 +125,15 @@ def _native(
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(dtype, spec.dtype, device)
     spec = untie_if_different(checkpoint, spec)
-    context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context)
-    weights = load_weights(checkpoint, spec, device=device, dtype=chosen)
-    if draft and fits(spec, device):
+    small = quantization is not None
+    if small and (why := lacks(spec, chosen, device, quantized=True)) is not None:
+        raise UnsupportedModelError(f"{name}: {REFUSED}; they do not cover: {why}")
+    context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context, quantized=small)
+    instead = functools.partial(quantized, spec=spec) if small else None
+    weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=instead)
+    if draft and not small and fits(spec, device):
         return cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
-    runner = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context)
+    runner = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=strict)
     return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say
 
 

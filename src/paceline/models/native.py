@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.attention import Masks
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.cache import Arena, NativeCache
@@ -19,6 +19,8 @@ from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary, Weig
 from paceline.models.eager import EagerPasses, Found, Passes
 from paceline.models.graphs import ScoringGraphs
 from paceline.models.kernels.choose import fits
+from paceline.models.linear import RowInvariance
+from paceline.models.quantize import REFUSED, is_quantized
 from paceline.models.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
@@ -38,6 +40,7 @@ class NativeRunner:
             tiny float32 models, such as drafts. Compiled passes always keep it.
         compiled: run in compiled passes where the model and the CPU allow it (models.kernels); False takes PyTorch's operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
+        strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits (models.strict).
     """
 
     capabilities = Capabilities(
@@ -57,15 +60,17 @@ class NativeRunner:
         copy_limit: int = 1024,
         row_invariant: bool = True,
         compiled: bool = True,
+        strict: bool = False,
     ) -> None:
         weight_bytes = _bytes_read(spec, weights)
+        quantization = "int8" if is_quantized(weights) else None
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
             )  # fmt: skip
-            self.passes, self.graphs = self._prepare(weights, dtype, device, row_invariant, compiled)
+            self.passes, self.graphs = self._prepare(weights, dtype, device, "proven" if strict else row_invariant, compiled)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -76,21 +81,29 @@ class NativeRunner:
             device=device,
             dtype=dtype,
             weight_bytes=weight_bytes,
-            fingerprint=_fingerprint(spec, dtype),
+            fingerprint=_fingerprint(spec, dtype) + (f"-{quantization}" if quantization else ""),
+            quantization=quantization,
         )
 
     def _prepare(
-        self, weights: Weights, dtype: torch.dtype, device: torch.device, row_invariant: bool, compiled: bool
+        self, weights: Weights, dtype: torch.dtype, device: torch.device, row_invariant: RowInvariance, compiled: bool
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
-        if compiled and fits(self.spec, dtype, device):
+        quantized = is_quantized(weights)
+        if (compiled or quantized) and fits(self.spec, dtype, device, quantized=quantized):
             from paceline.models.kernels.fused import FusedDecoder
 
             return FusedDecoder(self.spec, weights, self.arena), None
+        if quantized:
+            raise UnsupportedModelError(REFUSED)
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
             graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
+        if row_invariant == "proven":
+            from paceline.models.strict import InParts
+
+            return InParts(EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True)), self.spec), graphs
         return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
 
     def open(self) -> NativeCache:
@@ -267,7 +280,7 @@ def _bytes_read(spec: ModelSpec, weights: Weights) -> int:
     total = 0
     for name, weight in weights.items():
         share = 1.0
-        if name == "embed.weight" and not spec.tied:
+        if name == "embed.weight" and (not spec.tied or is_quantized(weights)):
             continue
         if ".experts." in name and spec.moe is not None:
             share = spec.moe.top_k / spec.moe.experts

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +40,7 @@ FOREIGN: Mapping[str, str] = {
 }
 
 Shape = tuple[int, ...]
+Instead = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,23 +197,27 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     return replace(spec, tied=False)
 
 
-def load_weights(checkpoint: Checkpoint, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def load_weights(
+    checkpoint: Checkpoint, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype, instead: Instead | None = None
+) -> dict[str, torch.Tensor]:
     """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped files.
 
+    Args:
+        instead: the tensors, by name, that take the place of one, which is then dropped (models.quantize).
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an adapter.
     """
     names = Names(checkpoint)
     if spec.tied:
         names.unused.discard("lm_head.weight")
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for target in targets(spec):
         recipe = _choose(names, target)
         out = torch.empty(target.shape, dtype=dtype, device=device)
         for piece, name in recipe:
             place = out if piece.expert is None else out[piece.expert]
             place.narrow(0, piece.at, piece.shape[0]).copy_(names.read(name, piece))
-        weights[target.name] = out
+        weights.update([(target.name, out)] if instead is None else instead(target.name, out))
     _check_surplus(names)
     return weights
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DrafterError
+from paceline.tree.chain_columns import chain_columns, chain_sources, is_sound_chain
 
 if TYPE_CHECKING:
     import torch
@@ -139,15 +140,9 @@ class TokenTree:
         n = len(tokens)
         if not n:
             return EMPTY_TREE
-        tree = cls(
-            tokens=_ints(tokens),
-            parents=np.arange(-1, n - 1, dtype=np.int32),
-            depths=np.arange(1, n + 1, dtype=np.int32),
-            sources=np.full(n, source, np.int32),
-            confidence=np.full(n, 0.5, np.float32) if confidence is None else np.asarray(confidence, np.float32),
-            slots=np.full(n, -1, np.int32),
-            kinds=np.zeros(n, np.int32),
-        )
+        parents, depths, slots, kinds = chain_columns(n)
+        chances = np.full(n, 0.5, np.float32) if confidence is None else np.asarray(confidence, np.float32)
+        tree = cls(_ints(tokens), parents, depths, chain_sources(n, source), chances, slots, kinds)
         tree.check_columns()
         return tree
 
@@ -174,18 +169,19 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        return bool(np.array_equal(self.parents, np.arange(-1, len(self) - 1)))
+        parents = chain_columns(len(self)).parents
+        return self.parents is parents or bool(np.array_equal(self.parents, parents))
 
     @property
     def max_depth(self) -> int:
-        return int(self.depths.max(initial=0))
+        n = len(self)
+        return n if self.depths is chain_columns(n).depths else int(self.depths.max(initial=0))
 
     def ancestor_mask(self) -> BoolArray:
         """(n, n) bool: [i, j] is true when j is i or an ancestor of i. The root and the prefix are not included."""
-        n = len(self)
         if self.is_chain:
-            return np.tri(n, dtype=np.bool_)
-        mask_nn = np.eye(n, dtype=np.bool_)
+            return np.tri(len(self), dtype=np.bool_)
+        mask_nn = np.eye(len(self), dtype=np.bool_)
         for i, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
                 mask_nn[i] |= mask_nn[parent]
@@ -193,6 +189,8 @@ class TokenTree:
 
     def reach(self) -> FloatArray:
         """(n,) float32: estimated chance that a node is accepted, the product of confidences along its path."""
+        if self.is_chain:
+            return np.multiply.accumulate(self.confidence)
         reach_n = self.confidence.copy()
         for i, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
@@ -252,6 +250,8 @@ class TokenTree:
         """
         if len(self) > max_nodes:
             raise DrafterError(f"a tree of {len(self)} nodes exceeds the budget of {max_nodes}")
+        if is_sound_chain(self, vocab_size):
+            return
         if any(getattr(self, name).dtype.kind not in "iu" for name in ("tokens", "parents", "depths", "sources", "slots", "kinds")):
             raise DrafterError("tree columns must hold integers; use TokenTree.build or TokenTree.chain")
         if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):

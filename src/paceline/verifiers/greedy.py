@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from paceline.errors import NumericsError
@@ -67,8 +66,8 @@ def _tops(rows: Sequence[torch.Tensor]) -> list[Top]:
 def _tops_on_host(rows_nv: torch.Tensor) -> Top:
     """NumPy's argmax is about ten times as fast as torch's, with the same ties and NaNs."""
     wide_nv = (rows_nv if rows_nv.dtype == torch.float64 else rows_nv.float()).numpy()
-    index_n = wide_nv.argmax(-1)
-    return _where_finite(wide_nv[np.arange(len(index_n)), index_n].tolist(), index_n.tolist())
+    indices = wide_nv.argmax(-1).tolist()
+    return _where_finite([float(row_v[index]) for row_v, index in zip(wide_nv, indices, strict=True)], indices)
 
 
 def _where_finite(values: list[float], indices: list[int]) -> Top:
@@ -79,13 +78,14 @@ def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> V
     """Descend along the argmax tokens; entry 0 is the root's, entry 1 + i that of node i."""
     path: list[int] = []
     at = ROOT
-    if len(tree):
-        columns = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.kinds.tolist(), strict=True)
+    drafted = tree.tokens.tolist()
+    if drafted:
+        columns = zip(drafted, tree.parents.tolist(), tree.kinds.tolist(), strict=True)
         for node, (token, parent, kind) in enumerate(columns):  # children come after their parents, so one pass finds the path
             if parent == at and token == tokens[at + 1] and kind == CANDIDATE:
                 path.append(node)
                 at = node
-    accepted = [int(tree.tokens[node]) for node in path]
+    accepted = [drafted[node] for node in path]
     if tokens[at + 1] < 0:
         return before_bad_row(path, accepted) if path else bad_row(largest[at + 1], 0)
     return Verdict(tuple(path), tuple(accepted), tokens[at + 1])

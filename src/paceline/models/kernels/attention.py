@@ -3,7 +3,7 @@
 In: float32 projections of all rows, lists of visible slots. Out: keys and values in their slots, mixed values of every row. Not
 here: the inner loops (models.kernels.attention_tiles), what a row sees (models.kernels.visible).
 
-Up to four queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the tree) follows
+Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the tree) follows
 as a list of its own. Threads divide the kv heads.
 """
 
@@ -206,20 +206,22 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups = read(frame + at.HEADS) // kv_heads
     _remember(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
+    most = MOST_QUERIES
     if kv_heads % team:
+        most = MOST_QUERIES // 2  # smaller blocks divide better among threads
         call(read(frame + at.BARRIER))
     blocks, row = 0, 0
     while row < rows:
         run = _run_of(seen, row, rows)
-        blocks += (run * groups + MOST_QUERIES - 1) // MOST_QUERIES
+        blocks += (run * groups + most - 1) // most
         row += run
     begin, end = kv_heads * blocks * me // team, kv_heads * blocks * (me + 1) // team
     for kv_head in range(begin // blocks, (end + blocks - 1) // blocks):
         index, row = kv_head * blocks, 0
         while row < rows:
             run = _run_of(seen, row, rows)
-            for first in range(0, run * groups, MOST_QUERIES):
+            for first in range(0, run * groups, most):
                 if begin <= index < end:
-                    _block(frame, layer, me, kv_head, row, first, min(MOST_QUERIES, run * groups - first))
+                    _block(frame, layer, me, kv_head, row, first, min(most, run * groups - first))
                 index += 1
             row += run

@@ -21,11 +21,12 @@ import numpy as np
 from numba import cfunc, njit, types
 
 from paceline.models.kernels import frame as at
-from paceline.models.kernels.attention import attend, copy_row, scaled_norm
-from paceline.models.kernels.matrix import strip_sums
-from paceline.models.kernels.tiles import DOT, FULL, STEP, STRIP
+from paceline.models.kernels.attention import attend, scaled_norm
+from paceline.models.kernels.ends import embed, final_tap, head, show
+from paceline.models.kernels.matrix import as_bytes, product, steps_of, strip_size, strip_sums
+from paceline.models.kernels.quantized import to_bytes
+from paceline.models.kernels.tiles import BYTES, DOT, STRIP
 from paceline.models.kernels.vectors import (
-    LANES,
     add,
     broadcast,
     call,
@@ -50,11 +51,6 @@ PATIENCE = 3.0
 
 
 @njit(error_model="numpy")
-def _steps(frame: int, inputs: int) -> int:
-    return inputs if read(frame + at.KIND) == FULL else inputs // 2
-
-
-@njit(error_model="numpy")
 def _meet(frame: int, team: int) -> None:
     if team > 1:
         call(read(frame + at.BARRIER))
@@ -69,24 +65,17 @@ def _biased(sums: int, rows: int, bias: int) -> None:
 
 
 @njit(error_model="numpy")
-def _embed(frame: int, me: int, team: int) -> None:
-    rows, hidden = read(frame + at.ROWS), read(frame + at.HIDDEN)
-    factor, narrow = broadcast(read_float(frame + at.SCALE)), read(frame + at.NARROW) == 1
-    for row in range(rows * me // team, rows * (me + 1) // team):
-        source, x = read(read(frame + at.SOURCE) + 8 * row), read(frame + at.X) + row * read(frame + at.X_PITCH)
-        for i in range(0, hidden, LANES):
-            value = load_half(source + 2 * i) if narrow else load(source + 4 * i)
-            store(x + 4 * i, mul(value, factor))
-
-
-@njit(error_model="numpy")
 def _normed(frame: int, me: int, weight: int) -> int:
     """This thread's own normed copy of all rows."""
     target, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    hidden, epsilon, kind, spare = read(frame + at.HIDDEN), read_float(frame + at.EPSILON), product(frame), read(frame + at.SPARE)
     for row in range(read(frame + at.ROWS)):
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
-        half = read(frame + at.KIND) == DOT
-        scaled_norm(x, read(frame + at.HIDDEN), weight, read_float(frame + at.EPSILON), target + row * pitch, half)
+        if kind == BYTES:
+            scaled_norm(x, hidden, weight, epsilon, target + spare, False)
+            to_bytes(target + spare, hidden, target + row * pitch, pitch)
+        else:
+            scaled_norm(x, hidden, weight, epsilon, target + row * pitch, kind == DOT)
     return target
 
 
@@ -134,10 +123,11 @@ def _put_gated(frame: int, sums: int, column: int) -> None:
 def _qkv(frame: int, layer: int, me: int, team: int) -> None:
     x, sums = _normed(frame, me, read(layer + at.ATTENTION_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
-    strips, steps, rows = (outputs + STRIP - 1) // STRIP, _steps(frame, read(frame + at.HIDDEN)), read(frame + at.ROWS)
+    strips, rows, kind = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), product(frame)
+    steps = steps_of(kind, read(frame + at.HIDDEN))
     for strip in range(strips * me // team, strips * (me + 1) // team):
-        weight = read(layer + at.QKV_WEIGHT) + strip * steps * STEP
-        strip_sums(read(frame + at.KIND), weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
+        weight = read(layer + at.QKV_WEIGHT) + strip * strip_size(kind, steps)
+        strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         bias = read(layer + at.QKV_BIAS)
         _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
         _put(sums, rows, read(frame + at.QKV) + strip * STRIP_BYTES, read(frame + at.QKV_PITCH))
@@ -148,10 +138,12 @@ def _project(
     frame: int, me: int, team: int, weights: int, bias: int, x: int, pitch: int, inputs: int, rounded: bool
 ) -> None:  # fmt: skip
     """A projection back to the residual stream."""
-    sums, rows = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS)
-    strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, _steps(frame, inputs)
+    sums, rows, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS), product(frame)
+    strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
+    if kind == BYTES:
+        x, pitch = as_bytes(frame, me, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
     for strip in range(strips * me // team, strips * (me + 1) // team):
-        strip_sums(read(frame + at.KIND), weights + strip * steps * STEP, steps, x, pitch, rows, sums)
+        strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
         _put_residual(frame, sums, strip * STRIP, rounded)
 
@@ -159,26 +151,13 @@ def _project(
 @njit(error_model="numpy")
 def _gate_up(frame: int, layer: int, me: int, team: int) -> None:
     x, sums = _normed(frame, me, read(layer + at.MLP_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
-    strips, rows = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
-    steps, bias = _steps(frame, read(frame + at.HIDDEN)), read(layer + at.GATE_UP_BIAS)
+    rows, kind, bias = read(frame + at.ROWS), product(frame), read(layer + at.GATE_UP_BIAS)
+    strips, steps = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
     for strip in range(strips * me // team, strips * (me + 1) // team):
-        weight = read(layer + at.GATE_UP_WEIGHT) + strip * steps * STEP
-        strip_sums(read(frame + at.KIND), weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
+        weight = read(layer + at.GATE_UP_WEIGHT) + strip * strip_size(kind, steps)
+        strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
         _put_gated(frame, sums, strip * (STRIP // 2))
-
-
-@njit(error_model="numpy")
-def _show(frame: int, source: int, pitch: int, target: int, me: int, team: int) -> None:
-    """Copy rows of float32 states to the model's type."""
-    rows, hidden, narrow = read(frame + at.ROWS), read(frame + at.HIDDEN), read(frame + at.NARROW) == 1
-    for row in range(rows * me // team, rows * (me + 1) // team):
-        for i in range(0, hidden, LANES):
-            value = load(source + row * pitch + 4 * i)
-            if narrow:
-                store_half(target + 2 * (row * hidden + i), value)
-            else:
-                store(target + 4 * (row * hidden + i), value)
 
 
 @njit(error_model="numpy")
@@ -204,49 +183,7 @@ def _layer(frame: int, layer: int, me: int, team: int) -> None:
         )  # fmt: skip
         _meet(frame, team)
     if read(layer + at.TAP) != 0:
-        _show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)
-
-
-@njit(error_model="numpy")
-def _put_logits(frame: int, sums: int, column: int) -> None:
-    vocab, narrow = read(frame + at.VOCAB), read(frame + at.NARROW) == 1
-    factor, item = broadcast(read_float(frame + at.LOGIT_SCALE)), 2 if narrow else 4
-    for row in range(read(frame + at.HEAD_ROWS)):
-        target = read(frame + at.LOGITS) + (row * ((vocab + LANES - 1) // LANES * LANES) + column) * item
-        for i in range(0, min(STRIP, vocab - column), LANES):
-            value = mul(load(sums + row * STRIP_BYTES + 4 * i), factor)
-            if narrow:
-                store_half(target + 2 * i, value)
-            else:
-                store(target + 4 * i, value)
-
-
-@njit(error_model="numpy")
-def _head(frame: int, me: int, team: int) -> None:
-    x, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    hidden, rows, kind = read(frame + at.HIDDEN), read(frame + at.HEAD_ROWS), read(frame + at.KIND)
-    for row in range(rows):
-        source = read(frame + at.X) + read(read(frame + at.PICKED) + 8 * row) * read(frame + at.X_PITCH)
-        if read(frame + at.FINAL_NORM) != 0:
-            scaled_norm(source, hidden, read(frame + at.FINAL_NORM), read_float(frame + at.EPSILON), x + row * pitch, kind == DOT)
-        else:
-            copy_row(source, hidden, x + row * pitch, kind == DOT)
-    sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), _steps(frame, hidden)
-    strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
-    for strip in range(strips * me // team, strips * (me + 1) // team):
-        strip_sums(kind, read(frame + at.HEAD) + strip * steps * STEP, steps, x, pitch, rows, sums)
-        _put_logits(frame, sums, strip * STRIP)
-
-
-@njit(error_model="numpy")
-def _final_tap(frame: int, me: int, team: int) -> None:
-    """The normed states of all rows, by way of the projections' buffer."""
-    rows, target, pitch = read(frame + at.ROWS), read(frame + at.QKV), read(frame + at.QKV_PITCH)
-    for row in range(rows * me // team, rows * (me + 1) // team):
-        x = read(frame + at.X) + row * read(frame + at.X_PITCH)
-        weight, epsilon = read(frame + at.FINAL_NORM), read_float(frame + at.EPSILON)
-        scaled_norm(x, read(frame + at.HIDDEN), weight, epsilon, target + row * pitch, False)
-    _show(frame, target, pitch, read(frame + at.FINAL_TAP), me, team)
+        show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)
 
 
 @njit(error_model="numpy")
@@ -255,16 +192,16 @@ def forward(frame: int) -> None:
     me, team = 0, 1
     if read(frame + at.THREAD) != 0:
         me, team = call_int(read(frame + at.THREAD)), call_int(read(frame + at.TEAM))
-    _embed(frame, me, team)
+    embed(frame, me, team)
     _meet(frame, team)
     for i in range(read(frame + at.LAYERS)):
         _layer(frame, read(frame + at.PROGRAM) + i * at.LAYER_FIELDS, me, team)
     if read(frame + at.RESULT) != 0:
-        _show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(frame + at.RESULT), me, team)
+        show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(frame + at.RESULT), me, team)
     if read(frame + at.FINAL_TAP) != 0:
-        _final_tap(frame, me, team)
+        final_tap(frame, me, team)
     if read(frame + at.HEAD_ROWS) > 0:
-        _head(frame, me, team)
+        head(frame, me, team)
 
 
 @functools.cache

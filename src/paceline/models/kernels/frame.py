@@ -12,7 +12,7 @@ FIELD = 8
 
 (
     THREAD, TEAM, BARRIER,  # addresses of omp_get_thread_num, omp_get_num_threads, GOMP_barrier; THREAD 0: no team
-    KIND, NARROW,  # kind of product (models.kernels.tiles); 1 where weights, cache and results are bfloat16
+    KIND, NARROW,  # kind of product (models.kernels.tiles); 1 where embedding, cache and results are bfloat16
     ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
     X, X_PITCH,  # (rows, hidden) float32 residual stream
@@ -26,8 +26,9 @@ FIELD = 8
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
     HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,  # the head's strips, count and (rows,) indices of its rows, result
+    QUANTIZED, SPARE,  # 1 where weights are bytes, KIND then says how attention multiplies; a thread's float32 row behind NORMED
     FRAME_FIELDS,
-) = range(0, 49 * FIELD, FIELD)  # fmt: skip
+) = range(0, 51 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs

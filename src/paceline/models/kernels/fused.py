@@ -39,20 +39,25 @@ class FusedDecoder:
         kind: of product (models.kernels.tiles); None takes the fastest that this CPU has for the dtype.
     """
 
+    row_invariant = True
+
     def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         self.embedding = weights["embed.weight"].contiguous()
         self.dtype = self.embedding.dtype
-        self._kind = best_kind(self.dtype) if kind is None else kind
-        self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self._packing = Packing(spec, self.shape, weights)
+        self._kind = best_kind(self.dtype) if kind is None else kind
+        if self._packing.quantized and self._kind == DOT:
+            self._kind = HALF  # bytes are made of float32 activations
+        self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self._frame, self._layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
         self._seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
-        self._iota, self._embedded, self._tapped = np.arange(ROWS), self.embedding.data_ptr(), False
+        self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
+        self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
         self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
-        self._frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
+        self._frame.put(constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends())
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
@@ -110,7 +115,7 @@ class FusedDecoder:
         """See `models.eager.Passes.run`."""
         rows = sum(segment.rows for segment in segments)
         kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
-        result = torch.empty(rows if states else 0, self.spec.hidden_size, dtype=self.dtype)
+        result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
         wanted = range(rows) if logits is None else logits
         self._ready(max(segment.cache.length + segment.inputs for segment in segments))
         self._plan(plan)
@@ -133,7 +138,7 @@ class FusedDecoder:
         """Make workspace, cache addresses and score buffers fit."""
         threads = 1 if self._team is None else torch.get_num_threads()
         if self._workspace is None or self._workspace.threads != threads:
-            self._workspace = Workspace(self.spec, self._kind, threads)
+            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._packing.quantized)
             self._frame.put(self._workspace.fields)
             self._scores = torch.zeros(0)
         pitch = 4 * (longest + 3 * LANES)
@@ -163,22 +168,22 @@ class FusedDecoder:
         size = self.spec.hidden_size * self.dtype.itemsize
         if isinstance(inputs, torch.Tensor):
             self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
-        elif count == 1:
-            self._rows[0, 0] = self._embedded + size * inputs[0]
         else:
-            self._rows[0, :count] = np.asarray(inputs) * size + self._embedded
+            self._rows[0, :count] = [self._embedded + size * token for token in inputs]
         scale = 1.0 if isinstance(inputs, torch.Tensor) else self.spec.embedding_multiplier
         self._frame.put({at.ROWS: count, at.SCALE: float(scale)})
 
     def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
         """Point at where taps and states go."""
+        aimed = bool(kept) or len(result) > 0
+        if not aimed and not self._aimed:
+            return
         offset, last = done * self.spec.hidden_size * self.dtype.itemsize, self.spec.num_layers
-        if self._tapped or kept:
-            self._layers.fields[:, at.TAP // at.FIELD] = 0
-            self._tapped = bool(kept)
-            for layer, tap in kept.items():
-                if 0 <= layer < last:
-                    self._layers.put({at.TAP: tap.data_ptr() + offset}, layer)
+        self._aimed = aimed
+        self._layers.fields[:, at.TAP // at.FIELD] = 0
+        for layer, tap in kept.items():
+            if 0 <= layer < last:
+                self._layers.put({at.TAP: tap.data_ptr() + offset}, layer)
         self._frame.put(
             {
                 at.RESULT: result.data_ptr() + offset if len(result) else 0,
@@ -195,10 +200,8 @@ class FusedDecoder:
             length = segment.cache.length
             slots = self._slots.of(segment.cache, length + segment.inputs, lists)
             self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
-            if count == 1 and segment.depths is None:
-                self._rows[2, row] = length + part.first
-            elif segment.depths is None:
-                self._rows[2, row : row + count] = np.arange(length + part.first, length + part.stop)
+            if segment.depths is None:
+                self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
             else:
                 self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
             for seen, window in zip(self._seen, self.shape.windows, strict=True):
@@ -210,7 +213,7 @@ class FusedDecoder:
         """Bring the rope records up to date."""
         positions = self._rows[2, :count]
         kept: list[Any] = list(lists)
-        self._rotary.reserve(int(positions.max() if count > 1 else positions[0]) + 1)
+        self._rotary.reserve(max(positions.tolist()) + 1)
         if self._table_size != self._rotary.size:
             self._table_size = self._rotary.size
             for key, (cos, sin) in self._rotary.tables.items():

@@ -1,7 +1,7 @@
 """Packed matrices, and their product with rows of activations strip by strip.
 
-In: a dense weight (out, in) in float32 or bfloat16. Out: its strips in the order that the inner loop reads them, and compiled
-functions over a range of strips. Not here: the inner loop (models.kernels.tiles), threads (models.kernels.team).
+In: a dense weight (out, in) in float32 or bfloat16, or int8 with scales. Out: its strips in the order that the inner loop reads
+them, and compiled functions over a range of strips. Not here: the inner loop (models.kernels.tiles), threads (models.kernels.team).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from numba import njit
 
+from paceline.models.kernels import frame as at
 from paceline.models.kernels.pages import Pages
-from paceline.models.kernels.tiles import FULL, GROUP, HALF, INPUTS, MOST_ROWS, STEP, STRIP, accumulate
-from paceline.models.kernels.vectors import broadcast, store
+from paceline.models.kernels.quantized import HEADER, WHOLE, pack_bytes, settle, to_bytes
+from paceline.models.kernels.tiles import BYTES, FULL, GROUP, HALF, INPUTS, MOST_ROWS, STEP, STRIP, accumulate
+from paceline.models.kernels.vectors import broadcast, read, store
 
 CHUNK = 64
 """Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level cache."""
@@ -22,7 +24,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in strips: (strips, steps, 64 outputs, inputs per step), outputs padded with zeros."""
+    """A weight in strips: (strips, steps, 64 outputs, inputs per step), outputs padded with zeros; of bytes, see `pack_bytes`."""
 
     strips: torch.Tensor
     inputs: int
@@ -42,21 +44,29 @@ def packable(inputs: int) -> bool:
     return inputs % (2 * GROUP) == 0
 
 
-def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False) -> Packed:
-    """Strips of a weight (out, in), float32 or bfloat16.
+def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
+    """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32.
 
     With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both at hand.
     """
     outputs, inputs = weight.shape
+    if scale is not None:
+        ordered = _in_strips(scale[:, None], paired=paired)[:, 0]
+        return Packed(pack_bytes(_in_strips(weight, paired=paired), ordered, pages), inputs, outputs)
     depth = INPUTS[FULL] if weight.dtype is torch.float32 else INPUTS[HALF]
-    if paired:
-        halves = [_padded(half, STRIP // 2).view(-1, STRIP // 2, inputs) for half in weight.split(outputs // 2)]
-        weight = torch.cat(halves, 1).view(-1, inputs)
-    rows = _padded(weight, STRIP).view(-1, STRIP, inputs // depth, depth)
+    rows = _in_strips(weight, paired=paired).view(-1, STRIP, inputs // depth, depth)
     shape = (len(rows), inputs // depth, STRIP, depth)
     strips = pages.take(rows.numel() * weight.itemsize).view(weight.dtype).view(shape)
     strips.copy_(rows.transpose(1, 2))
     return Packed(strips, inputs, outputs)
+
+
+def _in_strips(weight: torch.Tensor, *, paired: bool) -> torch.Tensor:
+    """Rows in the order of strips, filled up to whole ones."""
+    if paired:
+        halves = [_padded(half, STRIP // 2).view(-1, STRIP // 2, weight.shape[1]) for half in weight.split(len(weight) // 2)]
+        weight = torch.cat(halves, 1).view(-1, weight.shape[1])
+    return _padded(weight, STRIP)
 
 
 def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
@@ -66,7 +76,19 @@ def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
 
 @njit(error_model="numpy")
 def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
-    """Products of one strip with all rows: sums (rows, 64) float32."""
+    """Products of one strip with all rows: sums (rows, 64) float32.
+
+    Rows of BYTES are those of `quantized.to_bytes`; `sums` then needs twice the room, and scales lie behind the strip's steps.
+    """
+    if kind == BYTES:
+        _multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
+        settle(weights + steps * STEP, x, pitch, rows, sums)
+    else:
+        _multiply(kind, weights, steps, x, pitch, rows, sums)
+
+
+@njit(error_model="numpy")
+def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     for i in range(4 * rows):
         store(sums + 64 * i, broadcast(np.float32(0.0)))
     passes = (rows + MOST_ROWS - 1) // MOST_ROWS
@@ -88,3 +110,32 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
 
 AHEAD = 2048
 """Bytes that a single pass fetches ahead."""
+
+
+@njit(error_model="numpy")
+def product(frame: int) -> int:
+    """The kind of all matrix products of a pass."""
+    return BYTES if read(frame + at.QUANTIZED) == 1 else read(frame + at.KIND)
+
+
+@njit(error_model="numpy")
+def steps_of(kind: int, inputs: int) -> int:
+    """Steps of a strip."""
+    if kind == BYTES:
+        return (inputs + WHOLE - 1) // WHOLE * GROUP
+    return inputs if kind == FULL else inputs // 2
+
+
+@njit(error_model="numpy")
+def strip_size(kind: int, steps: int) -> int:
+    """Bytes from one strip to the next."""
+    return (steps + 1) * STEP if kind == BYTES else steps * STEP
+
+
+@njit(error_model="numpy")
+def as_bytes(frame: int, me: int, source: int, pitch: int, rows: int, size: int) -> int:
+    """This thread's own copy of rows of float32, as `quantized.to_bytes` leaves them."""
+    target, own = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    for row in range(rows):
+        to_bytes(source + row * pitch, size, target + row * own, own)
+    return target

@@ -16,8 +16,10 @@ from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
 from paceline.models.kernels.matrix import Packed, pack
 from paceline.models.kernels.pages import Pages
+from paceline.models.kernels.quantized import half_pitch
 from paceline.models.kernels.tiles import ACTIVATION, STRIP
 from paceline.models.kernels.visible import Ints, address
+from paceline.models.quantize import is_quantized
 from paceline.models.spec import ModelSpec
 
 Weights = dict[str, torch.Tensor]
@@ -54,6 +56,7 @@ class Packing:
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights) -> None:
         self._spec, self._weights, self._order = spec, weights, head_order(shape)
+        self.quantized = is_quantized(weights)
         self._pages = Pages()
         self.kept: list[torch.Tensor | Packed] = []
 
@@ -62,35 +65,41 @@ class Packing:
         name = f"layers.{index}."
         order = torch.cat([self._order, torch.arange(len(self._order), self._weights[f"{name}qkv.weight"].shape[0])])
         qkv_bias = self._take(f"{name}qkv.bias")
+        qkv, qkv_scale = self._take_matrix(f"{name}qkv")
+        o, o_scale = self._take_matrix(f"{name}o")
         return {
             at.ATTENTION_NORM: self._vector(self._norm(f"{name}attn_norm.weight")),
-            at.QKV_WEIGHT: self._matrix(self._weights.pop(f"{name}qkv.weight")[order]),
+            at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
             at.Q_NORM: self._vector(self._norm(f"{name}q_norm.weight")),
             at.K_NORM: self._vector(self._norm(f"{name}k_norm.weight")),
-            at.O_WEIGHT: self._matrix(self._weights.pop(f"{name}o.weight")[:, self._order]),
+            at.O_WEIGHT: self._matrix(o[:, self._order], o_scale),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
             at.MLP_NORM: self._vector(self._norm(f"{name}mlp_norm.weight")),
-            at.GATE_UP_WEIGHT: self._matrix(self._weights.pop(f"{name}gate_up.weight"), paired=True),
+            at.GATE_UP_WEIGHT: self._matrix(*self._take_matrix(f"{name}gate_up"), paired=True),
             at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=True),
-            at.DOWN_WEIGHT: self._matrix(self._weights.pop(f"{name}down.weight")),
+            at.DOWN_WEIGHT: self._matrix(*self._take_matrix(f"{name}down")),
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
-        head = self._weights["embed.weight"] if self._spec.tied else self._weights.pop("head.weight")
-        return {at.FINAL_NORM: self._vector(self._norm("final_norm.weight")), at.HEAD: self._matrix(head)}
+        tied = self._spec.tied and not self.quantized
+        head = (self._weights["embed.weight"], None) if tied else self._take_matrix("head")
+        return {at.FINAL_NORM: self._vector(self._norm("final_norm.weight")), at.HEAD: self._matrix(*head)}
 
     def _take(self, name: str) -> torch.Tensor | None:
         return self._weights.pop(name, None)
+
+    def _take_matrix(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._weights.pop(f"{name}.weight"), self._take(f"{name}.scale")
 
     def _norm(self, name: str) -> torch.Tensor | None:
         weight = self._take(name)
         return weight.float() + 1.0 if weight is not None and self._spec.norm_offset else weight
 
-    def _matrix(self, weight: torch.Tensor, *, paired: bool = False) -> int:
-        packed = pack(weight, self._pages, paired=paired)
+    def _matrix(self, weight: torch.Tensor, scale: torch.Tensor | None = None, *, paired: bool = False) -> int:
+        packed = pack(weight, self._pages, paired=paired, scale=scale)
         self.kept.append(packed)
         return packed.address
 
@@ -107,10 +116,10 @@ class Packing:
         return own.data_ptr()
 
 
-def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int | float]:
+def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: bool = False) -> dict[int, int | float]:
     """The frame's fields that follow from the model's shape."""
     return {
-        at.KIND: kind, at.NARROW: int(dtype is torch.bfloat16),
+        at.KIND: kind, at.QUANTIZED: int(quantized), at.NARROW: int(dtype is torch.bfloat16),
         at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
@@ -122,7 +131,7 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
 class Workspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
-    def __init__(self, spec: ModelSpec, kind: int, threads: int) -> None:
+    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool = False) -> None:
         item, self.threads = ACTIVATION[kind], threads
         heads = spec.num_heads * spec.head_dim
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
@@ -132,9 +141,13 @@ class Workspace:
         }  # fmt: skip
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
+        if quantized:
+            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, spec.intermediate_size))
+        spare = ROWS * pitches[at.NORMED]
+        normed, sums = spare + (-(-4 * spec.hidden_size // 64) * 64 if quantized else 0), ROWS * 4 * STRIP * (1 + quantized)
         query = MOST_QUERIES * (4 * spec.head_dim + 128 + 64)
-        sizes = {field: ROWS * pitch * (threads if field == at.NORMED else 1) for field, pitch in pitches.items()}
-        sizes |= {at.SUMS: threads * ROWS * 4 * STRIP, at.QUERY: threads * query}
+        sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
+        sizes |= {at.NORMED: threads * normed, at.SUMS: threads * sums, at.QUERY: threads * query}
         self._memory = torch.zeros(sum(sizes.values()) + 64, dtype=torch.uint8)
         self.fields: dict[int, int] = {}
         start = -(-self._memory.data_ptr() // 64) * 64
@@ -143,4 +156,4 @@ class Workspace:
             start += size
         pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
         self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {at.INNER_PITCH: pitches[at.INNER]}
-        self.fields |= {at.NORMED_SIZE: ROWS * pitches[at.NORMED], at.SUMS_SIZE: ROWS * 4 * STRIP, at.QUERY_SIZE: query}
+        self.fields |= {at.NORMED_SIZE: normed, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}

@@ -3,9 +3,10 @@
 In: a strip of packed weights, rows of activations, sums so far. Out: sums. Not here: which strips and rows (models.kernels.linear).
 
 Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a pair of bfloat16 inputs. An output's sum lives in
-one lane from the first input to the last, so its bits depend neither on the number of rows nor on the neighbours. Three kinds:
+one lane from the first input to the last, so its bits depend neither on the number of rows nor on the neighbours. Four kinds:
 DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the weights and keeps float32
-activations, FULL is float32 throughout.
+activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes (models.kernels.quantized), whose
+int32 sums travel as the bits of float32 lanes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from paceline.models.kernels.bfloat import Bfloat
 from paceline.models.kernels.vectors import (
     F32V,
     FLOAT,
@@ -34,39 +36,46 @@ from paceline.models.kernels.vectors import (
     store_at,
 )  # fmt: skip
 
-DOT, HALF, FULL = 0, 1, 2
+DOT, HALF, FULL, BYTES = 0, 1, 2, 3
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
 MOST_ROWS = 6
 """24 sums, 4 weights and an activation fill the 32 registers of AVX-512."""
 
-INPUTS = {DOT: 2, HALF: 2, FULL: 1}
+INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4}
 """Inputs per step."""
-ACTIVATION = {DOT: 2, HALF: 4, FULL: 4}
+ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1}
 """Bytes of one activation."""
 
 COLUMNS = 4
 
 
-class _Bfloat(ir.Type):
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bfloat)
-
-    def __hash__(self) -> int:
-        return hash(_Bfloat)
-
-
-PAIRS = ir.VectorType(_Bfloat(), 32)
+PAIRS = ir.VectorType(Bfloat(), 32)
 
 
 def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
     """Emit sums + a.even * b.even + a.odd * b.odd for lanes of bfloat16 pairs."""
     pairs = [builder.bitcast(one, PAIRS) for one in (a, b)]
     return call_named(builder, "llvm.x86.avx512bf16.dpbf16ps.512", F32V, sums, *pairs)
+
+
+def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, native: bool) -> Value:
+    """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32; `native`: by one instruction."""
+    if native:
+        return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)
+    for place in range(4):
+        one = builder.and_(builder.lshr(unsigned, integers(8 * place)), integers(255))
+        other = builder.ashr(builder.shl(signed, integers(24 - 8 * place)), integers(24))
+        sums = builder.add(sums, builder.mul(one, other))
+    return sums
+
+
+def has_dot_bytes() -> bool:
+    """Whether this CPU multiplies four pairs of bytes in one instruction."""
+    from llvmlite import binding
+
+    return bool(binding.get_host_cpu_features().get("avx512vnni"))
 
 
 class _Loop:
@@ -121,6 +130,11 @@ class _Loop:
         if self.kind == DOT:
             pair = splat(builder, load_at(builder, row, I32, offset))
             return [dot_pairs(builder, total, weight, pair) for total, weight in zip(sums, strip, strict=True)]
+        if self.kind == BYTES:
+            four, native = splat(builder, load_at(builder, row, I32, offset)), has_dot_bytes()
+            whole = [builder.bitcast(total, I32V) for total in sums]
+            whole = [dot_bytes(builder, total, weight, four, native=native) for total, weight in zip(whole, strip, strict=True)]
+            return [builder.bitcast(total, F32V) for total in whole]
         x = splat(builder, load_at(builder, row, FLOAT, offset))
         if self.kind == FULL:
             return [fused(builder, weight, x, total) for total, weight in zip(sums, strip, strict=True)]
@@ -146,7 +160,7 @@ def has_dot(feature: dict[str, bool] | None = None) -> bool:
 
 
 def _variants() -> list[tuple[int, int, int]]:
-    kinds = (DOT, HALF, FULL) if has_dot() else (HALF, FULL)
+    kinds = (DOT, HALF, FULL, BYTES) if has_dot() else (HALF, FULL, BYTES)
     return [(kind, rows, lines) for kind in kinds for rows in range(1, MOST_ROWS + 1) for lines in ((16, 8) if rows > 2 else (16,))]
 
 

@@ -82,15 +82,15 @@ def fill(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kep
         _fill_tree(part, window, slots, out, kept)
         return
     shared = length + part.first
-    if part.stop - part.first == 1:  # plain decoding: no arrays
-        low = 0 if window is None else max(0, shared - window + 1)
-        out[0] = (start + 8 * low, shared - low, start + 8 * shared, 1)
+    if window is None:
+        out[:] = [(start, shared, start + 8 * shared, i) for i in range(1, part.stop - part.first + 1)]
         return
-    inputs = np.arange(part.first, part.stop)
-    lows = np.zeros_like(inputs) if window is None else np.maximum(0, length + inputs - window + 1)
-    own = np.maximum(shared, lows)
-    out[:, 0], out[:, 1] = start + 8 * lows, own - lows
-    out[:, 2], out[:, 3] = start + 8 * own, length + inputs + 1 - own
+    rows = []
+    for stop in range(shared + 1, length + part.stop + 1):
+        low = max(0, stop - window)
+        own = max(shared, low)
+        rows.append((start + 8 * low, own - low, start + 8 * own, stop - own))
+    out[:] = rows
 
 
 def _fill_tree(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:

@@ -1,0 +1,245 @@
+"""models/kernels/quantized.py: integer products against float64, and passes over int8 weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from llvmlite import ir
+from numba import njit
+from tiny_llama import CPU, close, spec_of, tiny_llama, tokens, weights_of
+
+from paceline.models.kernels import choose, try_out
+from paceline.models.kernels.fused import FusedDecoder
+from paceline.models.kernels.matrix import pack, steps_of, strip_size, strip_sums
+from paceline.models.kernels.pages import Pages
+from paceline.models.kernels.quantized import half_pitch, to_bytes
+from paceline.models.kernels.tiles import BYTES, dot_bytes, has_dot_bytes
+from paceline.models.kernels.vectors import I32V, Int, Nothing, load_at, lowered, store_at
+from paceline.models.native import NativeRunner
+from paceline.models.quantize import dequantized, quantize, quantize_rows
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}
+IDS = tokens(150)
+TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@njit
+def _product(weights, inputs, strips, x, rows, work, pitch, sums, out):
+    steps = steps_of(BYTES, inputs)
+    for row in range(rows):
+        to_bytes(x + 4 * inputs * row, inputs, work + row * pitch, pitch)
+    for strip in range(strips):
+        strip_sums(BYTES, weights + strip * strip_size(BYTES, steps), steps, work, pitch, rows, sums.ctypes.data)
+        out[:, strip * 64 : strip * 64 + 64] = sums[: rows * 64].reshape(rows, 64)
+
+
+def product(packed, x):
+    """(rows, outputs) of packed bytes and (rows, inputs) float32."""
+    rows, inputs = x.shape
+    pitch = 2 * half_pitch(inputs)
+    work, sums = torch.zeros(rows * pitch, dtype=torch.uint8), np.zeros(2 * rows * 64, np.float32)
+    out = np.zeros((rows, packed.count * 64), np.float32)
+    _product(packed.address, inputs, packed.count, x.data_ptr(), rows, work.data_ptr(), pitch, sums, out)
+    return torch.from_numpy(out)[:, : packed.outputs]
+
+
+def case(outputs, inputs, rows, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = torch.randn(outputs, inputs, generator=generator), torch.randn(rows, inputs, generator=generator)
+    return *quantize_rows(weight / inputs**0.5), x
+
+
+def exact(whole, scale, x):
+    return x.double() @ (whole.double() * scale.double()[:, None]).T
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 16), (70, 96), (1, 1024), (130, 2816)])
+def test_packing_keeps_every_weight_and_scale_once(outputs, inputs):
+    whole, scale, _ = case(outputs, inputs, 1)
+    strips = pack(whole, Pages(), scale=scale).strips
+    body = (strips[:, :-1] ^ 128).view(torch.int8).view(len(strips), inputs // 4, 64, 4).transpose(1, 2).reshape(-1, inputs)
+    assert torch.equal(body[:outputs], whole)
+    assert not body[outputs:].any()
+    scales = strips[:, -1].contiguous().view(torch.float32).flatten()
+    assert torch.equal(scales[:outputs], scale)
+
+
+def test_paired_packing_moves_scales_with_their_rows():
+    whole, scale, x = case(2 * 40, 32, 3)
+    out = product(pack(whole, Pages(), paired=True, scale=scale), x)
+    both, want = pack(whole, Pages(), paired=True, scale=scale), exact(whole, scale, x)
+    assert both.count == 2
+    gate, up = want.split(40, 1)
+    assert close(out[:, :32], gate[:, :32].float())
+    assert close(out[:, 32:64], up[:, :32].float())
+    assert close(out[:, 64:72], gate[:, 32:].float())
+
+
+@pytest.mark.parametrize("inputs", [16, 96, 1024, 2816])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16])
+def test_products_err_less_than_bfloat16_activations(inputs, rows):
+    whole, scale, x = case(130, inputs, rows)
+    x[:, 3] = 20.0  # one large element takes the scale of its row
+    x[0] *= 1e-20
+    packed, want = pack(whole, Pages(), scale=scale), exact(whole, scale, x)
+    error = (product(packed, x).double() - want).abs().mean(1)
+    rounded = (exact(whole, scale, x.bfloat16()) - want).abs().mean(1)
+    assert (error < rounded).all()
+    shuffled = pack(whole.roll(1, 0), Pages(), scale=scale)
+    wrong = pack(whole, Pages(), scale=scale * 1.01)
+    for other in (shuffled, wrong):
+        assert not ((product(other, x).double() - want).abs().mean(1) < rounded).any()
+
+
+def test_sums_are_exact_at_the_widest_rows():
+    inputs = choose.MOST_INPUTS
+    signs = torch.ones(64, inputs, dtype=torch.int8)
+    signs[1::2, ::2] = -1
+    whole = 127 * signs
+    for x in (torch.ones(1, inputs), -torch.ones(1, inputs), torch.linspace(-1, 1, inputs)[None].float()):
+        want = exact(whole, torch.ones(64), x)
+        assert torch.allclose(product(pack(whole, Pages(), scale=torch.ones(64)), x).double(), want, rtol=1e-6, atol=4.0)
+
+
+def test_rows_of_zeros_and_rows_that_are_not_finite():
+    whole, scale, x = case(64, 32, 4)
+    x[0], x[1, 3], x[2, 5] = 0.0, torch.nan, -torch.inf
+    out = product(pack(whole, Pages(), scale=scale), x)
+    assert not out[0].any()
+    assert out[1:3].isnan().all()
+    assert out[3].isfinite().all()
+
+
+def test_the_instruction_and_its_replacement_give_the_same_integers():
+    def dot(native):
+        def emit(builder, a, b, out):
+            zero = ir.Constant(I32V, [7] * 16)
+            store_at(builder, out, dot_bytes(builder, zero, load_at(builder, a, I32V), load_at(builder, b, I32V), native=native))
+
+        emit.__name__ = f"dot_{'native' if native else 'plain'}"
+        function = lowered(Nothing, Int, Int, Int)(emit)
+
+        @njit
+        def run(a, b, out):
+            function(a, b, out)
+
+        return run
+
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(0, 256, 64, np.uint8), generator.integers(-128, 128, 64, np.int8)
+    a[:8], b[:4], b[4:8] = 255, -128, 127
+    want = 7 + (a.astype(np.int64) * b).reshape(16, 4).sum(1)
+    for native in {False, has_dot_bytes()}:
+        out = np.zeros(16, np.int32)
+        dot(native)(a.ctypes.data, b.ctypes.data, out.ctypes.data)
+        assert (out == want).all()
+    assert (want != 7 + (a.astype(np.int8).astype(np.int64) * b).reshape(16, 4).sum(1)).any()
+
+
+def small_runner(dtype=torch.float32, **changes):
+    model = tiny_llama(**WIDE | changes).to(dtype)
+    weights = quantize(weights_of(model), spec_of(model.config))
+    runner = NativeRunner(spec_of(model.config), dict(weights), name="t", device=CPU, dtype=dtype, cache_slots=64)
+    assert isinstance(runner.passes, FusedDecoder)
+    return runner, weights
+
+
+def whole_pass(runner, ids):
+    return runner.extend([runner.open()], [ids], all_logits=True).logits
+
+
+def stepwise(runner, ids, width=1):
+    cache, rows = runner.open(), []
+    for at in range(0, len(ids), width):
+        part = ids[at : at + width]
+        rows.append(runner.score([cache], part[:1], [TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE]).logits)
+        runner.commit([cache], [range(len(part) - 1)])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_passes_are_those_of_the_weights_that_bytes_stand_for(tied):
+    runner, weights = small_runner(tie_word_embeddings=tied, initializer_range=0.1)
+    spec = runner.spec if not tied else spec_of(tiny_llama(**WIDE).config)
+
+    def plain(weights):
+        near = {name: weight.float() for name, weight in dequantized(weights).items()}
+        return whole_pass(NativeRunner(spec, near, name="t", device=CPU, dtype=torch.float32, compiled=False), IDS)
+
+    want, error = plain(weights), 1e-3
+    ours = whole_pass(runner, IDS)
+    assert (ours - want).abs().max() < error * want.std()
+    wrong = weights | {"layers.1.down.scale": weights["layers.1.down.scale"].roll(1)}
+    assert (plain(wrong) - want).abs().max() > 10 * error * want.std()
+
+
+@DTYPES
+def test_a_row_has_the_same_bits_however_the_text_is_fed(dtype):
+    runner, _ = small_runner(dtype)
+    plain = stepwise(runner, IDS)
+    assert torch.equal(whole_pass(runner, IDS), plain)
+    for width in (2, 3, 4, 5, 7, 8, 16):
+        assert torch.equal(stepwise(runner, IDS, width), plain), width
+    assert not torch.equal(plain[1:], plain[:-1])
+
+
+@DTYPES
+def test_a_row_has_the_same_bits_beside_others_and_in_trees(dtype):
+    runner, _ = small_runner(dtype)
+    caches = [runner.open() for _ in range(16)]
+    runner.extend(caches, [IDS[i : i + 5 + 2 * i] for i in range(16)])
+    roots = [3 + i for i in range(16)]
+    alone = [runner.score([cache], [root], [EMPTY_TREE]).logits for cache, root in zip(caches, roots, strict=True)]
+    for count in (2, 3, 4, 7, 16):
+        assert torch.equal(runner.score(caches[:count], roots[:count], [EMPTY_TREE] * count).logits, torch.cat(alone[:count]))
+    assert not torch.equal(runner.score(caches, [*roots[1:], 3], [EMPTY_TREE] * 16).logits[:1], alone[0])
+    cache = runner.open()
+    runner.extend([cache], [IDS[:40]])
+    rows = runner.score([cache], IDS[40:41], [TREE]).logits
+    for node in range(len(TREE)):
+        assert torch.equal(rows[1 + node], whole_pass(runner, [*IDS[:41], *(int(TREE.tokens[i]) for i in TREE.path(node))])[-1])
+
+
+@DTYPES
+def test_one_thread_gives_the_bits_of_two(dtype):
+    before, rows = torch.get_num_threads(), []
+    runner, _ = small_runner(dtype)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            rows.append(whole_pass(runner, IDS[:70]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(rows[0], other) for other in rows[1:])
+
+
+@DTYPES
+def test_the_self_test_passes_and_could_fail(dtype, monkeypatch):
+    assert try_out.agrees(dtype, quantized=True)
+    right = try_out.expected
+    monkeypatch.setattr(try_out, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
+    assert not try_out.agrees(dtype, quantized=True)
+
+
+def test_the_head_alone_and_taps():
+    runner, _ = small_runner()
+    scores = runner.extend([runner.open()], [IDS[:70]], all_logits=True, taps=(2,))
+    assert torch.equal(runner.head(scores.taps[2]), scores.logits)
+    assert not torch.equal(runner.head(scores.taps[2], norm=False), scores.logits)
+
+
+def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
+    spec = spec_of(tiny_llama(**WIDE).config)
+    assert choose.lacks(spec, torch.float32, CPU, quantized=True) is None
+    monkeypatch.setattr(choose, "MOST_INPUTS", 64)
+    assert "rows of more than 64" in str(choose.lacks(spec, torch.float32, CPU, quantized=True))
+    assert choose.lacks(spec, torch.float32, CPU) is None
+
+
+def test_quantised_weights_never_reach_operators(monkeypatch):
+    monkeypatch.setattr("paceline.models.native.fits", lambda *args, **options: False)
+    with pytest.raises(Exception, match="compiled passes of the CPU alone"):
+        small_runner()
