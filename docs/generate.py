@@ -40,7 +40,7 @@ says nothing, `generate` and `chat` decode greedily and write at most 256 tokens
 | exit code | meaning |
 |---|---|
 | 0 | fine |
-| 1 | a check failed: a text differs outside near ties (`demo`, `bench`), the claim does not hold (`verify`), a setup is wrong (`doctor`) |
+| 1 | a check failed: texts differ (`demo`, `bench`), the claim does not hold (`verify`), a setup is wrong (`doctor`) |
 | 2 | bad input: one line on standard error says what was wrong, what was found and what to do; text produced before is kept |
 | 70 | a bug of ours, still one line; please report it |
 | 130 | interrupted with Ctrl-C; the text so far is shown (with `--json`, the object so far) |
