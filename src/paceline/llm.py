@@ -6,22 +6,21 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from itertools import count
-from operator import index
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import need, shortened
+from paceline.checking import need
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine.build import build_parts, check_methods, load_draft
 from paceline.engine.driver import Driver, Turns
 from paceline.engine.exactness import Exactness, find
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import RequestOutput, StreamChunk
+from paceline.engine.prompts import Prompt, as_list, read_prompt
 from paceline.engine.request import Request, check_prompt
-from paceline.errors import PromptError
 from paceline.models.base import Runner
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.hub import resolve
@@ -32,7 +31,6 @@ from paceline.verifiers.draws import draw_seed
 
 logger = logging.getLogger("paceline")
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 BUNDLED = Path(__file__).parent / "bundled"
 
 
@@ -145,6 +143,7 @@ class LLM:
             self.speculative,
             default_draft=self._default_draft,
             load=self._draft,
+            tokenizer=self.tokenizer,
         )
         self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
         self._driver = Driver(self.engine, self._turns)
@@ -168,12 +167,13 @@ class LLM:
         """Decode all prompts to their ends; results in the order of the prompts.
 
         Args:
-            prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}.
+            prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}; a dict may
+                also hold `prediction` and `cache_salt` (see `engine.prompts.read_prompt`).
             sampling_params: one for all or one each; None takes the checkpoint's generation_config.json.
         Raises:
             PromptError, ConfigError: before anything runs.
         """
-        items = _as_list(prompts)
+        items = as_list(prompts)
         params = self._params(sampling_params, len(items))
         requests = [self._request(item, one) for item, one in zip(items, params, strict=True)]
         self._driver.run(requests)
@@ -203,6 +203,17 @@ class LLM:
         self.engine.check(request)
         return self._driver.stream(request)
 
+    def save_tables(self, folder: str | Path | None = None) -> list[Path]:
+        """Write what the drafters have learned from the texts so far; returns the files.
+
+        Args:
+            folder: None takes the one that speculative_config gives as `tables`, where they are read at the start.
+        Raises:
+            DrafterError: no folder, or it cannot be written.
+        """
+        with self._turns.turn():
+            return self.engine.parts.crew.save_tables(folder)
+
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer."""
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages, **template), add_special_tokens=False)
@@ -222,62 +233,11 @@ class LLM:
         return list(given)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        text, tokens = self._tokens(prompt)
+        read = read_prompt(prompt, self.tokenizer.encode)
         info, serial = self.runner.info, next(self._count)
-        room = check_prompt(tokens, info.vocab_size, info.max_context, params.max_tokens)
+        room = check_prompt(read.tokens, info.vocab_size, info.max_context, params.max_tokens)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
-        return Request(f"request-{serial}", text, tokens, params, seed, room)
-
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        text: str | None = None
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                text, prompt = prompt.get("prompt"), _ids(prompt["prompt_token_ids"])
-            elif isinstance(prompt.get("prompt"), str):
-                prompt = str(prompt["prompt"])
-            else:
-                raise PromptError(
-                    f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got {shortened(prompt)}"
-                )
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return text, _ids(prompt)
-
-
-def _ids(prompt: object) -> list[int]:
-    """Token ids as plain integers; what is no integer stays, for `check_prompt` to refuse."""
-    prompt = _plain(prompt)
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
-        raise PromptError(f"a prompt must be a string, a list of token ids or a dict of those, got {shortened(prompt)}")
-    return [index(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
-
-
-def _plain(value: object) -> object:
-    """Arrays of NumPy and tensors of PyTorch (or their scalars) as lists (or numbers); all else as it is.
-
-    Raises:
-        PromptError: they do not hold integers.
-    """
-    if not (hasattr(value, "tolist") and hasattr(value, "dtype")):
-        return value
-    if any(kind in str(value.dtype) for kind in ("float", "bool", "complex")):
-        raise PromptError(f"an array of token ids must hold integers, got {value.dtype}; convert it, or pass lists")
-    return value.tolist()
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list: a flat list of integers is one prompt, the rows of a 2-D array are one each."""
-    prompts = _plain(prompts)  # type: ignore[assignment]  # arrays become lists
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise PromptError(f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}")
-    items = [_plain(item) for item in prompts]
-    if items and all(hasattr(item, "__index__") for item in items):
-        return [items]  # type: ignore[list-item]  # just checked: token ids
-    if not items:
-        raise PromptError("no prompts were given; pass a string, a list of token ids, or a list of those")
-    return items  # type: ignore[return-value]  # not token ids, so prompts
+        return Request(f"request-{serial}", read.text, read.tokens, params, seed, room, read.tenant, read.prediction)
 
 
 def _fresh_seed() -> int:

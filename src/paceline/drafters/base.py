@@ -40,6 +40,7 @@ class Context:
             returns float32 log-weights (r, v), so that q can follow the target's rules.
         taps: layer -> (prompt length - 1, hidden) states of the prompt, where the drafter asked for taps.
         tenant: tables learned from text are shared within one tenant only.
+        prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Context:
     shape: Shape | None = None
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     tenant: str = "default"
+    prediction: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class DrafterArgs:
         target: the target's runner, for drafters that use it.
         load_runner: opens another checkpoint by name, after checking that its tokenizer is the target's.
         max_context: of the target.
+        fingerprint: names the tokenizer, so that tables and datastores made with another one are refused; asked only by
+            drafters that read such files, since it takes a pass over the vocabulary.
     """
 
     vocab_size: int
@@ -70,6 +74,7 @@ class DrafterArgs:
     max_context: int
     target: Runner | None = None
     load_runner: Callable[[str], Runner] | None = None
+    fingerprint: Callable[[], str] = str
 
 
 class Drafter(Protocol):

@@ -56,18 +56,20 @@ def build_parts(
     *,
     load: Callable[[str], Runner],
     default_draft: str | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[list[str], Parts]:
     """The methods by name, and drafters, verifiers and controller for one target.
 
     Args:
         load: opens a draft model by folder or hub id.
+        tokenizer: of the target, for drafters with tables on disk.
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with it.
     Raises:
         ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
     """
     config = SpeculativeConfig(method=()) if config is None else config
     methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) in EXPENSIVE)
-    drafters = [_drafter(one, index, runner, load) for index, one in enumerate(methods)]
+    drafters = [_drafter(one, index, runner, load, tokenizer) for index, one in enumerate(methods)]
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
     options: dict[str, Any] = {}
     if config.acceptance_method == "typical_acceptance_sampler":
@@ -118,15 +120,23 @@ def _kind(config: SpeculativeConfig) -> str:
     return registry.lookup("drafters", str(config.method)).kind
 
 
-def _drafter(config: SpeculativeConfig, index: int, runner: Runner, load: Callable[[str], Runner]) -> Drafter:
+def _drafter(
+    config: SpeculativeConfig, index: int, runner: Runner, load: Callable[[str], Runner], tokenizer: Tokenizer | None
+) -> Drafter:
     name = str(config.method)
     entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
     options = _options(config, factory)
     for need in entry.needs:
         if need in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, need):
             raise CapabilityError(f"method {name!r} needs {need!r}, which the runner of {runner.info.name} cannot do")
-    info = runner.info
-    args = DrafterArgs(vocab_size=info.vocab_size, index=index, max_context=info.max_context, target=runner, load_runner=load)
+    args = DrafterArgs(
+        vocab_size=runner.info.vocab_size,
+        index=index,
+        max_context=runner.info.max_context,
+        target=runner,
+        load_runner=load,
+        fingerprint=str if tokenizer is None else tokenizer.fingerprint,
+    )
     try:
         drafter: Drafter = factory(args, **options)
     except PacelineError:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
+from paceline.drafters.tables import Tables
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.tree.chain_columns import chain_sources
@@ -42,6 +44,11 @@ class Crew:
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
+
+    def save_tables(self, folder: str | Path | None = None) -> list[Path]:
+        """Write what the drafters have learned from text; see `Tables.save`."""
+        found = [getattr(drafter, "tables", None) for drafter in self.drafters]
+        return [tables.save(folder) for tables in found if isinstance(tables, Tables)]
 
     def begin(self, sequence: Decoding) -> None:
         """Give a sequence its drafter states, right after prefill."""

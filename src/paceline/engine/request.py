@@ -27,7 +27,8 @@ class Request:
         params: with a seed.
         seed: base of all its noise.
         max_tokens: most new tokens, parameters and context considered.
-        tenant: whose tables its text may teach.
+        tenant: whose tables its text may teach, and whose cached prefixes it may use.
+        prediction: tokens that the caller expects as output; empty without such.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Request:
     seed: int
     max_tokens: int
     tenant: str = "default"
+    prediction: list[int] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None

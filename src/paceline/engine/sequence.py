@@ -55,6 +55,7 @@ class Sequence:
             seeded=request.params.seed is not None,
             shape=None if request.params.greedy and rules.trivial else rules.apply_paths,
             tenant=request.tenant,
+            prediction=tuple(request.prediction),
         )
         self.states: list[Any] = []
         self.texts: list[list[int]] = []

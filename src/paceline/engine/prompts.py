@@ -1,0 +1,136 @@
+"""What a caller may pass as a prompt, read into one record.
+
+In: a text, token ids, arrays of them, or vLLM's prompt dict. Out: `ReadPrompt`. Not here: whether the ids fit the model
+(`request.check_prompt`), decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from paceline.checking import reject_unknown, shortened
+from paceline.errors import ConfigError, PromptError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt")
+DEFAULT_TENANT = "default"
+MAX_SALT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """One prompt as the engine takes it.
+
+    Attributes:
+        text: where it was given as text, or beside the ids.
+        tokens: its ids, not yet checked against a vocabulary.
+        prediction: ids of what the caller expects the output to be; may be empty.
+        tenant: whose caches and tables it may use.
+    """
+
+    text: str | None
+    tokens: list[int]
+    prediction: list[int]
+    tenant: str = DEFAULT_TENANT
+
+
+def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
+    """Read one prompt: a text, token ids, or a dict.
+
+    A dict holds a text under `prompt` or ids under `prompt_token_ids`, and, if wanted, `prediction` (a text, ids or OpenAI's
+    `{"type": "content", "content": ...}`: what the output is expected to be) and `cache_salt` (vLLM's name: only requests with the
+    same one share caches and learned tables).
+
+    Args:
+        encode: text -> ids, with an argument `add_special_tokens`.
+    Raises:
+        PromptError: something else, or a dict with an unknown key.
+    """
+    if not isinstance(prompt, Mapping):
+        if isinstance(prompt, str):
+            return ReadPrompt(prompt, encode(prompt), [])
+        return ReadPrompt(None, ids(prompt), [])
+    try:
+        reject_unknown("a prompt dict", prompt, KEYS)
+    except ConfigError as error:
+        raise PromptError(str(error)) from None
+    text, tokens = _main(prompt, encode)
+    return ReadPrompt(text, tokens, _prediction(prompt.get("prediction"), encode), _tenant(prompt.get("cache_salt")))
+
+
+def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[str | None, list[int]]:
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt:
+        return text, ids(prompt["prompt_token_ids"])
+    if not isinstance(text, str):
+        raise PromptError(
+            f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got {shortened(dict(prompt))}"
+        )
+    return text, encode(text)
+
+
+def _prediction(given: object, encode: Callable[..., list[int]]) -> list[int]:
+    if isinstance(given, Mapping):
+        if given.get("type", "content") != "content" or not isinstance(given.get("content"), str | list):
+            raise PromptError(f"prediction must be {{'type': 'content', 'content': TEXT}}, got {shortened(dict(given))}")
+        given = given["content"]
+        if isinstance(given, list) and given and all(isinstance(part, Mapping) for part in given):
+            given = "".join(str(part.get("text", "")) for part in given)
+    if given is None:
+        return []
+    return encode(given, add_special_tokens=False) if isinstance(given, str) else ids(given)
+
+
+def _tenant(given: object) -> str:
+    if given is None:
+        return DEFAULT_TENANT
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_SALT:
+        raise PromptError(f"cache_salt must be a text of 1..{MAX_SALT} characters, got {shortened(given)}")
+    return given
+
+
+def ids(prompt: object) -> list[int]:
+    """Token ids as plain integers; what is no integer stays, for `check_prompt` to refuse.
+
+    Raises:
+        PromptError: not a list or array.
+    """
+    prompt = plain(prompt)
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+        raise PromptError(f"a prompt must be a string, a list of token ids or a dict of those, got {shortened(prompt)}")
+    return [index(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
+
+
+def plain(value: object) -> object:
+    """Arrays of NumPy and tensors of PyTorch (or their scalars) as lists (or numbers); all else as it is.
+
+    Raises:
+        PromptError: they do not hold integers.
+    """
+    if not (hasattr(value, "tolist") and hasattr(value, "dtype")):
+        return value
+    if any(kind in str(value.dtype) for kind in ("float", "bool", "complex")):
+        raise PromptError(f"an array of token ids must hold integers, got {value.dtype}; convert it, or pass lists")
+    return value.tolist()
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list: a flat list of integers is one prompt, the rows of a 2-D array are one each.
+
+    Raises:
+        PromptError: something else, or none at all.
+    """
+    prompts = plain(prompts)  # type: ignore[assignment]  # arrays become lists
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise PromptError(f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}")
+    items = [plain(item) for item in prompts]
+    if items and all(hasattr(item, "__index__") for item in items):
+        return [items]  # type: ignore[list-item]  # just checked: token ids
+    if not items:
+        raise PromptError("no prompts were given; pass a string, a list of token ids, or a list of those")
+    return items  # type: ignore[return-value]  # not token ids, so prompts

@@ -1,0 +1,108 @@
+"""Tables per tenant: kept apart, bounded, saved, read again, and refused where they do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.drafters.base import DrafterArgs
+from paceline.drafters.tables import Arrays, Tables
+from paceline.errors import ConfigError, DrafterError
+
+
+class Counts:
+    """A table of eight counters."""
+
+    def __init__(self) -> None:
+        self.count_n = np.zeros(8, np.int64)
+
+    def to_arrays(self) -> Arrays:
+        return {"count": self.count_n}
+
+    def read_arrays(self, arrays: Arrays) -> None:
+        count_n = arrays["count"]
+        if count_n.shape != (8,):
+            raise ValueError(f"count has shape {count_n.shape}")
+        self.count_n = count_n.astype(np.int64)
+
+
+def args(vocab: int = 11, words: str = "abc") -> DrafterArgs:
+    return DrafterArgs(vocab_size=vocab, index=0, max_context=64, fingerprint=lambda: words)
+
+
+def make(folder: Path | None = None, *, shared: bool = False, most: int = 4, given: DrafterArgs | None = None) -> Tables[Counts]:
+    where = None if folder is None else str(folder)
+    return Tables("counts", given or args(), Counts, folder=where, shared=shared, max_tenants=most)
+
+
+def test_tenants_are_kept_apart_unless_shared() -> None:
+    apart, shared = make(), make(shared=True)
+    for tables in (apart, shared):
+        tables.of("a").count_n[0] = 5
+    assert apart.of("b").count_n[0] == 0
+    assert shared.of("b").count_n[0] == 5
+
+
+def test_the_least_recently_used_tenant_goes_first() -> None:
+    tables = make(most=2)
+    for name in ("a", "b", "a", "c"):
+        tables.of(name).count_n[0] += 1
+    assert len(tables) == 2
+    assert (tables.of("a").count_n[0], tables.of("c").count_n[0]) == (2, 1)
+    assert tables.of("b").count_n[0] == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_was_saved_is_read_again(tmp_path: Path, shared: bool) -> None:
+    tables = make(tmp_path / "new", shared=shared)
+    tables.of("a").count_n[3] = 7
+    tables.of("b/ü").count_n[1] = 2
+    path = tables.save()
+    assert path.parent == tmp_path / "new"
+    again = make(tmp_path / "new", shared=shared)
+    assert again.of("a").count_n[3] == 7
+    assert again.of("b/ü").count_n[1] == 2
+    fewer = make(tmp_path / "new", shared=shared, most=1)
+    assert fewer.of("b/ü").count_n[1] == 2
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    tables = make(tmp_path)
+    tables.of("a")
+    path = tables.save()
+    for other, why in ((args(vocab=12), "vocab_size '11'"), (args(words="xyz"), "tokenizer 'abc' instead of 'xyz'")):
+        with pytest.raises(DrafterError, match=why):
+            make(tmp_path, given=other)
+    with pytest.raises(DrafterError, match="shared_tables"):
+        make(tmp_path, shared=True)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) - 3], whole[:20], b"", b"\x80\x04pickle"):
+        path.write_bytes(damaged)
+        with pytest.raises(DrafterError, match="cannot be read") as caught:
+            make(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_refuses_its_arrays(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    tables = make(tmp_path)
+    tables.of("a").count_n = np.zeros(5, np.int64)
+    tables.save()
+    with pytest.raises(DrafterError, match="shape"):
+        make(tmp_path)
+    save_file({"count": np.zeros(8)}, tmp_path / "counts.safetensors", metadata={"format": "other"})
+    with pytest.raises(DrafterError, match="format 'other'"):
+        make(tmp_path)
+
+
+def test_saving_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DrafterError, match="no folder"):
+        make().save()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DrafterError, match="cannot be written"):
+        make().save(tmp_path / "file" / "below")
+    with pytest.raises(ConfigError, match="tables must be a folder"):
+        Tables("counts", args(), Counts, folder="")

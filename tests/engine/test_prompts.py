@@ -1,0 +1,62 @@
+"""What a caller may pass as a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.engine.prompts import DEFAULT_TENANT, as_list, read_prompt
+from paceline.errors import PromptError
+
+
+def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+    return [0] * add_special_tokens + [ord(letter) for letter in text]
+
+
+def test_texts_ids_and_dicts() -> None:
+    assert read_prompt("ab", encode).tokens == [0, 97, 98]
+    assert read_prompt([1, np.int64(2)], encode).tokens == [1, 2]
+    assert read_prompt({"prompt": "a", "prompt_token_ids": [5]}, encode).tokens == [5]
+    assert read_prompt({"prompt": "a"}, encode).tenant == DEFAULT_TENANT
+    assert read_prompt({"prompt": "a", "cache_salt": "me"}, encode).tenant == "me"
+
+
+PREDICTIONS = {
+    "text": "hi",
+    "ids": [104, 105],
+    "array": np.array([104, 105]),
+    "OpenAI's": {"type": "content", "content": "hi"},
+    "OpenAI's parts": {"type": "content", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
+}
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS.values(), ids=PREDICTIONS.keys())
+def test_predictions_have_no_special_tokens(prediction: Any) -> None:
+    assert read_prompt({"prompt": "a", "prediction": prediction}, encode).prediction == [104, 105]
+    assert read_prompt({"prompt": "a"}, encode).prediction == []
+
+
+REFUSED = {
+    "an unknown key": ({"prompt": "a", "predicton": "b"}, "'predicton'; did you mean prediction"),
+    "images": ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data"),
+    "a salt that is no text": ({"prompt": "a", "cache_salt": 5}, "cache_salt must be a text"),
+    "an empty salt": ({"prompt": "a", "cache_salt": ""}, "cache_salt must be a text"),
+    "a long salt": ({"prompt": "a", "cache_salt": "x" * 300}, "cache_salt must be a text"),
+    "another kind of prediction": ({"prompt": "a", "prediction": {"type": "image"}}, "prediction must be"),
+    "a number as prediction": ({"prompt": "a", "prediction": 5}, "must be a string, a list"),
+}
+
+
+@pytest.mark.parametrize(("prompt", "why"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_refused(prompt: Any, why: str) -> None:
+    with pytest.raises(PromptError, match=why):
+        read_prompt(prompt, encode)
+
+
+def test_one_or_many() -> None:
+    assert as_list("a") == ["a"]
+    assert as_list([1, 2]) == [[1, 2]]
+    assert as_list(np.array([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
+    assert as_list(["a", {"prompt": "b"}]) == ["a", {"prompt": "b"}]
