@@ -52,6 +52,7 @@ class LLM:
 
     Attributes:
         profile: the one in use, or None.
+        default_draft: folder of the draft model that ships with this target, or None.
         exactness: "strict, proven by self-test", or "up to near ties" and why.
 
     Raises:
@@ -91,7 +92,7 @@ class LLM:
         )
         self.speculative = SpeculativeConfig.parse(speculative_config)
         check_methods(self.speculative)
-        self._default_draft = str(BUNDLED / "draft") if model is None else None
+        self.default_draft = str(BUNDLED / "draft") if model is None else None
         self._trust = trust_remote_code
         self._turns = Turns()
         self._drafts: dict[str, Runner] = {}
@@ -141,7 +142,7 @@ class LLM:
         self.drafter_methods, parts = build_parts(
             self.runner,
             self.speculative,
-            default_draft=self._default_draft,
+            default_draft=self.default_draft,
             load=self._draft,
             tokenizer=self.tokenizer,
         )

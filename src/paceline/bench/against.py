@@ -62,7 +62,7 @@ class Guests:
         self.llm, self.played = llm, list[Played]()
         self.skipped: list[dict[str, str]] = []
         self._lanes: list[Lane] = []
-        found = lanes_of(llm, wanted, draft or llm._default_draft, self._skip)  # the bundled target has one of its own
+        found = lanes_of(llm, wanted, draft or llm.default_draft, self._skip)
         try:
             for done, lane in enumerate(found):
                 progress(f"opening {lane.wanted.title}", done, len(found))

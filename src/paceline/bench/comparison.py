@@ -2,11 +2,11 @@
 
 In: documents A and B. Out: one line per cell that both have. Not here: running, files, printing.
 
-For every cell (setting, workload, temperature, batch size) of both documents, prompts are paired by name, and the ratio B / A of
-tokens per second gets a bootstrap interval over prompts and repeats. The two runs were made at different times, so the machine may
-have changed between them; the ratio of the two *speed-ups*, each over plain decoding in its own run, is free of that and stands
-beside it. With m cells, m intervals at 95 % would show about m / 20 differences where there are none: a difference counts as
-significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1.
+For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their prompts, and
+the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were made at different times, so
+the machine may have changed between them; the ratio of the two *speed-ups*, each over plain decoding in its own run, is free of that
+and stands beside it. With m cells, m intervals at 95 % would show about m / 20 differences where there are none: a difference counts
+as significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from paceline.bench.stats import Estimate, FloatArray
 
 ERROR = 0.05
 Key = tuple[str, str, float, int]
-Tables = dict[tuple[str, int], list[float]]
+Batch = tuple[tuple[str, int], ...]
+Tables = dict[Batch, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +119,25 @@ def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> Line:
     gain = gain_wide = None
     if key[0] not in (sides.plain_a, sides.plain_b):
         gain, gain_wide = _ratio(tables, comparisons, seed)
-    prompts = len(set(tables[0] or ()) & set(tables[1] or ()))
-    reason = None if speed is not None else "no prompt was decoded in both"
+    prompts = sum(map(len, set(tables[0] or ()) & set(tables[1] or ())))
+    reason = None if speed is not None else f"no {'prompt' if key[-1] == 1 else 'batch of the same prompts'} was decoded in both"
     return Line(key, prompts, speed, gain, _excludes_one(speed_wide), _excludes_one(gain_wide), reason)
 
 
 def _rates(cell: Mapping[str, Any]) -> Tables:
-    """Tokens per second by prompt and turn, a value per repeat; 0 for failures. A batch's seconds are its group's."""
-    groups: dict[tuple[int, int], float] = {}
+    """Tokens per second by batch (its prompts and turns, by name), a value per repeat; prompts that failed brought nothing.
+
+    The prompts of one batch share its seconds, so that they are one measurement, not several.
+    """
+    groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for row in cell["rows"]:
-        groups[row["group"], row["repeat"]] = groups.get((row["group"], row["repeat"]), 0.0) + row["tokens"]
+        groups.setdefault((row["group"], row["repeat"]), []).append(row)
     found: Tables = {}
-    for row in cell["rows"]:
-        tokens = groups[row["group"], row["repeat"]] if not row["error"] else 0.0
-        found.setdefault((row["prompt"], row["turn"]), []).append(tokens / row["seconds"] if row["seconds"] else 0.0)
+    for rows in groups.values():
+        fine = [row for row in rows if not row["error"] and row["seconds"]]
+        names = tuple(sorted((row["prompt"], row["turn"]) for row in rows))
+        speed = sum(row["tokens"] for row in fine) / max(row["seconds"] for row in fine) if fine else 0.0
+        found.setdefault(names, []).append(speed)
     return found
 
 

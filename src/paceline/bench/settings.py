@@ -162,9 +162,9 @@ def defaults(llm: LLM, draft: str | None = None) -> tuple[list[Setting], list[di
     Args:
         draft: draft model for methods that take one; None takes the one that ships with the target, if any.
     """
-    draft = draft or llm._default_draft  # the bundled target's own; no public name, since it is no user's business
+    draft = draft or llm.default_draft
     found, skipped = [], []
-    auto: dict[str, Any] = {"method": "auto"} | ({"model": draft} if draft and draft != llm._default_draft else {})
+    auto: dict[str, Any] = {"method": "auto"} | ({"model": draft} if draft and draft != llm.default_draft else {})
     for config in [auto, *({"method": name} for name in registry.table("drafters"))]:
         if _takes(config, RECORD):
             skipped.append({"name": str(config["method"]), "why": "it measures, it does not guess; ask for it with --dial"})

@@ -174,8 +174,14 @@ def _agreement(folder: Path, dtype: str, prompt: list[int], run: PeerRun) -> dic
     from paceline.config import SamplingParams
     from paceline.llm import LLM
 
-    ours = "bfloat16" if dtype == "int8" else dtype
-    llm = LLM(str(folder), speculative_config=None, tokenizer=str(BUNDLED_TARGET), dtype=ours)
+    rounded = dtype == "int8"
+    llm = LLM(
+        str(folder),
+        speculative_config=None,
+        tokenizer=str(BUNDLED_TARGET),
+        dtype="bfloat16" if rounded else dtype,
+        quantization="int8" if rounded else None,
+    )
     rule = SamplingParams(temperature=0.0, max_tokens=len(run.token_ids), ignore_eos=True)
     (found,) = llm.generate({"prompt_token_ids": prompt}, rule)
     return asdict(agreement(found.outputs[0].token_ids, run.token_ids))
