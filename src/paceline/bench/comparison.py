@@ -2,11 +2,11 @@
 
 In: documents A and B. Out: one line per cell that both have. Not here: running, files, printing.
 
-For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their prompts, and
-the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were made at different times, so
-the machine may have changed between them; the ratio of the two *speed-ups*, each over plain decoding in its own run, is free of that
-and stands beside it. With m cells, m intervals at 95 % would show about m / 20 differences where there are none: a difference counts
-as significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1.
+For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their prompts,
+and the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were made at different
+times, so the machine may have changed between them; the ratio of the two *speed-ups*, each over plain decoding in its own run, is
+free of that and stands beside it. With m cells, m intervals at 95 % would show about m / 20 differences where there are none: a
+difference counts as significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1.
 """
 
 from __future__ import annotations
