@@ -28,7 +28,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "corrupted_oracle": [{"continuations": [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}], "acceptance": 0.6}],
 }
 CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
-each_drafter = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: v if isinstance(v, str) else str(list(v.items())))
+
+
+def remembers(name: str) -> bool:
+    """Whether what it proposes depends on more than the text: on its own earlier trees, or on other requests."""
+    drafter = registry.load("drafters", name)
+    return bool(getattr(drafter, "keeps_trajectory", False) or getattr(drafter, "shares_state", False))
+
+
+def over(cases: Sequence[tuple[str, dict[str, Any]]]) -> Any:
+    return pytest.mark.parametrize(("name", "options"), cases, ids=lambda v: v if isinstance(v, str) else str(list(v.items())))
+
+
+each_drafter, each_of_the_text = over(CASES), over([case for case in CASES if not remembers(case[0])])
 
 
 class World:
@@ -122,7 +134,7 @@ def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str,
             alone.observe(single[i], expected, verdict)
 
 
-@each_drafter
+@each_of_the_text
 @pytest.mark.parametrize("accept", [0, 1, 2, 9])
 @pytest.mark.parametrize("branch", [0, 1])
 def test_after_any_verdict_the_state_is_that_of_a_fresh_one(name: str, options: dict[str, Any], accept: int, branch: int) -> None:
@@ -136,7 +148,7 @@ def test_after_any_verdict_the_state_is_that_of_a_fresh_one(name: str, options: 
         world.drafter.end([fresh])
 
 
-@each_drafter
+@each_of_the_text
 def test_tokens_of_others_and_steps_without_drafts_are_caught_up(name: str, options: dict[str, Any]) -> None:
     """The accepted path may be another drafter's, the target's token may be one that was drafted, and drafts may be skipped."""
     world = World(name, options)
@@ -154,7 +166,7 @@ def test_tokens_of_others_and_steps_without_drafts_are_caught_up(name: str, opti
         world.drafter.end([fresh])
 
 
-@each_drafter
+@each_of_the_text
 def test_a_long_gap_is_caught_up(name: str, options: dict[str, Any]) -> None:
     world = World(name, options)
     state = world.begin(PROMPT)
@@ -178,8 +190,10 @@ def test_forks_go_their_own_ways_and_nothing_leaks(name: str, options: dict[str,
     twin = world.drafter.fork(state, world.context(PROMPT, seed=9))
     assert same(world.propose([twin])[0], tree)
     world.observe(state, tree, Verdict((), (), 7))
+    (then,) = world.propose([state])
     world.observe(twin, tree, Verdict((), (), 3))
-    for one in (state, twin):
+    assert same(world.propose([state])[0], then)
+    for one in () if remembers(name) else (state, twin):
         assert same(world.propose([one])[0], world.propose([world.begin(one.context.tokens)])[0])
     world = World(name, options)
     states = [world.begin(PROMPT), world.begin(PROMPT)]

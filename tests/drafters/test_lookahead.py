@@ -1,0 +1,162 @@
+"""Lookahead and Jacobi: trajectories are the target's own, windows keep their place in the text, outputs are plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from engine.harness import engine, run, tokens
+from toys import ToyRunner
+
+from paceline.config import SamplingParams
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.jacobi import JacobiDrafter
+from paceline.drafters.lookahead import LookaheadDrafter
+from paceline.errors import ConfigError
+from paceline.tree.token_tree import EMPTY_TREE, PROBE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+VOCAB = 12
+ARGS = DrafterArgs(vocab_size=VOCAB, index=0, max_context=4096)
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Alone:
+    """One drafter on one greedy sequence of a toy target, step by step."""
+
+    def __init__(self, drafter: Any, target: ToyRunner, prompt: Sequence[int] = PROMPT) -> None:
+        self.drafter, self.target = drafter, target
+        self.context = Context("r", list(prompt), len(prompt))
+        (self.state,) = drafter.begin([self.context])
+        self.accepted: list[int] = []
+
+    def step(self, nodes: int, depth: int = 16, spoil: Callable[[Any], Any] | None = None) -> TokenTree:
+        (tree,) = self.drafter.propose([self.state], [Budget(nodes, depth)], [EMPTY_TREE])
+        cache = self.target.open()
+        if len(self.context.tokens) > 1:
+            self.target.extend([cache], [self.context.tokens[:-1]])
+        scores = self.target.score([cache], [self.context.tokens[-1]], [tree])
+        best = scores.logits.argmax(-1).tolist()
+        path: list[int] = []
+        node = -1
+        while (child := next((c for c in tree.children(node) if tree.tokens[c] == best[node + 1]), None)) is not None:
+            path.append(child)
+            node = child
+        verdict = Verdict(tuple(path), tuple(int(tree.tokens[c]) for c in path), best[node + 1])
+        self.context.tokens.extend(verdict.tokens)
+        self.accepted.append(len(path))
+        logits = scores.logits if spoil is None else spoil(scores.logits)
+        self.drafter.observe([self.state], [tree], [verdict], Scores(logits, scores.rows))
+        self.target.release(cache)
+        return tree
+
+
+class Late(ToyRunner):
+    """A target whose next token depends on the third last one alone: a wrong guess harms none of the next two."""
+
+    def _key(self, text: Sequence[int]) -> tuple[int, ...]:
+        return tuple(text[-3:-2])
+
+
+def trajectories(drafter: LookaheadDrafter, target: ToyRunner, spoil: Callable[[Any], Any] | None = None) -> list[bool]:
+    """Of every n-gram in the pool, whether the target itself would go on so (it looks at the last token only)."""
+    alone = Alone(drafter, target)
+    for _ in range(12):
+        alone.step(48, spoil=spoil)
+    grams = [(first, *rest) for first, after in alone.state.pool.items() for rest in after]
+    assert grams
+    return [all(target.greedy([a], 1) == [b] for a, b in pairwise(gram)) for gram in grams]
+
+
+def test_n_grams_of_the_pool_are_the_targets_own() -> None:
+    """A target that looks at one token only answers each column rightly, whatever stands before it."""
+    drafter = LookaheadDrafter(ARGS, pool_from_prompt=False)
+    assert all(trajectories(drafter, ToyRunner(VOCAB, order=1, seed=2)))
+    shifted = trajectories(drafter, ToyRunner(VOCAB, order=1, seed=2), spoil=lambda logits: logits.roll(1, 0))
+    assert not all(shifted), "rows of other nodes must show"
+
+
+def test_the_window_moves_with_the_text() -> None:
+    """Columns begin right after the root and follow each other; none lies behind the text."""
+    alone = Alone(LookaheadDrafter(ARGS, max_window_size=5), ToyRunner(VOCAB, order=1, seed=4))
+    for _ in range(20):
+        alone.step(48)
+        assert all(position >= len(alone.context.tokens) for position in alone.state.columns)
+        assert all(1 <= len(column) < 4 for column in alone.state.columns.values())
+    assert sum(alone.accepted) > 15, "a target that repeats itself is foreseen"
+
+
+def test_a_target_that_looks_back_is_still_foreseen() -> None:
+    alone = Alone(LookaheadDrafter(ARGS, pool_from_prompt=False), ToyRunner(8, order=2, seed=0))
+    for _ in range(60):
+        alone.step(48)
+    assert sum(alone.accepted) > 10
+
+
+def test_probes_are_inputs_only() -> None:
+    drafter = LookaheadDrafter(ARGS)
+    alone = Alone(drafter, ToyRunner(VOCAB, order=1, seed=3))
+    for _ in range(6):
+        tree = alone.step(48)
+    probes = [node for node, kind in enumerate(tree.kinds.tolist()) if kind == PROBE]
+    assert len(probes) > 10
+    assert tree.confidence[probes].sum() == 0
+    assert not set(probes) & {child for parent in (-1, *range(len(tree))) for child in tree.children(parent)}
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (2, 5), (5, 2), (6, 16), (13, 16), (48, 4), (100, 16)])
+def test_small_budgets(nodes: int, depth: int) -> None:
+    alone = Alone(LookaheadDrafter(ARGS), ToyRunner(VOCAB, order=1, seed=3))
+    for _ in range(10):
+        tree = alone.step(nodes, depth)
+        tree.check(VOCAB, nodes)
+        assert tree.max_depth <= depth
+
+
+def test_the_pool_is_bounded_and_begins_with_the_prompt() -> None:
+    drafter = LookaheadDrafter(ARGS, max_verification_set_size=2, max_ngram_size=3)
+    (state,) = drafter.begin([Context("r", [1, 2, 3, 1, 4, 5, 1, 6, 7], 9)])
+    assert list(state.pool[1]) == [(4, 5), (6, 7)]
+    (empty,) = LookaheadDrafter(ARGS, pool_from_prompt=False).begin([Context("r", [1, 2, 3, 1, 2, 3], 6)])
+    assert not empty.pool
+
+
+def test_a_jacobi_guess_that_is_the_greedy_text_stands_whole() -> None:
+    target = ToyRunner(VOCAB, seed=5)
+    alone = Alone(JacobiDrafter(ARGS), target)
+    alone.state.guess = target.greedy(PROMPT, 6)
+    assert len(alone.step(6)) == 6
+    assert alone.accepted == [6]
+
+
+def test_jacobi_iterations_reach_the_fixed_point() -> None:
+    """Answers behind a failure are right where the failure does not matter; read one row too far, they are not."""
+    target = Late(VOCAB, seed=6)
+    alone, spoilt = Alone(JacobiDrafter(ARGS), target), Alone(JacobiDrafter(ARGS), Late(VOCAB, seed=6))
+    for _ in range(20):
+        alone.step(8)
+        spoilt.step(8, spoil=lambda logits: logits.roll(1, 0))
+    assert alone.context.tokens[5:] == target.greedy(PROMPT, len(alone.context.tokens) - 5)
+    assert sum(alone.accepted) > 2 * sum(spoilt.accepted) + 15
+
+
+@pytest.mark.parametrize("kind", [LookaheadDrafter, JacobiDrafter])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_outputs_are_those_of_plain_decoding(kind: Any, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=24, seed=3, ignore_eos=True, presence_penalty=0.5)
+    prompts = [PROMPT, [1, 2], [7, 7, 7, 8, 9, 7, 7]]
+    plain = run(engine(ToyRunner(VOCAB, seed=8)), prompts, params)
+    fast = run(engine(ToyRunner(VOCAB, seed=8), [kind(ARGS)], 20), prompts, params)
+    assert tokens(plain) == tokens(fast)
+    other = run(engine(ToyRunner(VOCAB, seed=9), [kind(ARGS)], 20), prompts, params)
+    assert tokens(plain) != tokens(other), "another target must show"
+
+
+def test_wrong_sizes_are_refused() -> None:
+    for options in ({"max_ngram_size": 1}, {"max_window_size": 0}, {"max_verification_set_size": 10**6}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            LookaheadDrafter(ARGS, **options)
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        JacobiDrafter(ARGS, num_speculative_tokens=-1)
