@@ -1,17 +1,18 @@
-"""What attention costs as the context grows: plain steps, chains and trees on a random-weights 291M Llama, dense against split.
+"""What attention costs as the context grows: plain steps, chains and trees on a random-weights 291M Llama, form against form.
 
-Forms of the CPU's attention alternate in one process on the same cache of random keys and values. In PyTorch's operators: `dense`
-(one masked call), `split` (chunks without a mask, merged; the default for long contexts) and `invariant` (split, with sums in the
-order of positions). `compiled`, the passes that the library takes where it can, is to be timed in a process of its own, since the
-two keep each other's threads waiting. Every form is compared with `dense` before anything is timed.
+Forms alternate in one process on the same cache of random keys and values. On the CPU, in PyTorch's operators: `dense` (one masked
+call) and `invariant` (chunks, with sums in the order of positions). `compiled`, the passes that the library takes where it can, is
+to be timed in a process of its own, since the two keep each other's threads waiting. On CUDA, as captured graphs: `dense` and
+`apart` (prefix and tree apart, merged). Every form is compared with `dense` before anything is timed.
 
 usage: attention.py [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5] [--threads 2] [--model FOLDER]
-       [--forms dense split invariant] [--name attention]
+       [--device cpu] [--forms dense invariant] [--name attention]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +23,23 @@ import numpy as np
 import torch
 from common import RESULTS, alternate, random_llama, ratio, read_bandwidth, save
 
+from paceline.models import graphs
 from paceline.models.attention import Masks
+from paceline.models.attention_apart import CHUNK
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.decoder import Decoder
 from paceline.models.eager import EagerPasses, Passes
 from paceline.models.families import spec_from_config
+from paceline.models.graphs import ScoringGraphs
 from paceline.models.hub import read_config
 from paceline.models.load import load_runner
 from paceline.models.native import NativeRunner
 from paceline.models.weights import load_weights
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
-FORMS = ("dense", "split", "invariant", "compiled")
+FORMS = ("dense", "invariant", "compiled", "apart")
+DEFAULT = {"cpu": ["dense", "invariant"], "cuda": ["dense", "apart"]}
+NEVER = 2**40
 ROOT, TOLERANCE = 7, 0.1
 """Tolerance: root mean square difference of logits in units of their standard deviation; in bfloat16 every form is 0.02 to 0.035
 away from float32 on this model, since 24 layers round."""
@@ -45,12 +51,33 @@ def passes_of(runner: NativeRunner, folder: Path) -> dict[str, Passes]:
     spec = spec_from_config(read_config(folder))
     decoder = Decoder(spec, load_weights(Checkpoint(folder), spec, device=device, dtype=dtype))
     masks = {
-        "dense": Masks(dtype, device, split_from=None),
-        "split": Masks(dtype, device, split_from=512),
+        "dense": Masks(dtype, device),
         "invariant": Masks(dtype, device, row_invariant=True),
     }
     found: dict[str, Passes] = {form: EagerPasses(decoder, runner.rotary, own) for form, own in masks.items()}
     return found if isinstance(runner.passes, EagerPasses) else found | {"compiled": runner.passes}
+
+
+def graphs_of(runner: NativeRunner) -> dict[str, Callable[[], None]]:
+    """On CUDA: what sets a runner to a form; graphs are captured at their first use."""
+    assert isinstance(runner.passes, EagerPasses)
+    decoder = runner.passes._decoder
+
+    def setter(slots: int) -> Callable[[], None]:
+        own = ScoringGraphs(decoder, runner.rotary, runner.arena, capture=True)
+
+        def use() -> None:
+            runner.graphs, graphs.FROM = own, slots
+
+        return use
+
+    return {"dense": setter(NEVER), "apart": setter(CHUNK)}
+
+
+def passes_setters(runner: NativeRunner, folder: Path) -> dict[str, Callable[[], None]]:
+    """On the CPU: what sets a runner to a form."""
+    passes = passes_of(runner, folder)
+    return {form: functools.partial(setattr, runner, "passes", own) for form, own in passes.items()}
 
 
 def tree_of(nodes: int) -> TokenTree:
@@ -63,8 +90,8 @@ def tree_of(nodes: int) -> TokenTree:
 class Case:
     """Sequences of ragged lengths around one context, with random keys and values."""
 
-    def __init__(self, runner: NativeRunner, passes: dict[str, Passes], context: int, batch: int) -> None:
-        self.runner, self.passes = runner, passes
+    def __init__(self, runner: NativeRunner, use: dict[str, Callable[[], None]], context: int, batch: int) -> None:
+        self.runner, self.use = runner, use
         self.caches = []
         for i in range(batch):
             cache = runner.open()
@@ -76,11 +103,14 @@ class Case:
             runner.arena.kv.normal_()
 
     def scorer(self, form: str, tree: TokenTree) -> Callable[[], torch.Tensor]:
-        passes, roots, trees = self.passes[form], [ROOT] * len(self.caches), [tree] * len(self.caches)
+        use, roots, trees = self.use[form], [ROOT] * len(self.caches), [tree] * len(self.caches)
 
         def score() -> torch.Tensor:
-            self.runner.passes = passes
-            return self.runner.score(self.caches, roots, trees).logits
+            use()
+            logits = self.runner.score(self.caches, roots, trees).logits
+            if logits.is_cuda:
+                torch.cuda.synchronize()
+            return logits
 
         return score
 
@@ -137,25 +167,30 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS[:3]), help="time `compiled` in a run of its own")
+    parser.add_argument("--device", choices=list(DEFAULT), default="cpu")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, help="time `compiled` in a run of its own")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, default=RESULTS.parent / "models" / "llama-291m", help="made there if absent")
     parser.add_argument("--name", default="attention", help="results/NAME.json is written")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    runner = load_runner(random_llama(given.model))
+    forms = given.forms or DEFAULT[given.device]
+    runner = load_runner(random_llama(given.model), device=given.device)
     if not isinstance(runner, NativeRunner):
         sys.exit("this model is not run by the native decoder")
-    passes = passes_of(runner, given.model)
+    use = graphs_of(runner) if given.device == "cuda" else passes_setters(runner, given.model)
     cases = []
     for context in given.contexts:
         for batch in given.batch:
-            case = Case(runner, passes, context, batch)
-            found = measure(case, given.forms, given.rows, given.repeats)
+            case = Case(runner, use, context, batch)
+            found = measure(case, forms, given.rows, given.repeats)
             case.close()
             show(context, batch, found)
             cases.append({"context": context, "batch": batch, **found})
-    save(given.name, {"bytes_per_second": read_bandwidth(), "weight_bytes": runner.info.weight_bytes, "cases": cases})
+    save(
+        given.name,
+        {"bytes_per_second": read_bandwidth(device=given.device), "weight_bytes": runner.info.weight_bytes, "cases": cases},
+    )
 
 
 if __name__ == "__main__":

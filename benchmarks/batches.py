@@ -73,7 +73,14 @@ def main() -> None:
     given = parser.parse_args()
     sizes = [int(size) for size in given.batches.split(",")]
     words = BUNDLED_TARGET if given.model is not None else None
-    plain = LLM(given.model, speculative_config=None, threads=given.threads, max_num_seqs=max(sizes), tokenizer=words)
+    plain = LLM(
+        given.model,
+        speculative_config=None,
+        threads=given.threads,
+        max_num_seqs=max(sizes),
+        tokenizer=words,
+        enable_prefix_caching=False,
+    )
     auto = plain.with_speculative_config({"method": "auto"})
     results = [measure(plain, auto, size, given.tokens, given.repeats) for size in sizes]
     save(given.name, {"model": str(given.model or "bundled"), "sizes": results})

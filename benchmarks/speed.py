@@ -61,7 +61,13 @@ def plain(repeats: int, name: str, folder: Path, prompts: list[list[int]], token
     """Plain decoding, ours against transformers'."""
     model, llm = (
         open_transformers(folder),
-        LLM(folder if name != "bundled" else None, speculative_config=None, tokenizer=BUNDLED_TARGET, device=DEVICE),
+        LLM(
+            folder if name != "bundled" else None,
+            speculative_config=None,
+            tokenizer=BUNDLED_TARGET,
+            device=DEVICE,
+            enable_prefix_caching=False,
+        ),
     )
     theirs, mine = ([hf_generate(model, p, tokens) for p in prompts], [ours(llm, p, tokens) for p in prompts])
     agreement = must_agree(llm, prompts, mine, theirs, name)
@@ -88,7 +94,7 @@ def large(repeats: int, folder: Path) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(2)]
     found = plain(repeats, "291M", folder, prompts, 64)
-    llm = LLM(folder, speculative_config=None, tokenizer=BUNDLED_TARGET, device=DEVICE)
+    llm = LLM(folder, speculative_config=None, tokenizer=BUNDLED_TARGET, device=DEVICE, enable_prefix_caching=False)
     limits, shares, steps = [], [], []
     for _ in range(repeats):
         bandwidth = read_bandwidth(device=DEVICE)
@@ -134,7 +140,7 @@ def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> 
 
 def demo(repeats: int) -> dict[str, Any]:
     """The bundled prompts four ways."""
-    llm = LLM(device=DEVICE)
+    llm = LLM(device=DEVICE, enable_prefix_caching=False)
     off = llm.with_speculative_config(None)
     model, draft = open_transformers(BUNDLED_TARGET), open_transformers(BUNDLED_DRAFT)
     prompts = bundled_prompts()
@@ -180,7 +186,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     parts, result = given.only.split(","), {}
     if "plain" in parts:
-        llm = LLM(speculative_config=None, device=DEVICE)
+        llm = LLM(speculative_config=None, device=DEVICE, enable_prefix_caching=False)
         prompts = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[:6]]
         result["plain"] = plain(given.repeats, "bundled", BUNDLED_TARGET, prompts, 128)
     if "large" in parts:

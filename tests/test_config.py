@@ -23,7 +23,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 1.5}, "min_p"),
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"temperature": 1e31}, "temperature must be at most 1e\\+30"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be 1e-30 or more"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty must be 1e-30 or more"),  # 0 in float32
     ({"logit_bias": {5: 101.0}}, "logit_bias"),
     ({"logit_bias": {"x": 1.0}}, "logit_bias"),
     ({"bad_words": [""]}, "bad_words"),
@@ -74,6 +76,7 @@ def test_the_speculative_dialect() -> None:
     assert parse({"method": "ngram", "prompt_lookup_max": 3}).options == {"prompt_lookup_max": 3}
     for given, text in (
         ("[1]", "JSON object"),
+        ("ngram", r'as \{"method": "ngram"\}'),
         ({"method": 3}, "method"),
         ({"method": [3]}, "each entry"),
         ({"acceptance_method": "x"}, "acceptance_method"),

@@ -21,9 +21,10 @@ ALLOWED = {
     "constraints": METHODS,
     "profiles": METHODS | {"controllers", "models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "constraints", "models"},
+    "claims": LOW,
     "llm": METHODS | {"engine", "models", "constraints", "verifiers", "profiles"},
     "bench": METHODS | {"llm", "engine", "models", "verifiers", "constraints", "profiles"},
-    "cli": METHODS | {"llm", "engine", "models", "bench"},
+    "cli": METHODS | {"llm", "engine", "drafters", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "constraints"},
     "__main__": {"cli"},
 }

@@ -22,7 +22,7 @@ def test_every_entry_loads_and_declares_itself(family: str) -> None:
 def test_unknown_names_get_near_matches() -> None:
     with pytest.raises(ConfigError, match="did you mean ngram"):
         registry.lookup("drafters", "ngrm")
-    with pytest.raises(ConfigError, match="known are corrupted_oracle, draft_model, ngram"):
+    with pytest.raises(ConfigError, match=r"known are .*, ngram"):
         registry.lookup("drafters", "xyz")
     with pytest.raises(ConfigError, match="cannot import drafter"):
         registry.load("drafters", "paceline.drafters.nowhere:Drafter")

@@ -35,7 +35,9 @@ def shortened(value: object, most: int = 200) -> str:
 
 def number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
     """Raise ConfigError unless `value` is a number in low..high (without `low` itself if `open_low`)."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER  # NaN fails
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    if fine and low <= value <= high and value > MAX_NUMBER:  # type: ignore[operator]
+        need(False, name, f"be at most {MAX_NUMBER:g}", value)
     need(fine and low <= value <= high and not (open_low and value == low), name, rule, value)  # type: ignore[operator]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from paceline.checking import integer, items, need, number, reject_unknown, shortened, strings
+from paceline.checking import MAX_NUMBER, integer, items, need, number, reject_unknown, shortened, strings
 from paceline.errors import ConfigError
 
 GREEDY_EPSILON = 1e-5
@@ -22,7 +22,9 @@ MAX_N = 128
 MAX_LOGPROBS = 128
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXACTNESS = ("auto", "strict")
-QUANTIZATIONS = {"int8": "int8", "int8_weight_only": "int8", "int8wo": "int8"}
+QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
+    "int8": "int8", "int8_weight_only": "int8", "int8wo": "int8", "int4": "int4", "int4_weight_only": "int4", "int4wo": "int4"
+}  # fmt: skip
 """What a user may write -> what it is; the longer names are torchao's."""
 
 
@@ -93,7 +95,8 @@ class SamplingParams:
         number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
         number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
         number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
-        number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "be above 0", open_low=True)
+        least = 1 / MAX_NUMBER  # smaller ones are 0 in float32, by which logits cannot be divided
+        number("repetition_penalty", self.repetition_penalty, least, math.inf, f"be {least:g} or more")
 
     def _check_limits(self) -> None:
         integer("min_tokens", self.min_tokens, 0)
@@ -146,9 +149,11 @@ class SpeculativeConfig:
         model: draft model of `draft_model`.
         acceptance_method: "rejection_sampler" (exact), "typical_acceptance_sampler" (approximate).
         posterior_threshold, posterior_alpha: of typical acceptance.
-        controller: "auto" or "fixed"; None is "fixed" if num_speculative_tokens is given, else "auto".
+        controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where num_speculative_tokens
+            is given, else "auto".
         disable_by_batch_size: no drafts at or above this number of running sequences.
-        options: all other keys, for the drafter's constructor (`prompt_lookup_max`, ...); the drafter refuses unknown ones.
+        options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller (`threshold`,
+            ...); one that neither knows is refused, and one that both know (see `engine.policy`).
     """
 
     method: str | tuple[SpeculativeConfig, ...] = "auto"
@@ -217,6 +222,8 @@ def _json_object(text: str) -> dict[str, Any] | None:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         got = shortened(text)
+        if text.replace("_", "").isalnum():  # the bare name of a method
+            raise ConfigError(f'speculative_config must be a JSON object, as {{"method": "{text}"}}, got {got}') from None
         raise ConfigError(f"speculative_config is not JSON ({error.msg} at character {error.pos}), got {got}") from None
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
         raise ConfigError(f"speculative_config cannot be read ({error}), got {shortened(text)}") from None
@@ -233,11 +240,15 @@ class EngineConfig:
         max_model_len: longest sequence; None takes the checkpoint's.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most prompt tokens in one prefill chunk.
+        enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the same tokens;
+            without effect where the model's runner cannot share blocks.
+        kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do not fit wait.
         threads: of PyTorch on the CPU; None leaves PyTorch's setting.
         seed: base for requests that have none of their own.
         exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a self-test at
             start, or the model is refused; "auto": the fastest form, which is strict too where that costs nothing.
-        quantization: "int8" rounds the weights of the linear layers and the head when they are loaded; None leaves them.
+        quantization: "int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head to int8;
+            None leaves them.
     """
 
     dtype: str = "auto"
@@ -245,6 +256,8 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
     threads: int | None = None
     seed: int | None = None
     exactness: str = "auto"
@@ -261,6 +274,9 @@ class EngineConfig:
             integer("max_model_len", self.max_model_len, 2)
         integer("max_num_seqs", self.max_num_seqs, 1, 1024)
         integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
+        need(isinstance(self.enable_prefix_caching, bool), "enable_prefix_caching", "be True or False", self.enable_prefix_caching)
+        if self.kv_cache_memory_bytes is not None:
+            integer("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if self.threads is not None:
             integer("threads", self.threads, 1, 1024)
         if self.seed is not None:

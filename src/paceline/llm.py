@@ -45,8 +45,8 @@ class LLM:
             Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads replaces it.
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
-        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, threads, seed, exactness, quantization: see
-            `EngineConfig`.
+        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes, threads,
+            seed, exactness, quantization: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
 
@@ -72,6 +72,8 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
+        kv_cache_memory_bytes: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
         exactness: str = "auto",
@@ -85,6 +87,8 @@ class LLM:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
             threads=threads,
             seed=seed,
             exactness=exactness,

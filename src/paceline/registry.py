@@ -30,10 +30,12 @@ class Entry:
 
     Attributes:
         target: "module:Class".
-        kind: for drafters "table", "model", "self" or "head"; for verifiers and controllers their role.
+        kind: for drafters "table", "model", "self", "head", or "fusion", which looks at the trees of all others; for verifiers and
+            controllers their role.
         exactness: class of its output at temperature 0 and above it (for drafters: under an exact verifier).
         needs: capabilities of the target's runner that it cannot do without, and other needs in words.
         paper: title and arXiv id.
+        seeded: the class above temperature 0 for requests with a seed.
     """
 
     target: str
@@ -41,6 +43,7 @@ class Entry:
     exactness: tuple[Exactness, Exactness] = ("bit-equal up to near ties", "equal in law")
     needs: tuple[str, ...] = ()
     paper: str = ""
+    seeded: Exactness = "bit-equal up to near ties"
 
 
 DRAFTERS: Mapping[str, Entry] = {
@@ -51,12 +54,75 @@ DRAFTERS: Mapping[str, Entry] = {
         (),
         "Prompt lookup decoding; REST (arXiv:2311.08252)",
     ),
+    "suffix": Entry(
+        "paceline.drafters.suffix:SuffixDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        (),
+        "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications (arXiv:2411.04975)",
+    ),
     "draft_model": Entry(
         "paceline.drafters.draft_model:DraftModelDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a smaller model with the target's tokenizer",),
         "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
+    ),
+    "lookahead": Entry(
+        "paceline.drafters.lookahead:LookaheadDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("trees",),
+        "Break the sequential dependency of LLM inference using lookahead decoding (arXiv:2402.02057)",
+    ),
+    "jacobi": Entry(
+        "paceline.drafters.jacobi:JacobiDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        (),
+        "Accelerating transformer inference for translation via parallel decoding (arXiv:2305.10427)",
+    ),
+    "copyspec": Entry(
+        "paceline.drafters.copyspec:CopySpecDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        (),
+        "CopySpec: accelerating LLMs with speculative copy-and-paste (arXiv:2502.08923)",
+    ),
+    "token_recycling": Entry(
+        "paceline.drafters.token_recycling:TokenRecyclingDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        (),
+        "Turning trash into treasure: Token Recycling (arXiv:2408.08696)",
+    ),
+    "prediction": Entry(
+        "paceline.drafters.prediction:PredictionDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("a prediction with the request",),
+        "Predicted outputs of the OpenAI API; aggressive decoding (arXiv:2205.10350)",
+    ),
+    "rest": Entry(
+        "paceline.drafters.rest:RestDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("a datastore made with the target's tokenizer",),
+        "REST: retrieval-based speculative decoding (arXiv:2311.08252)",
+    ),
+    "rasd": Entry(
+        "paceline.drafters.rasd:RasdDrafter",
+        "fusion",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("a datastore made with the target's tokenizer",),
+        "RASD: retrieval-augmented speculative decoding (arXiv:2503.03434)",
+    ),
+    "aded": Entry(
+        "paceline.drafters.aded:AdedDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        (),
+        "Adaptive draft-verification for efficient LLM decoding (arXiv:2407.12021)",
     ),
     "corrupted_oracle": Entry(
         "paceline.drafters.corrupted_oracle:CorruptedOracleDrafter",
@@ -85,6 +151,13 @@ VERIFIERS: Mapping[str, Entry] = {
 CONTROLLERS: Mapping[str, Entry] = {
     "auto": Entry("paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"),
     "fixed": Entry("paceline.controllers.fixed:FixedController", "controller", paper="a fixed number of tokens"),
+    "heuristic": Entry(
+        "paceline.controllers.heuristic:HeuristicController", "controller", paper="assisted generation of transformers (heuristic)"
+    ),
+    "specdec_pp": Entry("paceline.controllers.specdec_pp:SpecDecPPController", "controller", paper="SpecDec++ (arXiv:2405.19715)"),
+    "kangaroo": Entry("paceline.controllers.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"),
+    "swift": Entry("paceline.controllers.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"),
+    "diffuspec": Entry("paceline.controllers.diffuspec:DiffuSpecController", "controller", paper="DiffuSpec (arXiv:2510.02358)"),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}
@@ -130,4 +203,5 @@ def load(family: str, name: str) -> Any:
     try:
         return pkgutil.resolve_name(entry.target)
     except Exception as error:  # a third party's module may raise anything
-        raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r} from {entry.target!r}: {error}") from error
+        where = "" if entry.target == name else f" from {entry.target!r}"
+        raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r}{where}: {error}") from error

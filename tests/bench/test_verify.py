@@ -15,6 +15,7 @@ from paceline.bench.law import LawTest
 from paceline.bench.verify import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report, claimed_class, verify
 from paceline.engine.exactness import Exactness
 from paceline.llm import BUNDLED
+from paceline.tree.types import Scores
 from paceline.verifiers.draws import KeyedDraws
 from paceline.verifiers.greedy import GreedyVerifier
 
@@ -58,14 +59,13 @@ def test_other_noise_for_drafts_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wrong_token_at_temperature_0_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    decide = GreedyVerifier.verify_stacked
-
-    def second_best(self: GreedyVerifier, trees: Any, logits: torch.Tensor, offsets: Any) -> Any:
+    def second_best(self: GreedyVerifier, trees: Any, scores: Scores) -> Any:
+        logits = scores.logits
         if any(len(tree) for tree in trees):
             logits = logits.scatter(1, logits.argmax(1, keepdim=True), -math.inf)
-        return decide(self, trees, logits, offsets)
+        return self.verify_stacked(trees, logits, scores.rows)
 
-    monkeypatch.setattr(GreedyVerifier, "verify_stacked", second_best)
+    monkeypatch.setattr(GreedyVerifier, "verify_scores", second_best)
     report = verify(llm, LOOPING, max_tokens=16, samples=0)
     assert report.greedy.wrong > 0
     assert not report.holds

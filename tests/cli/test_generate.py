@@ -71,6 +71,41 @@ def test_a_zero_is_something_that_was_typed(run: Command, tiny: Path, tmp_path: 
     assert sampled[0] != sampled[1]
 
 
+def drafted(run: Command, *arguments: object) -> dict[str, dict[str, int]]:
+    """The drafters' counts of a run that says what it always says."""
+    found = run("generate", PROMPT, "--max-tokens", 16, "--json", *arguments, *FAST)
+    assert found.code == 0, found.err
+    drafters: dict[str, dict[str, int]] = json.loads(found.out)["metrics"]["drafters"]
+    return drafters
+
+
+def test_a_prediction_is_drafted_from(run: Command, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "expected.txt"
+    file.write_text(expected)
+    fixed = ("-s", '{"method": "prediction", "num_speculative_tokens": 15}')
+    for config, given in ((fixed, expected), (fixed, f"@{file}"), ((), expected)):
+        counts = drafted(run, "--prediction", given, *config)["prediction"]
+        assert counts["num_accepted_tokens"] > 8, "16 tokens in a few steps"
+    counts = drafted(run, "--prediction", "zebra zebra zebra zebra", *fixed)["prediction"]
+    assert counts["num_accepted_tokens"] == 0 < counts["num_draft_tokens"]
+    assert "prediction" not in drafted(run)
+
+
+def test_a_prediction_that_begins_with_an_at_sign(run: Command) -> None:
+    fixed = ("-s", '{"method": "prediction", "num_speculative_tokens": 4}')
+    assert drafted(run, "--prediction", "@@property", *fixed)["prediction"]["num_draft_tokens"] > 0
+    found = run("generate", PROMPT, "--prediction", "@/no/such/file", *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert "cannot read '/no/such/file'" in found.line
+
+
+@pytest.mark.parametrize(("config", "methods"), [('{"method": "ngram"}', "ngram"), ("null", "none")])
+def test_a_prediction_that_nobody_reads_is_refused(run: Command, config: str, methods: str) -> None:
+    found = run("generate", PROMPT, "--prediction", "x", "-s", config, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert f"the methods are: {methods}" in found.line
+
+
 def test_a_message_in_the_chat_template(run: Command) -> None:
     found = run("generate", "What is two plus two?", "--chat", "--max-tokens", 8, *FAST)
     assert found.code == 0

@@ -92,6 +92,16 @@ def test_a_pipe_whose_reader_leaves(tmp_path: Path) -> None:
     assert process.wait(60) == 141
 
 
+def test_a_table_whose_reader_leaves() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = subprocess.run(
+        [sys.executable, "-m", "paceline", "methods"], stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(theirs)
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
 BARE = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
 ARRIVED = """
 import os, runpy, sys

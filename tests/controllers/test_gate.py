@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.controllers.gate import AGAIN, FIRST_PLAIN, LEAST, MOST, TRY, Gate
+from paceline.controllers.gate import AGAIN, FIRST_PLAIN, LEAST, MOST, NEW, Gate
 
 PLAIN = 1.0
 TABLE = [PLAIN] * 65
@@ -74,13 +74,29 @@ def test_the_dearer_a_try_the_longer_the_wait(seconds: float, longer: bool) -> N
     assert max(waits) <= MOST
 
 
-def test_a_new_sequence_by_itself_waits_half_as_long() -> None:
+def wait_of_a_new_sequence(gate: Gate) -> int:
+    """After one more try that loses."""
+    while not gate.wait:
+        drive(gate, 1, losing)
+    assert not gate.admits(new=True)
+    return gate.wait
+
+
+def test_a_new_sequence_by_itself_waits_less_but_longer_after_every_try_that_lost() -> None:
+    gate, waits = Gate(), []
+    for _ in range(4):
+        waits.append(wait_of_a_new_sequence(gate))
+        drive(gate, gate.wait, losing)
+    assert waits == [2 * NEW - 1, 4 * NEW - 1, 8 * NEW - 1, 8 * NEW - 1]
+
+
+def test_a_try_that_paid_makes_new_sequences_wait_little_again() -> None:
     gate = Gate()
-    drive(gate, 40, losing)
-    assert gate.wait > TRY
-    before = gate.wait
-    gate.admits(new=True)
-    assert gate.wait < before - 1
+    for _ in range(4):
+        wait_of_a_new_sequence(gate)
+        drive(gate, gate.wait, losing)
+    drive(gate, 400, lambda step: (8, 1.2))
+    assert wait_of_a_new_sequence(gate) < 2 * NEW
 
 
 def test_an_outlier_among_plain_steps_is_clipped() -> None:

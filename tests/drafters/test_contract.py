@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from datastores import written
 from toys import ToyRunner
 
 from paceline import registry
@@ -17,14 +19,29 @@ from paceline.tree.types import Budget, Scores, Verdict
 NAMES = sorted(registry.DRAFTERS)
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16)
+PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
+TENANTS = ("default", "tenant 0", "tenant 1")
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ngram": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"num_speculative_tokens": 2}],
+    "suffix": [
+        {},
+        {"suffix_decoding_use_tree_spec": True, "suffix_decoding_max_spec_factor": 2.0},
+        {"suffix_decoding_cache_prompts": True, "suffix_decoding_max_tree_depth": 6, "num_speculative_tokens": 2},
+        {"suffix_decoding_max_cached_requests": 0},
+    ],
     "draft_model": [
         {"model": "toy"},
         {"model": "toy", "tree_width": 3},
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
     ],
+    "rest": [{"datastore": STORE}, {"datastore": STORE, "min_match_length": 1, "max_matches": 5, "num_speculative_tokens": 2}],
+    "rasd": [{"datastore": STORE}, {"datastore": STORE, "prune_top_k": 0}],
+    "aded": [{}, {"table_rows": 8, "table_width": 2}, {"simulations": 20, "exploration": 0.0, "num_speculative_tokens": 2}],
+    "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
+    "token_recycling": [{}, {"num_speculative_tokens": 2}],
+    "prediction": [{}, {"num_speculative_tokens": 2}],
     "corrupted_oracle": [{"continuations": [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}], "acceptance": 0.6}],
 }
 CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
@@ -52,12 +69,23 @@ class World:
         self.temperature = temperature
         args = DrafterArgs(vocab_size=VOCAB, index=2, max_context=4096, target=self.target, load_runner=lambda name: self.draft)
         self.drafter = registry.load("drafters", name)(args, **options)
+        for tenant in TENANTS if getattr(self.drafter, "shares_state", False) else ():
+            self.teach(tenant)
 
-    def context(self, tokens: Sequence[int], seed: int = 5) -> Context:
-        return Context(f"r{seed}", list(tokens), len(tokens), self.temperature, seed)
+    def context(self, tokens: Sequence[int], seed: int = 5, tenant: str = "default") -> Context:
+        given = min(len(tokens), len(PROMPT))
+        return Context(f"r{seed}", list(tokens), given, self.temperature, seed, tenant=tenant, prediction=PREDICTION)
 
-    def begin(self, tokens: Sequence[int], seed: int = 5) -> Any:
-        (state,) = self.drafter.begin([self.context(tokens, seed)])
+    def teach(self, tenant: str) -> None:
+        """One request whose scored rows leave something of every token with the tenant."""
+        state, tree = self.begin(PROMPT, tenant=tenant), TokenTree.chain(range(VOCAB))
+        state.context.tokens.append(0)
+        rows = torch.stack([self.target.logits([token]) for token in (PROMPT[-1], *range(VOCAB))])
+        self.drafter.observe([state], [tree], [Verdict((), (), 0)], Scores(rows, (0, len(rows))))
+        self.drafter.end([state])
+
+    def begin(self, tokens: Sequence[int], seed: int = 5, tenant: str = "default") -> Any:
+        (state,) = self.drafter.begin([self.context(tokens, seed, tenant)])
         return state
 
     def propose(self, states: Sequence[Any], nodes: int = 7, depth: int = 5) -> list[TokenTree]:
@@ -117,21 +145,35 @@ def test_go_on_stops_the_draft(name: str, options: dict[str, Any]) -> None:
     assert not asked or (asked[0] == 2 and tree.max_depth == 1)
 
 
-@each_drafter
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str, Any], temperature: float) -> None:
+def check_separation(name: str, options: dict[str, Any], temperature: float, tenants: Sequence[str]) -> None:
+    """Two sequences at once get the trees that each gets when it is the only one asked."""
     together, alone = World(name, options, temperature=temperature), World(name, options, temperature=temperature)
     texts = [PROMPT, [5, 6, 5, 6, 7, 5, 6]]
-    states = together.drafter.begin([together.context(text, seed) for seed, text in enumerate(texts)])
-    single = [alone.begin(text, seed) for seed, text in enumerate(texts)]
+    states = together.drafter.begin([together.context(text, seed, tenants[seed]) for seed, text in enumerate(texts)])
+    single = [alone.begin(text, seed, tenants[seed]) for seed, text in enumerate(texts)]
     for step in range(4):
-        trees = together.propose(states)
+        trees = together.propose(states, nodes=40)
         for i, tree in enumerate(trees):
-            (expected,) = alone.propose([single[i]])
+            (expected,) = alone.propose([single[i]], nodes=40)
             assert same(tree, expected)
             verdict = verdict_of(tree, (step + i) % 3, i, (step + 2 * i) % VOCAB)
             together.observe(states[i], tree, verdict)
             alone.observe(single[i], expected, verdict)
+
+
+@each_drafter
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str, Any], temperature: float) -> None:
+    """Those of two tenants never do; those of one tenant may where the drafter says that it `shares_state`."""
+    shares_state = getattr(registry.load("drafters", name), "shares_state", False)
+    check_separation(name, options, temperature, TENANTS[1:] if shares_state else TENANTS[:1] * 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_tables": True}])
+def test_the_separation_check_catches_a_table_that_two_sequences_share(options: dict[str, Any]) -> None:
+    """Negative control: in one tenant, or with one table for all, what one sequence teaches shows in the other."""
+    with pytest.raises(AssertionError):
+        check_separation("token_recycling", options, 0.0, TENANTS[1:] if options else TENANTS[:1] * 2)
 
 
 @each_of_the_text

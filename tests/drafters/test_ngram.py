@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.drafters import ngram
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.ngram import CONFIDENCE, NgramDrafter
+from paceline.drafters.ngram_table import index, latest
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Verdict
@@ -92,23 +94,25 @@ def test_the_running_index_equals_a_search_of_the_whole_text(
         drafter.observe(states, [tree], [Verdict((), (), tokens[-1] if tokens else None)], None)
 
 
-def test_the_search_check_catches_an_index_that_takes_the_earliest_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control of the equality above, and of what a match may overlap with."""
-    text = [1, 2, 7, 1, 2, 8, 1, 2]
-    assert searched(text, 1, 5, 1) == [8] != [7]
-    monkeypatch.setattr(ngram, "_match_length", lambda tokens, position: 1)
-    assert proposal(text, 1).confidence[0] != pytest.approx(CONFIDENCE[1])
+def test_the_search_check_catches_an_index_that_keeps_the_earliest_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the equality above."""
+    text, done = [1, 2, 7, 1, 2, 8, 1, 2], ngram.index
+
+    def earliest(text: Any, span: tuple[int, int], lengths: tuple[int, int], table: Any) -> None:
+        done(text, (span[0], min(span[1], 3)), lengths, table)
+
+    assert searched(text, 1, 5, 1) == [8]
+    monkeypatch.setattr(ngram, "index", earliest)
+    assert proposal(text, 1).tokens.tolist() == [7]
 
 
-def test_hash_collisions_are_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all hashes of a length equal, every look-up is compared with the text before it is believed."""
-    monkeypatch.setattr(ngram, "_MASK", 0)
-    drafter = NgramDrafter(ARGS)
-    own = context([1])
-    states = drafter.begin([own])
-    for token in [2, 3, 4, 5]:
-        own.tokens.append(token)
-        assert drafter.propose(states, [Budget(2, 2)], [EMPTY_TREE]) == [EMPTY_TREE]
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=9))
+def test_full_tables_tell_n_grams_apart(tokens: list[int]) -> None:
+    """With hardly a free slot, nearly every look-up passes other n-grams before it finds its own."""
+    text, table = np.array(tokens, np.int32), np.full(32, -1, np.int64)
+    index(text, (0, len(text) - 1), (1, 3), table)
+    place = latest(text, len(text), (1, 3), table)
+    assert ([tokens[place + 1]] if place >= 0 else []) == searched(tokens, 1, 3, 1)
 
 
 @pytest.mark.parametrize(

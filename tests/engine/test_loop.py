@@ -88,8 +88,8 @@ def test_the_equality_catches_a_verifier_that_keeps_a_wrong_guess() -> None:
         def __init__(self, inner: Any) -> None:
             self.inner = inner
 
-        def verify_stacked(self, trees: Any, logits: Any, offsets: Any) -> Any:
-            found = self.inner.verify_stacked(trees, logits, offsets)
+        def verify_scores(self, trees: Any, scores: Any) -> Any:
+            found = self.inner.verify_scores(trees, scores)
             pairs = zip(found, trees, strict=True)
             return [replace(v, path=(0,), accepted=(int(t.tokens[0]),)) if len(t) else v for v, t in pairs]
 

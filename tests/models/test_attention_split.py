@@ -11,7 +11,7 @@ from models.test_attention import CPU, TREE, by_definition, filled, rows_for, se
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.models import attention_plan, attention_split
-from paceline.models.attention import SPLIT_FROM, AttentionShape, BatchStep, Masks, SequenceStep, splits
+from paceline.models.attention import AttentionShape, BatchStep, Masks, SequenceStep, splits
 from paceline.models.attention_plan import CHUNK, FAR, PIECE, plan
 from paceline.models.attention_split import products_keep_order
 from paceline.models.cache import Arena, NativeCache
@@ -35,8 +35,7 @@ def _inference() -> Iterator[None]:
         yield
 
 
-def forms() -> dict[str, Masks]:
-    return {"fast": Masks(torch.float32, CPU, split_from=0), "invariant": Masks(torch.float32, CPU, row_invariant=True)}
+MASKS = Masks(torch.float32, CPU, row_invariant=True)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -46,12 +45,11 @@ def test_chunks_equal_the_definition(softcap, length, tree):
     shape = shape_of((None, 20, 600), softcap)
     segment = segment_of(filled(shape, length, slots=2048), tree)
     qkv = rows_for(shape, segment)
-    for masks in forms().values():
-        step = SequenceStep(shape, masks, segment)
-        for layer in range(3):
-            out, theirs = step.attend(layer, qkv), by_definition(shape, segment, qkv, layer)
-            assert torch.allclose(out, theirs, atol=1e-5)
-            assert not torch.allclose(out, theirs.roll(shape.head_dim, 1), atol=1e-2)
+    step = SequenceStep(shape, MASKS, segment)
+    for layer in range(3):
+        out, theirs = step.attend(layer, qkv), by_definition(shape, segment, qkv, layer)
+        assert torch.allclose(out, theirs, atol=1e-5)
+        assert not torch.allclose(out, theirs.roll(shape.head_dim, 1), atol=1e-2)
 
 
 def test_a_lost_chunk_is_caught(monkeypatch):
@@ -59,9 +57,8 @@ def test_a_lost_chunk_is_caught(monkeypatch):
     segment = segment_of(filled(shape, 2 * CHUNK, slots=2048), TREE)
     qkv = rows_for(shape, segment)
     monkeypatch.setattr(attention_plan._Planner, "_first_chunk", lambda self, rows, k: 1)
-    for masks in forms().values():
-        out = SequenceStep(shape, masks, segment).attend(0, qkv)
-        assert not torch.allclose(out, by_definition(shape, segment, qkv, 0), atol=1e-3)
+    out = SequenceStep(shape, MASKS, segment).attend(0, qkv)
+    assert not torch.allclose(out, by_definition(shape, segment, qkv, 0), atol=1e-3)
 
 
 @pytest.mark.parametrize("length", [500, CHUNK + 40])
@@ -72,44 +69,40 @@ def test_a_scattered_sequence_is_gathered(length):
     segment = segment_of(fork, TokenTree.build(list(range(30)), [-1, *range(15), *range(14)]))
     assert fork.base < 0
     qkv = rows_for(shape, segment)
-    for masks in forms().values():
-        step = SequenceStep(shape, masks, segment)
-        for layer in range(2):
-            assert torch.allclose(step.attend(layer, qkv), by_definition(shape, segment, qkv, layer), atol=1e-5)
+    step = SequenceStep(shape, MASKS, segment)
+    for layer in range(2):
+        assert torch.allclose(step.attend(layer, qkv), by_definition(shape, segment, qkv, layer), atol=1e-5)
 
 
 def test_inputs_already_scored_are_not_fed_again():
     shape = shape_of()
     segment = segment_of(filled(shape, CHUNK - 2, slots=2048), TREE)
     qkv = rows_for(shape, segment)
-    for masks in forms().values():
-        whole = SequenceStep(shape, masks, segment).attend(0, qkv)
-        rest = Segment(segment.cache, segment.inputs, 2, segment.depths, segment.sees)
-        assert torch.allclose(SequenceStep(shape, masks, rest).attend(0, qkv[2:]), whole[2:], atol=1e-6)
+    whole = SequenceStep(shape, MASKS, segment).attend(0, qkv)
+    rest = Segment(segment.cache, segment.inputs, 2, segment.depths, segment.sees)
+    assert torch.allclose(SequenceStep(shape, MASKS, rest).attend(0, qkv[2:]), whole[2:], atol=1e-6)
 
 
 def test_when_a_pass_is_split():
     shape = shape_of(groups=2)
-    short, long = (Segment(filled(shape, length, slots=2048), 8) for length in (SPLIT_FROM - 1, SPLIT_FROM))
-    fast, strict = Masks(torch.float32, CPU), Masks(torch.float32, CPU, row_invariant=True)
-    assert [splits(shape, fast, s) for s in (short, long)] == [False, True]
-    assert [splits(shape, strict, s) for s in (short, long)] == [True, True]
-    assert not splits(shape, Masks(torch.float32, CPU, split_from=None), long)
-    assert not splits(shape, strict, Segment(long.cache, 600))
+    segment = Segment(filled(shape, 600, slots=2048), 8)
+    assert splits(shape, MASKS, segment)
+    assert not splits(shape, Masks(torch.float32, CPU), segment)
+    assert not splits(shape, MASKS, Segment(segment.cache, 600))
 
 
 def test_plans_cut_at_fixed_positions():
     cache = filled(shape_of(), CHUNK + 2 * PIECE - 3, slots=2048)
-    (group,) = plan(segment_of(cache, TokenTree.chain([1, 2])), None, row_invariant=True)
+    (group,) = plan(segment_of(cache, TokenTree.chain([1, 2])), None)
     assert [(part.count, part.mask) for part in group.chunks] == [(CHUNK, None)]
     assert [(piece.start, piece.count) for piece in group.pieces] == [(0, PIECE), (PIECE, PIECE)]
-    (group,) = plan(segment_of(cache, TREE), None, row_invariant=True)
+    (group,) = plan(segment_of(cache, TREE), None)
     assert [piece.start for piece in group.pieces] == [0, PIECE, 2 * PIECE - 3]
     assert (group.pieces[1].within[:, PIECE - 3 : PIECE + 3] + group.pieces[2].within[:, :6] == 1).all()
     assert set(group.tail.mask.unique().tolist()) == {0.0, float(np.float32(FAR))}
     cache.length = CHUNK - 1
-    assert len(plan(segment_of(cache, TREE), None, row_invariant=True)) == 6
-    assert len(plan(segment_of(cache, TokenTree.chain([1, 2, 3])), None, row_invariant=True)) == 2
+    assert len(plan(segment_of(cache, TREE), None)) == 6
+    assert len(plan(segment_of(cache, TokenTree.chain([1, 2, 3])), None)) == 2
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> TokenTree:
@@ -148,7 +141,7 @@ class World:
 
 def equal_to_plain(shape: AttentionShape, dtype: torch.dtype, *, row_invariant: bool = True) -> bool:
     """Whether all rows of random trees, scored in batches of two, have the bits of plain decoding along their paths."""
-    world = World(shape, dtype, Masks(dtype, CPU, row_invariant=row_invariant, split_from=0))
+    world = World(shape, dtype, Masks(dtype, CPU, row_invariant=row_invariant))
     same = True
     for turn, length in enumerate(LENGTHS):
         layer = turn % len(shape.windows)
@@ -208,4 +201,4 @@ def test_a_model_scores_trees_with_the_bits_of_plain_decoding(dtype, monkeypatch
     assert torch.equal(plain, drafted)
     assert not torch.equal(plain[1:], drafted[:-1])
     if dtype is torch.float32:
-        assert not torch.equal(*rows(Masks(dtype, CPU, split_from=None)))
+        assert not torch.equal(*rows(Masks(dtype, CPU)))

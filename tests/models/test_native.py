@@ -44,7 +44,7 @@ def by_path(model, ids, tree: TokenTree) -> torch.Tensor:
 
 
 def test_declares_everything(runner):
-    assert runner.capabilities == Capabilities(*[True] * 7)
+    assert runner.capabilities == Capabilities(*[True] * 8)
     assert (runner.info.vocab_size, runner.info.num_layers, runner.info.max_context) == (64, 3, 512)
     assert runner.info.weight_bytes == sum(p.numel() * 4 for p in tiny_llama().parameters()) - 64 * 32 * 4
 

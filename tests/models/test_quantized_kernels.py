@@ -218,10 +218,10 @@ def test_one_thread_gives_the_bits_of_two(dtype):
 
 @DTYPES
 def test_the_self_test_passes_and_could_fail(dtype, monkeypatch):
-    assert try_out.agrees(dtype, quantized=True)
+    assert try_out.agrees(dtype, quantization="int8")
     right = try_out.expected
     monkeypatch.setattr(try_out, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
-    assert not try_out.agrees(dtype, quantized=True)
+    assert not try_out.agrees(dtype, quantization="int8")
 
 
 def test_the_head_alone_and_taps():
@@ -233,9 +233,9 @@ def test_the_head_alone_and_taps():
 
 def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
     spec = spec_of(tiny_llama(**WIDE).config)
-    assert choose.lacks(spec, torch.float32, CPU, quantized=True) is None
+    assert choose.lacks(spec, torch.float32, CPU, quantization="int8") is None
     monkeypatch.setattr(choose, "MOST_INPUTS", 64)
-    assert "rows of more than 64" in str(choose.lacks(spec, torch.float32, CPU, quantized=True))
+    assert "rows of more than 64" in str(choose.lacks(spec, torch.float32, CPU, quantization="int8"))
     assert choose.lacks(spec, torch.float32, CPU) is None
 
 

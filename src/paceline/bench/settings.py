@@ -169,6 +169,9 @@ def defaults(llm: LLM, draft: str | None = None) -> tuple[list[Setting], list[di
         if _takes(config, RECORD):
             skipped.append({"name": str(config["method"]), "why": "it measures, it does not guess; ask for it with --dial"})
             continue
+        if config["method"] == "prediction":
+            skipped.append({"name": "prediction", "why": "it follows what a request predicts, and workloads predict nothing"})
+            continue
         try:
             found.append(_runnable(llm, config, draft))
         except PacelineError as error:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, demo, doctor, explain, generate, logs, methods, tune, verify
+from paceline.cli import bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify
 from paceline.errors import PacelineError
 
 BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
@@ -42,6 +42,7 @@ app.add_typer(bench.app, name="bench")
 app.command("explain")(explain.command)
 app.command("tune")(tune.command)
 app.command("doctor")(doctor.command)
+app.add_typer(datastore.app, name="datastore")
 
 
 def _version(wanted: bool) -> None:
@@ -77,7 +78,9 @@ def run(arguments: Sequence[str]) -> int:
             context.command.invoke(context)
         sys.stdout.flush()
         return 0
-    except SystemExit:
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich makes an exit with code 1 of it
+            return NO_READER
         raise
     except BaseException as error:  # panics of libraries in Rust are no Exceptions
         return _last_words(error)

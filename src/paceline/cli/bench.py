@@ -142,7 +142,7 @@ def _open(given: dict[str, Any], options: Options) -> LLM:
         from paceline.llm import LLM
 
         chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
-        return LLM(**chosen, max_num_seqs=max(16, *options.batches))
+        return LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def command(
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Decode a set of prompts plainly and accelerated, in turn, and compare speed and text."""
-    llm = open_llm({"speculative_config": '{"method": "auto"}'} | given)  # a profile may say "off", which shows nothing
+    llm = open_llm({"speculative_config": '{"method": "auto"}'} | given, timed=True)  # a profile may say "off", which shows nothing
     from paceline.bench import demo
 
     with progress_bar() as bar:

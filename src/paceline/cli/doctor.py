@@ -36,7 +36,7 @@ def command(
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""
     texts = None if prompts is None else read_prompts(prompts)
     config = SpeculativeConfig.parse(given.pop("speculative_config", None) or {"method": "auto"})
-    llm = open_llm(given | {"speculative_config": "null"})
+    llm = open_llm(given | {"speculative_config": "null"}, timed=True)
     from paceline.bench.doctor import visit
 
     found = visit(llm, config, _prompts(llm) if texts is None else texts[:PROBED])

@@ -41,7 +41,7 @@ def command(
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
         check_output(page, force)
-    llm = open_llm(given)
+    llm = open_llm(given, timed=True)
     from paceline.bench.explain import Replay
     from paceline.bench.replay import Recorder
 

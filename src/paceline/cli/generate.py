@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
-from paceline.cli.prompts import read_prompt
+from paceline.cli.prompts import read_prediction, read_prompt
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from paceline.engine.outputs import RequestOutput, StreamChunk
+    from paceline.llm import LLM
 
 
 @with_flags(sampling=True)
@@ -27,19 +28,35 @@ def command(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
+    prediction: Annotated[
+        str | None,
+        typer.Option("--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")] = False,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Continue a prompt with a model; accepted guesses are coloured by drafter on a terminal."""
     check_sampling(given)
-    text = read_prompt(prompt, file)
+    text, expected = read_prompt(prompt, file), read_prediction(prediction)
     llm = open_llm(given)
+    check_prediction(expected, llm)
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--n above 1, --logprobs and --prompt-logprobs have no place in streamed text; add --json")
-    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else text
-    chunks = llm.stream(what, params)
+    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
+    chunks = llm.stream({**what, "prediction": expected}, params)
     finish(_as_json(chunks) if as_json else show(chunks))
+
+
+def check_prediction(expected: str | None, llm: LLM) -> None:
+    """Refuse a prediction that no method of the model reads.
+
+    Raises:
+        ConfigError: with what to add.
+    """
+    if expected is not None and "prediction" not in llm.drafter_methods:
+        methods = ", ".join(llm.drafter_methods) or "none"
+        raise ConfigError(f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}")
 
 
 def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:

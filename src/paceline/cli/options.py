@@ -49,7 +49,8 @@ ENGINE_HELP = {
     "device": "auto, cpu, cuda or cuda:N.",
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
-    "quantization": "int8 rounds the weights when they are loaded; default: as they are.",
+    "kv_cache_memory_bytes": "Most memory for keys and values, in bytes; default: 0.6 of what is free.",
+    "quantization": "int8 or int4 rounds the weights when they are loaded; default: as they are.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
 }
 INTEGERS = (
@@ -63,6 +64,7 @@ INTEGERS = (
     "prompt_logprobs",
     "max_model_len",
     "threads",
+    "kv_cache_memory_bytes",
 )
 TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization")
 LISTS = ("bad_words", "stop", "stop_token_ids")
@@ -222,9 +224,13 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def open_llm(given: dict[str, Any]) -> LLM:
-    """Load the model with what was typed; Ctrl-C meanwhile ends the process, since nothing is written yet."""
+def open_llm(given: dict[str, Any], *, timed: bool = False) -> LLM:
+    """Load the model with what was typed; Ctrl-C meanwhile ends the process, since nothing is written yet.
+
+    Args:
+        timed: prompts will be decoded again and again to be timed, so that none may profit from the last time.
+    """
     with AtOnce():
         from paceline.llm import LLM
 
-        return LLM(**engine_options(given))
+        return LLM(**engine_options(given), enable_prefix_caching=not timed)

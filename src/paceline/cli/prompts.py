@@ -32,6 +32,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
+def read_prediction(text: str | None) -> str | None:
+    """An expected output: `@FILE` is the whole text of a file, `@@...` a text that begins with one @.
+
+    Raises:
+        PromptError: a file that cannot be read.
+    """
+    if text is None or not text.startswith("@"):
+        return text
+    return text[1:] if text.startswith("@@") else read_file(Path(text[1:]))
+
+
 def read_file(file: Path) -> str:
     """The text of a file.
 

@@ -49,7 +49,7 @@ def command(
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("tune chooses the speculative_config itself; leave --speculative-config out")
     texts = None if prompts is None else read_prompts(prompts)
-    llm = open_llm(given | {"speculative_config": "null"})
+    llm = open_llm(given | {"speculative_config": "null"}, timed=True)
     found = _measure(
         llm,
         _prompts(llm, texts, chat),

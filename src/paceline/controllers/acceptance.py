@@ -15,6 +15,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from paceline.tree.chain_columns import lone_source
+
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
 
@@ -156,6 +158,8 @@ class Acceptance:
 
     def reach(self, own: Own, tree: TokenTree) -> list[float]:
         """Per node, the calibrated chance that it is accepted: the product along its path."""
+        if (only := lone_source(tree)) >= 0:
+            return self._chain_reach(own, only, tree.confidence.tolist())
         parents, sources = tree.parents.tolist(), tree.sources.tolist()
         first = first_source(parents, sources)
         chances, odds = [source.chance for source in self.sources], own.odds
@@ -167,9 +171,36 @@ class Acceptance:
             reach.append(chance if parent < 0 else chance * reach[parent])
         return reach
 
+    def _chain_reach(self, own: Own, source: int, confidence: Sequence[float]) -> list[float]:
+        """`reach` of a chain by one drafter."""
+        chances, odds, reach, found = self.sources[source].chance, own.odds[source], 1.0, []
+        for depth, sure in enumerate(confidence, start=1):
+            chance = chances[DEPTH_BUCKET[depth] * BINS + bisect_right(EDGES, sure)]
+            reach *= chance * odds / (1.0 + chance * (odds - 1.0))
+            found.append(reach)
+        return found
+
+    def _observe_chain(self, own: Own, source: int, confidence: Sequence[float], taken: int) -> None:
+        """`observe` for a chain by one drafter, `taken` nodes of which stand."""
+        known, foreseen, tried = self.sources[source], 0.0, min(taken + 1, len(confidence))
+        for depth in range(1, tried + 1):
+            bucket = DEPTH_BUCKET[depth]
+            cell = bucket * BINS + bisect_right(EDGES, confidence[depth - 1])
+            foreseen += known.chance[cell]
+            known.learn(cell, depth <= taken)
+        for depth in range(1, tried + 1):
+            known.learn_level(DEPTH_BUCKET[depth], 1, depth <= taken)
+        own.add(source, taken, foreseen, tried)
+
     def observe(self, own: Own, tree: TokenTree, path: Sequence[int]) -> list[int]:
         """Learn from one scored tree and the accepted path; returns the number of accepted nodes per drafter."""
         accepted = [0] * len(self.sources)
+        if not len(tree.tokens):
+            return accepted
+        if (only := lone_source(tree)) >= 0:
+            self._observe_chain(own, only, tree.confidence.tolist(), len(path))
+            accepted[only] = len(path)
+            return accepted
         parents, sources, depths = tree.parents.tolist(), tree.sources.tolist(), tree.depths.tolist()
         confidence, kinds = tree.confidence.tolist(), tree.kinds.tolist()
         first, stands = first_source(parents, sources), set(path)

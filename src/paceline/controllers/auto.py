@@ -22,14 +22,17 @@ from typing import TYPE_CHECKING, Final
 from paceline.checking import need
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL, Acceptance
+from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
+from paceline.controllers.ear import EVERY as LISTEN_EVERY
+from paceline.controllers.ear import Ear, cheap_ones
 from paceline.controllers.gate import Gate
 from paceline.controllers.pick import choose, cut, fixed_shape
 from paceline.controllers.prices import Prices, Rates, best_depth, hopeless, row_seconds, try_cost, try_depth
 from paceline.controllers.voice import Drafting, Voice
 from paceline.controllers.watch import Mode, Watch
-from paceline.controllers.words import Decided, auto_words, beliefs, off_words
+from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ CHEAP: Final = 0.01  # a drafter whose question costs less than this share of a 
 FIRST_ROWS: Final = 8
 LEARN_EVERY: Final = 16  # of the steps in which nothing may be drafted, one in so many teaches the cost model
 RECHECK: Final = 4096  # steps after which a drafter that could not pay at all is timed again
+LOOK_EVERY, SETTLED = 4, 64  # after so many steps a single sequence's costs and prospects are looked up once in so many
 
 
 class AutoController:
@@ -89,6 +93,9 @@ class AutoController:
         self._table, self._rate = [0.0, 1.0], 1.0
         self.idle = self._never = False
         self._size = self._plain_steps = self._context = self._ready = 0
+        self._looked = (0, 0, 0)
+        self.listens: Sequence[int] = ()
+        self._ear = Ear()
         self._alone: int | None = None  # the sequence that runs by itself
         self._hopeless: list[bool] = []
 
@@ -104,6 +111,8 @@ class AutoController:
         alone, self._alone = self._alone, signals[0].key if size == 1 else None
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
+            listening = size == 1 and not self._never and self._plain_steps % LISTEN_EVERY == 0
+            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if listening else ()
             return
         for signal in signals:
             sequence = self._known.get(signal.key)
@@ -116,11 +125,21 @@ class AutoController:
                 sequence.look_now()
         if self.cost.stale or self._ready < size + FIRST_ROWS - 1:
             self._prepare(size + FIRST_ROWS - 1)
+        self._levels = [None] * len(self.names)
+        looked, self._looked = (
+            self._looked,
+            (size, context_bucket(self._context), self.cost.steps // (1 if size > 1 else LOOK_EVERY)),
+        )
+        if looked != self._looked or self.cost.steps < SETTLED:
+            self._look_up(size)
+
+    def _look_up(self, size: int) -> None:
+        """What rows and drafters cost at present, and which drafter cannot pay."""
         self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
         self._lines = [self.cost.line(name, size) for name in self.names]
-        self._levels = [None] * len(self.names)
-        self._rate = max(size / self._table[size], self._rates.of(size))
-        check = self.cost.steps % RECHECK >= 2
+        plain = self._gates[batch_bucket(size)].plain_seconds(size, self._table)
+        self._rate = max(size / min(plain, self._table[size]), self._rates.of(size))
+        check = self.cost.steps % RECHECK >= LOOK_EVERY
         self._hopeless = [
             check and self.cost.knows(name, size) and hopeless(line, size, self._table, self._rate)
             for name, line in zip(self.names, self._lines, strict=True)
@@ -138,7 +157,7 @@ class AutoController:
         watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
         cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
         special = rival or depth < min(self.max_depth, self.max_nodes)
-        worth = self._worth(sequence, drafter, so_far, depth)
+        worth = self._worth_lately(sequence, drafter, depth) if not rival else self._worth(sequence, drafter, so_far, depth)
         mode = watch.mode(worth > 0, cheap, special)
         mode = Mode.SKIP if self._hopeless[drafter] else mode
         self._worths[index, drafter] = worth, depth
@@ -162,7 +181,8 @@ class AutoController:
         """
         if self.idle:
             return list(trees)
-        self._note_proposals(trees)
+        for sequence, tree in zip(self._batch, trees, strict=True):
+            sequence.note(tree, self._yields, self._levels)
         chosen, rows, pool = list(trees), len(trees), []
         for i, tree in enumerate(trees):
             if fixed_shape(tree):
@@ -198,28 +218,19 @@ class AutoController:
         self.cost.observe(size, self._context, times, self.names, self._levels)
         self._rates.count(size, tokens, min(spent, 3 * predicted) if self.cost.steps > 8 else spent)
 
+    def hear(self, drafter: int, matched: int) -> None:
+        """So many tokens of an unscored guess of this drafter came true."""
+        gate = self._gates[batch_bucket(1)]
+        if self._ear.hear(matched, self._lines[drafter], self._table, gate.lost):
+            gate.open()
+
     def forget(self, key: int) -> None:
         """The sequence has ended."""
         self._known.pop(key, None)
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
-        size = max(self._size, 1)
-        plain = size / self._table[min(size, len(self._table) - 1)]
-        if index is None:
-            modes = [{one.modes[i].value for one in self._batch} for i in range(len(self.names))]
-            rows = zip(self.names, [source.level[1:] for source in self.acceptance.sources], self._yields, modes, strict=True)
-            return "\n".join([*beliefs(self._rate, plain, rows), self.cost.describe()])
-        if self.idle:
-            return off_words(size, self.disable_by_batch_size, None if self._never else self._gates[batch_bucket(size)].wait)
-        one = self._batch[index]
-        decided = [
-            Decided(self.names[i], one.modes[i], depth, worth, one.watches[i], one.voices[i])
-            for (of, i), (worth, depth) in self._worths.items()
-            if of == index
-        ]
-        sizes = [len(trees[index]) if trees else 0 for trees in self._counts]
-        return auto_words(decided, rates=(self._rate, plain), remaining=one.remaining, sizes=sizes)
+        return explain(self, index)
 
     # Estimates
 
@@ -233,6 +244,15 @@ class AutoController:
         taken, width, line = len(so_far), self.acceptance.sources[drafter].width, self._lines[drafter]
         best = best_depth(chance, levels, depth, Prices(self._table, size, self._rate, taken, line.per_level), width)
         return self._yields[drafter] * best - self._rate / size * line.fixed
+
+    def _worth_lately(self, sequence: Drafting, drafter: int, depth: int) -> float:
+        """`_worth` beside nothing else, found anew with the costs."""
+        known = sequence.worths[drafter]
+        if known is not None and known[0] == self._looked and known[1] == depth and self.cost.steps >= SETTLED:
+            return known[2]
+        worth = self._worth(sequence, drafter, EMPTY_TREE, depth)
+        sequence.worths[drafter] = self._looked, depth, worth
+        return worth
 
     def _prepare(self, rows: int) -> None:
         self.cost.prepare(rows, self._context)
@@ -250,8 +270,9 @@ class AutoController:
         self._plain_steps += 1
         if self._plain_steps % 4 == 0 or not self._gates[batch_bucket(size)].wait:
             self._guard(size, times)
-        if self._plain_steps % LEARN_EVERY == 0:
-            self.cost.observe(size, self._context, times)
+        timed = not self._never and not self._gates[batch_bucket(size)].wait
+        if timed or self._plain_steps % LEARN_EVERY == 0:
+            self.cost.observe(size, self._context, times, always=True)
 
     def _guard(self, tokens: int, times: StepTimes) -> None:
         """Tell the gate what the whole step took."""
@@ -260,23 +281,6 @@ class AutoController:
         seconds, gate = times.score + times.verify + sum(times.draft) + times.other, self._gates[batch_bucket(self._size)]
         asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
         gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table)
-
-    def _note_proposals(self, trees: Sequence[TokenTree]) -> None:
-        """Which drafter proposed how many levels: its time belongs to those, cut or not."""
-        for sequence, tree in zip(self._batch, trees, strict=True):
-            deepest: dict[int, int] = {}
-            for source, depth in zip(tree.sources.tolist(), tree.depths.tolist(), strict=True):
-                deepest[source] = max(deepest.get(source, 0), depth)
-            for drafter, mode in enumerate(sequence.modes):
-                if mode is Mode.SKIP:
-                    continue
-                found = deepest.get(drafter, 0)
-                self._yields[drafter] += 0.05 * ((found > 0 or sequence.rivals[drafter]) - self._yields[drafter])
-                voice = sequence.voices[drafter]
-                if voice is not None and (found or voice.levels > 1):
-                    found = max(found, voice.levels)
-                if found or not sequence.rivals[drafter]:
-                    self._levels[drafter] = max(self._levels[drafter] or 0, found)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Charge every asked drafter its measured drafting time and its rows, against the tokens it brought."""

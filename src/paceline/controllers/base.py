@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(NamedTuple):
     """What a controller may know of one sequence before a step.
 
     Attributes:
@@ -52,7 +51,9 @@ class Controller(Protocol):
     A controller may also have `explain(index: int) -> str`: its decision on sequence number `index` of the last plan in words, a
     line per decision, true from the end of `select` until the next `plan`. Nobody calls it but logs and explanations; without it
     they say nothing (`words.decision`). It may have `idle: bool`, true from `plan` on where no sequence gets a budget in this step:
-    nobody is asked then, neither for budgets nor for drafts.
+    nobody is asked then, neither for budgets nor for drafts. While it is idle on a single sequence, it may name drafters in
+    `listens`; one of them is then asked for a guess that is not scored, and `hear(drafter, matched)` later says how many of its
+    tokens came true (`engine.listening`).
     """
 
     name: str

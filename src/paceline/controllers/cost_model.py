@@ -181,7 +181,14 @@ class CostModel:
         return max((point for curve in self.curves.values() for point in curve.values), default=0)
 
     def observe(
-        self, batch: int, context: int, times: StepTimes, drafters: Sequence[str] = (), levels: Sequence[int | None] = ()
+        self,
+        batch: int,
+        context: int,
+        times: StepTimes,
+        drafters: Sequence[str] = (),
+        levels: Sequence[int | None] = (),
+        *,
+        always: bool = False,
     ) -> None:
         """Learn from a real step.
 
@@ -189,10 +196,11 @@ class CostModel:
             batch, context: sequences of the step, and the length of the longest.
             times: what the step took; `times.draft` in the order of `drafters`.
             levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
+            always: learn even where most steps are passed over to save time.
         """
         self.steps += 1
         disturbed, self.disturbed = self.disturbed, False
-        if self.steps > _SETTLED and self.steps % _EVERY:
+        if self.steps > _SETTLED and self.steps % _EVERY and not always:
             return
         b, c = batch_bucket(batch), context_bucket(context)
         curve = self.curves.get((b, c))

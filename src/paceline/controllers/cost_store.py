@@ -94,7 +94,7 @@ class CostStore:
             logger.warning("measured costs in %s cannot be read (%s); measuring again", self.path, error)
             return None
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("key") != self.key:
-            logger.warning("measured costs in %s belong to something else; measuring again", self.path)
+            logger.info("measured costs in %s are of another version or model; measuring again", self.path)
             return None
         costs = found.get("costs")
         return costs if isinstance(costs, dict) else None

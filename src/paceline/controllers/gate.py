@@ -19,7 +19,7 @@ FIRST_PLAIN: Final = 3
 AGAIN: Final = 64
 """Steps from one plain step to the next while drafting is on."""
 
-TRY: Final = 6
+TRY: Final = 10
 PATIENCE: Final = 24
 """Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
 
@@ -30,10 +30,15 @@ SHARE: Final = 0.01
 """About this share of all time goes into tries that lose."""
 
 LEAST, MOST = 48, 512
+
+NEW: Final = 8
+"""Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""
+
 _DECAY = 0.98
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
+_MOST_LOST = 3
 
 
 class Gate:
@@ -41,15 +46,17 @@ class Gate:
 
     Attributes:
         wait: steps until it opens again; 0 while it is open.
+        lost: tries in a row that lost.
     """
 
-    __slots__ = ("_brought", "_last", "_plain", "_seen", "_spent", "_steps", "_timing", "wait")
+    __slots__ = ("_brought", "_plain", "_seen", "_spent", "_steps", "_timing", "lost", "wait")
 
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # batch size -> seconds of a plain step
         self._timing = 0  # plain steps to be timed before drafting goes on
         self._seen = 0  # steps since a plain one
-        self.wait = self._last = 0
+        self.wait = 0
+        self.lost = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -68,7 +75,7 @@ class Gate:
                 need not wait as long.
         """
         if self.wait:
-            self.wait = min(self.wait, self._last // 2) if new else self.wait
+            self.wait = min(self.wait, NEW << self.lost) if new else self.wait
             self.wait -= 1
             return False
         if self._timing:
@@ -82,6 +89,11 @@ class Gate:
             self._seen = 0
             return False
         return True
+
+    def open(self) -> None:
+        """Begin a try now, on a sign that it may pay."""
+        self.wait = 0
+        self._begin()
 
     def record(self, size: int, tokens: int, seconds: float, *, admitted: bool, asked: bool, table: Sequence[float]) -> None:
         """What a step brought.
@@ -99,16 +111,19 @@ class Gate:
         self._steps += 1
         if not self._plain:
             return
-        plain = self._plain_seconds(size, table)
+        plain = self.plain_seconds(size, table)
         self._brought = self._brought * _DECAY + tokens / size * plain
         self._spent = self._spent * _DECAY + min(seconds, 4 * plain)
         patient = asked and self._brought > CLEARLY * self._spent
         if self._steps >= (PATIENCE if patient else TRY) and self._brought < self._spent:
-            self.wait = self._last = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST))
+            self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
+            self.wait = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST))
             self._begin()
 
-    def _plain_seconds(self, size: int, table: Sequence[float]) -> float:
-        """Of a step without drafting, scaled from the nearest batch size that was timed."""
-        near = min(self._plain, key=lambda known: abs(known - size))
+    def plain_seconds(self, size: int, table: Sequence[float]) -> float:
+        """Of a step without drafting, scaled from the nearest batch size that was timed; what `table` says before any was."""
         last = len(table) - 1
+        if not self._plain:
+            return table[min(size, last)]
+        near = min(self._plain, key=lambda known: abs(known - size))
         return self._plain[near] * (table[min(size, last)] / table[min(near, last)] if near != size else 1.0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.tree.chain_columns import chain_columns, chain_sources, lone_source
 from paceline.tree.merge import prune
 from paceline.tree.token_tree import EMPTY_TREE
 
@@ -24,7 +25,19 @@ Candidate = tuple[int, list[float], Sequence[int]]
 
 def fixed_shape(tree: TokenTree) -> bool:
     """Whether a tree must stay as it is: it has drawn trials, or probes."""
+    if lone_source(tree) >= 0:
+        return False
     return bool(tree.trials) or any(tree.kinds.tolist())
+
+
+def levels_by_source(tree: TokenTree) -> dict[int, int]:
+    """Drafter -> the deepest level that it proposed."""
+    if (only := lone_source(tree)) >= 0:
+        return {only: len(tree.tokens)}
+    deepest: dict[int, int] = {}
+    for source, depth in zip(tree.sources.tolist(), tree.depths.tolist(), strict=True):
+        deepest[source] = max(deepest.get(source, 0), depth)
+    return deepest
 
 
 def choose(pool: Sequence[Candidate], table: Sequence[float], rows: int, rate: float) -> dict[int, Sequence[int]]:
@@ -89,6 +102,14 @@ def cut(tree: TokenTree, nodes: Sequence[int], total: int) -> TokenTree:
         return tree
     if not nodes:
         return EMPTY_TREE
+    if (only := lone_source(tree)) >= 0 and nodes[-1] == len(nodes) - 1:
+        columns, kept = chain_columns(len(nodes)), slice(len(nodes))
+        return tree.replace(
+            tokens=tree.tokens[kept],
+            confidence=tree.confidence[kept],
+            sources=chain_sources(len(nodes), only),
+            **columns._asdict(),
+        )
     if nodes[-1] != len(nodes) - 1 or tree.also:
         keep_n = np.zeros(total, np.bool_)
         keep_n[list(nodes)] = True

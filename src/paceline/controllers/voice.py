@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL, Acceptance, Own
+from paceline.controllers.pick import levels_by_source
 from paceline.controllers.watch import Mode, Watch
 
 if TYPE_CHECKING:
@@ -53,13 +54,15 @@ class Drafting:
         rivals: whether an earlier drafter had proposed already.
         remaining: tokens it may still grow by.
         tried: levels that are scored in this step only to learn.
+        worths: of each drafter beside nothing else, what it was found worth: when, for which depth, and how much.
     """
 
-    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches")
+    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches", "worths")
 
     def __init__(self, greedy: bool, watches: list[Watch]) -> None:
         self.greedy, self.watches = greedy, watches
         self.own = Own(len(watches))
+        self.worths: list[tuple[tuple[int, int, int], int, float] | None] = [None] * len(watches)
         self.clear(0)
 
     def clear(self, remaining: int) -> None:
@@ -67,6 +70,24 @@ class Drafting:
         self.modes = [Mode.SKIP] * len(self.watches)
         self.voices: list[Voice | None] = [None] * len(self.watches)
         self.rivals = [False] * len(self.watches)
+
+    def note(self, tree: TokenTree, yields: list[float], levels: list[int | None]) -> None:
+        """Which drafter proposed how many levels: its time belongs to those, cut or not.
+
+        Args:
+            yields: per drafter, how often it proposes when asked. levels: most levels of this step so far; both are brought up to
+                date.
+        """
+        deepest = levels_by_source(tree)
+        for drafter, mode in enumerate(self.modes):
+            if mode is Mode.SKIP:
+                continue
+            found, voice = deepest.get(drafter, 0), self.voices[drafter]
+            yields[drafter] += 0.05 * ((found > 0 or self.rivals[drafter]) - yields[drafter])
+            if voice is not None and (found or voice.levels > 1):
+                found = max(found, voice.levels)
+            if found or not self.rivals[drafter]:
+                levels[drafter] = max(levels[drafter] or 0, found)
 
     def look_now(self) -> None:
         """Whoever sleeps is tried as soon as a step allows it."""

@@ -16,7 +16,7 @@ SHARE: Final = 0.015
 """At most about this share of all time goes into trying drafters that did not pay."""
 
 _DECAY = 0.99
-_FEW, _MANY = 10, 50
+_FEW, _MANY = 6, 50
 _HITS = 2
 
 

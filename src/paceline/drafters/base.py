@@ -81,7 +81,8 @@ class Drafter(Protocol):
     """Proposes token trees for many sequences.
 
     A drafter that has `catches_up = True` needs no `observe` after a step without any drafts: it reads the new tokens from its
-    contexts when it is next asked.
+    contexts when it is next asked. One that has `shares_state = True` learns from all running sequences of a tenant for all of
+    them, so that its proposals for one may depend on what the others were; without it they never do.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Drafter(Protocol):
     """Layers of the target whose hidden states this drafter wants, in the prompt and in every score."""
 
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
-        """One new state per sequence, right after prefill."""
+        """One new state per sequence, right after prefill; None for one that it will have nothing to say about."""
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         """One tree per sequence within its budget; EMPTY_TREE where there is nothing to say. `so_far` holds the trees that the

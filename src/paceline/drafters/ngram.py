@@ -5,7 +5,7 @@ In: the text so far. Out: a chain of point proposals copied from it. Not here: t
 The longest match of the last n tokens counts, n from `prompt_lookup_max` down to `prompt_lookup_min`, and of several places the
 latest: on code and prose it is right more often than the earliest (1.31 against 1.29 tokens per step at n = 2..5, 1.44 against
 1.38 at n = 1..5). A match that touches the end of the text goes on copying what it has copied itself, so that periodic text is
-continued periodically. Every n-gram is hashed once, when it gets its follower; a step costs microseconds however long the text.
+continued periodically. Every n-gram is indexed once, when it gets its follower; a step costs microseconds however long the text.
 
 Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding); LLMA (arXiv:2304.04487).
 """
@@ -20,11 +20,9 @@ import numpy as np
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.ngram_table import LONGEST_MATCH, Ints, Longs, draft, empty, index
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
-
-LONGEST_MATCH: Final = 32
-"""Matches are followed back no further than this to judge their confidence."""
 
 _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _RIGHT: Final = (0.19, 0.39, 0.49, 0.59, 0.63, 0.74, 0.83, 0.90, 0.94, 0.97)
@@ -33,18 +31,18 @@ CONFIDENCE: Final[tuple[float, ...]] = tuple(
 )
 """By match length - 1: how often the token after a match was the next token, on Python sources and Markdown (50,000 tokens)."""
 
-_PRIME: Final = 1000003
-_MASK: Final = 2**42 - 1
-"""Hashes are as short as the number of texts' places allows: Python multiplies short integers faster, and matches are compared."""
+_SURE: Final = CONFIDENCE + CONFIDENCE[-1:] * 1024
+"""The same for every token of a draft: each copied one lengthens the match."""
 
 
 class _State:
-    """The index of one sequence: hash of an n-gram -> position of its last token, for the latest place that has a follower."""
+    """The index of one sequence: its text as far as it was read, and where its n-grams stood last."""
 
-    __slots__ = ("context", "done", "latest")
+    __slots__ = ("context", "done", "size", "table", "text")
 
-    def __init__(self, context: Context, latest: dict[int, dict[int, int]], done: int = 0) -> None:
-        self.context, self.latest, self.done = context, latest, done
+    def __init__(self, context: Context, text: Ints, table: Longs) -> None:
+        self.context, self.text, self.table = context, text, table
+        self.size = self.done = 0  # tokens read; tokens whose n-grams are in the table
 
 
 class NgramDrafter:
@@ -76,11 +74,14 @@ class NgramDrafter:
         limit = num_speculative_tokens
         need(limit is None or (_whole(limit) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
         self.index, self.lengths, self.limit = args.index, range(lowest, highest + 1), limit
+        self._span = lowest, highest
 
     def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        states = [_State(context, {n: {} for n in self.lengths}) for context in contexts]
+        states = [_State(context, np.zeros(0, np.int32), empty(0)) for context in contexts]
         for state in states:
-            self._index_at_once(state)
+            self._read(state)
+            index(state.text, (0, state.size - 1), self._span, state.table)
+            state.done = max(state.size - 1, 0)
         return states
 
     def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
@@ -92,85 +93,37 @@ class NgramDrafter:
         """Nothing: `propose` reads what is new in the text."""
 
     def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, {n: dict(table) for n, table in state.latest.items()}, state.done)
+        other = _State(context, state.text.copy(), state.table.copy())
+        other.size, other.done = state.size, state.done
+        return other
 
     def end(self, states: Sequence[_State]) -> None:
         for state in states:
-            state.latest = {}
+            state.text, state.table = state.text[:0], empty(0)
 
     def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
         steps = min(budget.nodes, budget.depth)
         steps = steps if self.limit is None else min(steps, self.limit)
         if steps <= 0:
             return EMPTY_TREE
-        text = state.context.tokens
-        if state.done < len(text) - 1:
-            self._catch_up(state)
-        position = self._match(state)
-        if position < 0:
-            return EMPTY_TREE
-        match = _match_length(text, position)
-        tokens = text[position + 1 : position + 1 + steps]
-        period = len(text) - 1 - position
-        while len(tokens) < steps:
-            tokens.append(tokens[len(tokens) - period])
-        confidence = [CONFIDENCE[min(match + i, LONGEST_MATCH) - 1] for i in range(steps)]
-        return chain_tree(tokens, confidence, self.index)
+        self._read(state)
+        found, first = np.empty(steps, np.int64), state.done
+        state.done = max(state.size - 1, 0)
+        match = draft(state.text, (first, state.size), self._span, state.table, found)
+        return chain_tree(found.tolist(), _SURE[match - 1 : match - 1 + steps], self.index) if match else EMPTY_TREE
 
-    def _match(self, state: _State) -> int:
-        """Position of the last token of the latest, longest earlier match of the text's end, or -1.
-
-        Where n tokens have stood before, n - 1 have: the first length that is missing ends the search.
-        """
-        text, value, found = state.context.tokens, 0, []
-        for n in range(1, min(self.lengths.stop - 1, len(text)) + 1):
-            value = (value * _PRIME + text[-n] + 1) & _MASK
-            if n >= self.lengths.start:
-                position = state.latest[n].get(value, -1)
-                if position < 0:
-                    break
-                found.append(position)
-        for n, position in zip(range(self.lengths.start + len(found) - 1, 0, -1), reversed(found), strict=False):
-            if text[position + 1 - n : position + 1] == text[-n:]:
-                return position
-        return -1
-
-    def _catch_up(self, state: _State) -> None:
-        """Index the n-grams that have got a follower since the last time."""
-        text, tables, shorter = state.context.tokens, list(state.latest.values()), self.lengths.start - 1
-        last = len(text) - 1
-        for end in range(state.done, last):
-            value, at = 0, end
-            while at > end - shorter and at >= 0:
-                value = (value * _PRIME + text[at] + 1) & _MASK
-                at -= 1
-            for table in tables:
-                if at < 0:
-                    break
-                value = (value * _PRIME + text[at] + 1) & _MASK
-                table[value] = end
-                at -= 1
-        state.done = max(state.done, last)
-
-    def _index_at_once(self, state: _State) -> None:
-        """The same for a whole prompt, in NumPy."""
-        text_t = np.asarray(state.context.tokens, np.uint64)
-        last = len(text_t) - 1
-        value_t = np.zeros(max(last, 0), np.uint64)
-        for n in range(1, min(self.lengths.stop - 1, last) + 1):
-            value_t = value_t[1:] if n > 1 else value_t
-            value_t = (value_t * np.uint64(_PRIME) + text_t[: last + 1 - n] + np.uint64(1)) & np.uint64(_MASK)
-            if n in self.lengths:
-                state.latest[n] = dict(zip(value_t.tolist(), range(n - 1, last), strict=True))
-        state.done = max(last, 0)
-
-
-def _match_length(text: Sequence[int], position: int) -> int:
-    """How many tokens before and with `position` equal those at the end of the text, up to LONGEST_MATCH."""
-    end, length = len(text) - 1, 1
-    while length < LONGEST_MATCH and position >= length and text[position - length] == text[end - length]:
-        length += 1
-    return length
+    def _read(self, state: _State) -> None:
+        """Take over the new tokens of the text; make room for it and its n-grams."""
+        tokens, size = state.context.tokens, state.size
+        count = len(tokens)
+        if count > len(state.text):
+            text = np.zeros(max(2 * count, 256), np.int32)
+            text[:size] = state.text[:size]
+            state.text, state.table = text, empty(len(text) * len(self.lengths))
+            state.done = 0
+        if count > size:
+            state.text[size:count] = tokens[size:]
+            state.size = count
 
 
 def _whole(value: object) -> bool:

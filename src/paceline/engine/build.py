@@ -15,13 +15,10 @@ from typing import Any
 from paceline import registry
 from paceline.checking import reject_unknown, shortened
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.controllers.base import Controller
-from paceline.controllers.cost_model import CostModel
-from paceline.controllers.cost_store import CostKey
 from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.engine.crew import Crew
 from paceline.engine.loop import Parts
-from paceline.engine.probe import Probe
+from paceline.engine.policy import build_controller, split_options
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
 from paceline.models.hub import resolve
@@ -31,8 +28,8 @@ from paceline.verifiers.greedy import GreedyVerifier
 
 logger = logging.getLogger("paceline")
 
-EXPENSIVE = ("model", "self", "head")
-"""Kinds of drafters that run after the table-driven ones, since their budget depends on what those found."""
+TURNS = {"model": 1, "self": 1, "head": 1, "fusion": 2}
+"""Kinds of drafters that run after the table-driven ones, since their budget depends on what those found; fusions look at all trees."""
 
 
 def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_remote_code: bool = False) -> Runner:
@@ -67,8 +64,8 @@ def build_parts(
     Raises:
         ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
     """
-    config = SpeculativeConfig(method=()) if config is None else config
-    methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) in EXPENSIVE)
+    config, own = split_options(SpeculativeConfig(method=()) if config is None else config)
+    methods = sorted(_methods(config, default_draft), key=lambda one: TURNS.get(_kind(one), 0))
     drafters = [_drafter(one, index, runner, load, tokenizer) for index, one in enumerate(methods)]
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
     options: dict[str, Any] = {}
@@ -77,7 +74,7 @@ def build_parts(
     parts = Parts(
         runner=runner,
         crew=crew,
-        controller=_controller(config, runner, crew.names),
+        controller=build_controller(config, own, runner, crew.names),
         greedy=GreedyVerifier(),
         sampled=registry.load("verifiers", config.acceptance_method)(**options),
     )
@@ -92,6 +89,7 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     """
     if config is None:
         return
+    config, _ = split_options(config)
     for one in _methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
     if config.controller is not None:
@@ -107,7 +105,7 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
-    found = [SpeculativeConfig(method="ngram", options=config.options)]
+    found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method="ngram", options=config.options)]
     return found + ([SpeculativeConfig(method="draft_model", model=draft)] if draft else [])
 
 
@@ -177,32 +175,3 @@ def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     options = {key: value for key, value in options.items() if key not in optional}
     reject_unknown(f"speculative_config of {name!r}", options, known)
     return options
-
-
-def _controller(config: SpeculativeConfig, runner: Runner, names: Sequence[str]) -> Controller:
-    """The policy by name; "fixed" where the user fixed the number of tokens."""
-    fixed = config.num_speculative_tokens is not None
-    factory = registry.load("controllers", config.controller or ("fixed" if fixed or not names else "auto"))
-    options: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
-    try:
-        known = inspect.signature(factory).parameters
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{config.controller!r} names no controller class ({error}); give module:Class") from error
-    if "num_speculative_tokens" in known:
-        options["num_speculative_tokens"] = config.num_speculative_tokens or 0
-    if "drafters" in known:
-        options["drafters"] = names
-    if "cost_model" in known:
-        options["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
-    if "max_nodes" in known and config.num_speculative_tokens:
-        options["max_nodes"] = config.num_speculative_tokens
-    try:
-        controller: Controller = factory(**options)
-    except PacelineError:
-        raise
-    except Exception as error:  # a third party's constructor
-        raise ConfigError(f"controller {config.controller!r}: {type(error).__name__}: {error}") from error
-    lacking = [part for part in ("name", "plan", "budget", "select", "observe", "forget") if not hasattr(controller, part)]
-    if lacking:
-        raise ConfigError(f"{config.controller!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
-    return controller

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import Tables
+from paceline.engine.listening import BUDGET as LISTENING
+from paceline.engine.listening import Listening
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.tree.chain_columns import chain_sources
@@ -43,6 +45,7 @@ class Crew:
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
+        self._listening = Listening()
         self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
@@ -92,6 +95,9 @@ class Crew:
         """One merged tree per sequence, and the seconds that each drafter took."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
         if getattr(controller, "idle", False):
+            if listens := getattr(controller, "listens", ()):
+                self._tell(first := batch[0])
+                self._listening.step(first, listens, controller, lambda index: self._overhear(index, first))
             return trees, (0.0,) * len(self.drafters)
         for sequence in batch:
             self._tell(sequence)
@@ -110,6 +116,12 @@ class Crew:
                         trees[i] = merge([trees[i], tree]) if len(trees[i]) else tree
             seconds.append(perf_counter() - start if asked else 0.0)
         return trees, tuple(seconds)
+
+    def _overhear(self, index: int, sequence: Decoding) -> TokenTree:
+        """What a drafter would say now."""
+        if sequence.states[index] is None:
+            return EMPTY_TREE
+        return self._propose_one(index, [sequence], [LISTENING], [EMPTY_TREE])[0]
 
     def _propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]

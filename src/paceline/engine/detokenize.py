@@ -59,6 +59,20 @@ class IncrementalDetokenizer:
         self.text += delta
         return delta
 
+    def rest(self, token_ids: Sequence[int]) -> str:
+        """Append the output's last tokens and end it: the text that `push` and `finish` would give, decoded in one go.
+
+        Where broken characters come up, what is shown of them depends on how long they are waited for; then it is done by `push`.
+        """
+        wanted = [token for token in token_ids if self._tokenizer.has_text(token, self._skip)]
+        text = self._decode([*self._window, *wanted])
+        if BROKEN in text:
+            return self.push(token_ids) + self.finish()
+        delta = text[self._shown :]
+        self._window, self._shown = self._window + wanted, len(text)
+        self.text += delta
+        return delta
+
     def _push(self, token: int) -> str:
         if not self._tokenizer.has_text(token, self._skip):
             return ""

@@ -93,6 +93,7 @@ class Driver:
         try:
             with self._turns.turn():
                 for request in requests:
+                    request.streamed = False
                     self.engine.add(request)
             while self._advance(requests):
                 pass

@@ -152,7 +152,7 @@ class Engine:
         """Every sequence's verdict, by the verifier of its request; rules are applied here, once."""
         parts = self.parts
         if all(sequence.plain for sequence in batch):
-            return parts.greedy.verify_stacked(trees, scores.logits, scores.rows)
+            return parts.greedy.verify_scores(trees, scores)
         verdicts: dict[int, Verdict | NumericsError] = {}
         greedy = [i for i, sequence in enumerate(batch) if sequence.greedy]
         sampled = [i for i, sequence in enumerate(batch) if not sequence.greedy]
@@ -176,7 +176,7 @@ class Engine:
             if isinstance(verdict, NumericsError):
                 chunks.append(sequence.close("error", str(verdict)))
             else:
-                chunks.append(sequence.advance(tree, verdict, scores.of(i), self.parts.crew.names))
+                chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.crew.names))
             if sequence.output.finish_reason is None:
                 going.append(i)
         if going:

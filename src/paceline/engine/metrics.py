@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.tree.chain_columns import lone_source
 from paceline.tree.token_tree import TokenTree
 
 
@@ -77,15 +78,21 @@ class RequestMetrics:
             names: the drafters' names by source index.
         """
         self.num_steps += 1
-        if not len(tree):
+        nodes = len(tree.tokens)
+        if not nodes:
             return
         self.num_drafts += 1
-        self.num_draft_tokens += len(tree)
+        self.num_draft_tokens += nodes
         self.num_accepted_tokens += len(path)
         per_pos = self.num_accepted_tokens_per_pos
         per_pos.extend([0] * (len(path) - len(per_pos)))
         for depth in range(len(path)):
             per_pos[depth] += 1
+        if (only := lone_source(tree)) >= 0:
+            drafter = self.drafter(names[only])
+            drafter.num_draft_tokens += nodes
+            drafter.num_accepted_tokens += len(path)
+            return
         sources = tree.sources.tolist()
         for source in dict.fromkeys(sources):
             self.drafter(names[source]).num_draft_tokens += sources.count(source)
@@ -94,7 +101,10 @@ class RequestMetrics:
 
     def drafter(self, name: str) -> DrafterMetrics:
         """The counts of one drafter, made on first use."""
-        return self.drafters.setdefault(name, DrafterMetrics())
+        found = self.drafters.get(name)
+        if found is None:
+            found = self.drafters[name] = DrafterMetrics()
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

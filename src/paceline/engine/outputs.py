@@ -51,6 +51,7 @@ class RequestOutput:
         prompt: the prompt's text, or None where token ids were given.
         prompt_logprobs: one entry per prompt token, the first None.
         metrics: steps, drafted and accepted tokens, times; outputs of one request together.
+        num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a prefix cache.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
 
     @property
     def finished(self) -> bool:

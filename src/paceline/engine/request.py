@@ -29,6 +29,9 @@ class Request:
         max_tokens: most new tokens, parameters and context considered.
         tenant: whose tables its text may teach, and whose cached prefixes it may use.
         prediction: tokens that the caller expects as output; empty without such.
+        num_cached_tokens: prompt tokens that were found in the prefix cache; None without one, or before the request begins.
+        pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
+        streamed: somebody reads the text while it grows; else it is made at the end.
     """
 
     id: str
@@ -39,9 +42,12 @@ class Request:
     max_tokens: int
     tenant: str = "default"
     prediction: list[int] = field(default_factory=list)
+    streamed: bool = True
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    pieces: list[bytes] | None = field(default=None, init=False, repr=False)
     _view: RequestOutput | None = field(default=None, init=False, repr=False)
 
     @property
@@ -54,8 +60,15 @@ class Request:
         view = self._view
         if view is None or view.outputs is not self.outputs or view.prompt_logprobs is not self.prompt_logprobs:
             view = RequestOutput(self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs)
+            view.num_cached_tokens = self.num_cached_tokens
             self._view = view
         return view
+
+    def found(self, tokens: int) -> None:
+        """Note how many tokens of the prompt were found in the prefix cache; the first time counts."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = tokens
+            self.result().num_cached_tokens = tokens
 
 
 def check_prompt(tokens: Sequence[int], vocab_size: int, max_context: int, max_tokens: int | None) -> int:

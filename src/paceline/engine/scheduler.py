@@ -1,6 +1,11 @@
-"""Who runs when: queueing, chunked prefill, forking of n outputs, and giving everything back.
+"""Who runs when: queueing, chunked prefill, forking of n outputs, making way where memory is short, and giving everything back.
 
-In: requests. Out: the list of running sequences, each ready for a decoding step. Not here: decoding.
+In: requests. Out: the list of running sequences, each ready for a decoding step. Not here: decoding, counting memory (engine.room),
+finding prefixes (engine.prefix_cache).
+
+Where memory is short the youngest sequence makes way: its cache is given up, its text, rules, noise and drafters stay, and when
+there is room again, before any request that has not begun, the cache is filled from prompt and output, so that it goes on as it
+would have.
 """
 
 from __future__ import annotations
@@ -14,11 +19,20 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.constraints.rules import Rules, bad_word_token_ids
 from paceline.engine.crew import Crew
+from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
+from paceline.engine.room import Room
 from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
-from paceline.models.base import Runner
+from paceline.errors import ConfigError
+from paceline.models.base import Runner, memory_of
 from paceline.tree.types import Scores
+
+Filling = tuple[Sequence, list[Sequence]]
+"""A sequence whose cache is being filled, and the outputs that will fork from it."""
+
+WHOLE = ("stop", "length", "abort")
+"""Finish reasons of sequences whose caches hold what they should."""
 
 
 class Scheduler:
@@ -28,27 +42,46 @@ class Scheduler:
         runner, crew: whose caches and states the sequences own.
         tokenizer: for text; None for token ids only.
         eos_ids: end tokens.
+
+    Attributes:
+        waiting: requests that have not begun.
+        paused: sequences that made way, or whose prompts did, oldest first.
+        filling, running: those with a cache.
+
+    Raises:
+        ConfigError: a limit of memory for a runner that cannot count it.
     """
 
     def __init__(self, runner: Runner, crew: Crew, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
         self.runner, self.crew, self.config = runner, crew, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
         self.waiting: deque[Request] = deque()
-        self.filling: list[tuple[Sequence, list[Sequence]]] = []
+        self.paused: list[Filling] = []
+        self.filling: list[Filling] = []
         self.running: list[Sequence] = []
         self._keys = count()
+        memory = memory_of(runner)
+        if memory is None and config.kv_cache_memory_bytes is not None:
+            raise ConfigError(f"kv_cache_memory_bytes is not available for {runner.info.name}: its caches are not counted")
+        if memory is not None:
+            memory.limit(config.kv_cache_memory_bytes)
+        cached = memory is not None and config.enable_prefix_caching
+        self.prefixes = PrefixCache(memory, whole_prompts=bool(crew.taps)) if memory is not None and cached else None
+        self.room = None if memory is None else Room(memory, self.prefixes)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.filling or self.running)
+        return bool(self.waiting or self.paused or self.filling or self.running)
 
     def check(self, request: Request) -> None:
         """Make the request's rules once, for the errors.
 
         Raises:
-            ConfigError: parameters that do not fit this model (token ids out of range).
+            ConfigError: parameters that do not fit this model (token ids out of range). PromptError: more than memory ever holds.
         """
         self._rules(request)
+        if self.room is not None:
+            self.room.check(request)
 
     def add(self, request: Request) -> None:
         """Queue a request; bad parameters fail here and not among others (see `check`)."""
@@ -71,50 +104,110 @@ class Scheduler:
             bad_word_ids=bad_word_token_ids(params.bad_words, encode) if params.bad_words else (),
         )
 
-    def _open(self, request: Request) -> tuple[Sequence, list[Sequence]]:
+    def _open(self, request: Request) -> Filling:
         """The first output of a request, which prefills, and its siblings, which will fork from it."""
         made = []
         for index in range(request.params.n):
-            transcript = Transcript(request.params, request.prompt_ids, self.tokenizer, self.eos_ids, request.max_tokens)
+            transcript = Transcript(
+                request.params, request.prompt_ids, self.tokenizer, self.eos_ids, request.max_tokens, at_once=not request.streamed
+            )
             cache = self.runner.open() if index == 0 else None
             made.append(Sequence(request, index, next(self._keys), rules=self._rules(request), transcript=transcript, cache=cache))
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
 
     def prefill(self) -> None:
-        """Admit what fits, feed one chunk of prompts (at most `max_num_batched_tokens` tokens), start those that are done."""
-        while self.waiting and (not self._load() or self._load() + self.waiting[0].params.n <= self.config.max_num_seqs):
-            self.filling.append(self._open(self.waiting[0]))
-            self.waiting.popleft()
+        """Make room for what runs, admit what fits, feed one chunk of prompts (at most `max_num_batched_tokens` tokens), start
+        those whose prompts are done."""
+        if self.room is not None and not self.room.plenty:
+            self._make_room(self.room)
+        if self.waiting or self.paused:
+            self._admit()
         if not self.filling:
             return
+        if self.room is not None:
+            self._make_room(self.room)
         batch, chunks = self._chunk()
         if batch:
-            wants_all = any(sequence.request.params.prompt_logprobs is not None for sequence in batch)
+            wants_all = any(s.request.params.prompt_logprobs is not None and not s.begun for s in batch)
             scores = self.runner.extend([s.cache for s in batch], chunks, taps=self.crew.taps, all_logits=wants_all)
             self._keep(batch, chunks, scores, wants_all)
         for first, others in list(self.filling):
-            if first.cache.length == len(first.request.prompt_ids) - 1:
+            if first.cache.length == len(first.context.tokens) - 1:
                 self._start(first, others)
                 self.running += [first, *others]
                 self.filling = [pair for pair in self.filling if pair[0] is not first]
+        if self.room is not None:
+            self._make_room(self.room)
+
+    def _active(self) -> list[Sequence]:
+        """All sequences with a cache."""
+        return [*self.running, *(first for first, _ in self.filling)]
+
+    def _admit(self) -> None:
+        """Let in those that made way, oldest first, then requests, first come first served, as far as there is room."""
+        while self.paused or self.waiting:
+            if self.paused:
+                first, others = self.paused[0]
+                request, size, more = first.request, len(first.context.tokens), 1 + len(others)
+            else:
+                request = self.waiting[0]
+                size, more = len(request.prompt_ids), request.params.n
+            load = self._load()
+            if load and load + more > self.config.max_num_seqs:
+                return
+            if self.room is not None and not self.room.admits(request, size, self._active()):
+                return
+            if self.paused:
+                self.paused[0][0].cache = self.runner.open()
+                self.filling.append(self.paused[0])
+                self.paused.pop(0)
+            else:
+                self.filling.append(self._open(self.waiting[0]))
+                self.waiting.popleft()
+
+    def _make_room(self, room: Room) -> None:
+        """Send the youngest back to the queue until all others can make their next step."""
+        while len(active := self._active()) and not room.enough(active) and len(active) > 1:
+            self._pause(max(active, key=lambda sequence: sequence.key))
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Give up a sequence's cache, to be filled again."""
+        pair = next((pair for pair in self.filling if pair[0] is sequence), (sequence, []))
+        self.paused = sorted([*self.paused, pair], key=lambda pair: pair[0].key)
+        self.running = [one for one in self.running if one is not sequence]
+        self.filling = [one for one in self.filling if one[0] is not sequence]
+        self._release(sequence, keep=True)
+        if not sequence.begun:
+            sequence.prompt_taps = []
+            if sequence.request.prompt_logprobs is not None:
+                del sequence.request.prompt_logprobs[1:]
 
     def _load(self) -> int:
         return len(self.running) + sum(1 + len(others) for _, others in self.filling)
 
     def _chunk(self) -> tuple[list[Sequence], list[list[int]]]:
-        """The next tokens of the prompts that are being filled, all but each prompt's last, which is the first root."""
+        """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         left, batch, chunks = self.config.max_num_batched_tokens, [], []
-        for sequence, _ in self.filling:
-            done = sequence.cache.length
-            tokens = sequence.request.prompt_ids[done : min(len(sequence.request.prompt_ids) - 1, done + left)]
+        for index, (sequence, _) in enumerate(self.filling):
+            if left <= 0:
+                break
+            if not sequence.cache.length and not self._begin(sequence, index):
+                continue
+            done, text = sequence.cache.length, sequence.context.tokens
+            tokens = text[done : min(len(text) - 1, done + left)]
             if tokens:
                 batch.append(sequence)
                 chunks.append(tokens)
                 left -= len(tokens)
-            if left <= 0:
-                break
         return batch, chunks
+
+    def _begin(self, sequence: Sequence, index: int) -> bool:
+        """Take over what others have of its beginning; False to wait for one of those before it, `index` of them."""
+        if self.prefixes is None:
+            return True
+        others = [one for one in self._active() if one is not sequence]
+        return self.prefixes.begin(sequence, [first for first, _ in self.filling[:index]], others)
 
     def _keep(self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool) -> None:
         """Collect taps and prompt logprobs of a chunk; rows are every chunk token's, in order, when `has_all`."""
@@ -122,6 +215,8 @@ class Scheduler:
         for sequence, chunk in zip(batch, chunks, strict=True):
             rows = slice(row, row + len(chunk))
             row = rows.stop
+            if sequence.begun:
+                continue
             if scores.taps:
                 sequence.prompt_taps.append({layer: tap[rows] for layer, tap in scores.taps.items()})
             request = sequence.request
@@ -130,7 +225,9 @@ class Scheduler:
                 request.prompt_logprobs += prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
 
     def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
-        """The prompt is in the cache: fork it for the other outputs and give everyone drafter states."""
+        """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have them."""
+        if first.begun:
+            return
         first.join_taps()
         first.request.metrics.first_step_time = perf_counter()
         self.crew.begin(first)
@@ -138,6 +235,8 @@ class Scheduler:
             other.cache = self.runner.fork(first.cache)
             other.context.taps = first.context.taps
             self.crew.fork(first, other)
+        for sequence in (first, *others):
+            sequence.begun = True
 
     def take(self, request_id: str) -> list[Sequence]:
         """The unfinished sequences of a request, wherever they are; a request still waiting is opened, to be closed."""
@@ -154,15 +253,26 @@ class Scheduler:
         return found
 
     def started(self) -> list[Sequence]:
-        """All sequences that fill or run, each once."""
-        filling = [sequence for first, others in self.filling for sequence in (first, *others)]
+        """All sequences that were paused, fill or run, each once."""
+        filling = [sequence for first, others in [*self.paused, *self.filling] for sequence in (first, *others)]
         return list(dict.fromkeys(filling + self.running))
 
     def remove(self, sequence: Sequence) -> None:
         """Give back the sequence's cache; the lists forget it last, so that a removal cut short can be repeated."""
+        sequence.removed = True
+        self._release(sequence, keep=sequence.output.finish_reason in WHOLE)
+        self.running = [one for one in self.running if one is not sequence]
+        self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
+
+    def _release(self, sequence: Sequence, *, keep: bool) -> None:
         if sequence.has_cache:
+            if keep and self.prefixes is not None:
+                self.prefixes.keep(sequence)
             self.runner.release(sequence.cache)
             sequence.drop_cache()
-        self.running = [one for one in self.running if one is not sequence]
-        pairs = ((first, [one for one in others if one is not sequence]) for first, others in self.filling)
-        self.filling = [(first, others) for first, others in pairs if first.has_cache or others]
+
+
+def _without(sequence: Sequence, pairs: Seq[Filling]) -> list[Filling]:
+    """The same but for one sequence; a pair is forgotten with the last of its sequences."""
+    left = ((first, [one for one in others if one is not sequence]) for first, others in pairs)
+    return [(first, others) for first, others in left if others or not first.removed]

@@ -18,7 +18,7 @@ from paceline.engine.request import Request
 from paceline.engine.transcript import Transcript
 from paceline.models.base import SequenceCache
 from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Verdict
+from paceline.tree.types import Scores, Verdict
 from paceline.verifiers.draws import KeyedDraws, draw_seed
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Sequence:
     Attributes:
         context: the text that counts; drafters get copies of it (`Crew`).
         states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens long.
+        begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
+        removed: the scheduler has taken leave of it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Sequence:
         self.texts: list[list[int]] = []
         self.told = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
+        self.begun = self.removed = False
         self.plain = request.params.greedy and rules.trivial
 
     @property
@@ -107,27 +110,23 @@ class Sequence:
         """The randomness of this step: keyed by the position of the token after the root."""
         return KeyedDraws(self.seed, len(self.context.tokens))
 
-    def advance(self, tree: TokenTree, verdict: Verdict, logits: torch.Tensor, names: list[str]) -> StreamChunk:
+    def advance(self, tree: TokenTree, verdict: Verdict, scores: Scores, index: int, names: list[str]) -> StreamChunk:
         """Commit a verdict: cut it where plain decoding would have stopped, extend text, rules and counters.
 
         Args:
-            logits: (1 + n, v) raw logits of this step, for logprobs.
+            scores: of this step, for logprobs; this sequence has number `index` in them.
             names: drafters' names by source index.
         """
-        now, metrics = perf_counter(), self.request.metrics
-        drafted = tree.sources.tolist()
-        sources: list[str | None] = [names[drafted[node]] for node in verdict.path]
-        if verdict.next_token is not None:
-            sources.append(None)
-        segments, kept = self.transcript.push(verdict.tokens, sources)
-        tokens = verdict.tokens[:kept]
+        now, metrics, tokens = perf_counter(), self.request.metrics, verdict.tokens
+        segments, kept = self.transcript.push(tokens, () if self.transcript.quiet else _sources(tree, verdict, names))
+        tokens = tokens[:kept]
         metrics.add_step(tree, verdict.path[:kept], names)
         self.output.token_ids += tokens
         self.context.tokens += tokens
         if not self.plain:
             self.rules.advance(tokens)
         if self.output.logprobs is not None:
-            self._add_logprobs(logits, verdict, tokens)
+            self._add_logprobs(scores.of(index), verdict, tokens)
         if metrics.time_to_first_token is None:
             metrics.time_to_first_token = now - metrics.arrival_time
         metrics.num_generation_tokens += kept
@@ -153,6 +152,13 @@ class Sequence:
             self.output.logprobs += found
         chosen = sum(entry[token].logprob for entry, token in zip(found, tokens, strict=True))
         self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + chosen
+
+
+def _sources(tree: TokenTree, verdict: Verdict, names: Seq[str]) -> list[str | None]:
+    """Which drafter each of a verdict's tokens came from; None for the target's own."""
+    drafted = tree.sources.tolist()
+    sources: list[str | None] = [names[drafted[node]] for node in verdict.path]
+    return sources if verdict.next_token is None else [*sources, None]
 
 
 def prompt_logprobs(request: Request, start: int, logits: torch.Tensor, transcript: Transcript) -> list[dict[int, Logprob]]:

@@ -54,8 +54,10 @@ class StopChecker:
         tokenizer: None leaves the text empty.
         prompt_ids: of which a short tail is read, so that the text continues the prompt's.
         max_new_tokens: most new tokens that fit into the context; None if only `params.max_tokens` counts.
+        at_once: nobody reads the text before the end, so that it is made then, unless a stop string must be looked for.
 
     Attributes:
+        quiet: no text comes out before the end.
         num_tokens: tokens kept so far, the end or stop token included.
         text: of the kept tokens; after the end it is cut at the stop string, or behind it with `include_stop_str_in_output`. The
             text of an end or stop token is not in it, unless with `include_stop_str_in_output`.
@@ -71,6 +73,7 @@ class StopChecker:
         prompt_ids: Sequence[int],
         *,
         max_new_tokens: int | None = None,
+        at_once: bool = False,
     ) -> None:
         self.num_tokens = 0
         self.text = ""
@@ -79,12 +82,15 @@ class StopChecker:
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._stop_ids = frozenset(params.stop_token_ids)
         self._stops: tuple[str, ...] = tuple(params.stop)
+        self._ends = self._eos_ids | self._stop_ids
         self._include, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
         limits = [limit for limit in (params.max_tokens, max_new_tokens) if limit is not None]
         self._limit = min(limits) if limits else None
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+        self.quiet = self._detokenizer is None or (at_once and not self._stops)
+        self._unread: list[int] = []  # tokens whose text is not made yet
 
     @property
     def finished(self) -> bool:
@@ -97,9 +103,14 @@ class StopChecker:
             return len(self.text)
         return len(self.text) - open_length(self.text, self._stops)
 
-    def push(self, tokens: Iterable[int]) -> int:
+    def push(self, tokens: Sequence[int]) -> int:
         """Take newly committed tokens in order; returns how many are kept. Those after the end are not looked at."""
         before = self.num_tokens
+        room = len(tokens) if self._limit is None else self._limit - before - 1
+        if self.quiet and len(tokens) <= room and not self.finished and self._ends.isdisjoint(tokens):
+            self.num_tokens += len(tokens)
+            self._unread += tokens
+            return len(tokens)
         for token in tokens:
             if self.push_one(token):
                 break
@@ -117,16 +128,28 @@ class StopChecker:
         self._check_token(token)
         ended_by_token = self.finish_reason == "stop"
         delta = ""
-        if self._detokenizer is not None and (self._include or not ended_by_token):
-            delta = self._detokenizer.push((token,))
-            self.text += delta
+        if self._include or not ended_by_token:
+            delta = self._read(token)
         if not self._check_text(len(delta)) and self.finished:
             self.flush()
         return self.finished
 
+    def _read(self, token: int) -> str:
+        """The text that a token adds, or nothing while nobody reads it."""
+        if self.quiet or self._detokenizer is None:
+            self._unread.append(token)
+            return ""
+        delta = self._detokenizer.push((token,))
+        self.text += delta
+        return delta
+
     def flush(self) -> str:
-        """The output ends here without a stop string: text held back as incomplete characters comes out (as U+FFFD)."""
-        held = "" if self._detokenizer is None else self._detokenizer.finish()
+        """The output ends here without a stop string: text held back as incomplete characters comes out (as U+FFFD), and all text
+        where nobody has read it."""
+        held = ""
+        if self._detokenizer is not None:
+            held = self._detokenizer.rest(self._unread) if self.quiet else self._detokenizer.finish()
+        self._unread = []
         self.text += held
         return held
 

@@ -23,9 +23,14 @@ Segments = tuple[tuple[str, str | None], ...]
 class Transcript:
     """Watches one output and hands out its text in pieces that will stand whatever comes next.
 
+    Attributes:
+        quiet: no text comes out before the end, so that nobody needs to know where a token came from.
+
     Args:
         max_new_tokens: most tokens, context considered.
         tokenizer: None leaves the text empty.
+        at_once: nobody reads the text before the end; it is then made in one go, where no stop string must be looked for, and comes
+            in no pieces.
     """
 
     def __init__(
@@ -35,8 +40,11 @@ class Transcript:
         tokenizer: Tokenizer | None,
         eos_ids: Sequence[int],
         max_new_tokens: int,
+        *,
+        at_once: bool = False,
     ) -> None:
-        self._stops = StopChecker(params, eos_ids, tokenizer, prompt_ids, max_new_tokens=max_new_tokens)
+        self._stops = StopChecker(params, eos_ids, tokenizer, prompt_ids, max_new_tokens=max_new_tokens, at_once=at_once)
+        self.quiet = self._stops.quiet
         self._tokenizer = tokenizer
         self._waiting: list[tuple[int, str | None]] = []  # (end of the piece in the text, its drafter), not shown yet
         self._shown = 0
@@ -55,6 +63,8 @@ class Transcript:
 
     def push(self, tokens: Sequence[int], sources: Sequence[str | None]) -> tuple[Segments, int]:
         """Take committed tokens; returns the pieces that may be shown now, and how many of the tokens stand."""
+        if self.quiet:
+            return (), self._stops.push(tokens)
         kept = 0
         for token, source in zip(tokens, sources, strict=True):
             ended = self._stops.push_one(token)
@@ -68,6 +78,8 @@ class Transcript:
         """The output ends here, cut off from outside: all that is left."""
         if not self._stops.finished:
             self._stops.flush()
+        if self.quiet:
+            return ()
         self._waiting.append((len(self._stops.text), None))
         return self._release(len(self._stops.text))
 

@@ -28,11 +28,7 @@ FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared mask)."""
 
 SPLIT_ROWS = 1024
-"""Query rows of one kv head up to which a pass may be computed chunk by chunk; larger ones are prompts, not trees."""
-
-SPLIT_FROM = 4096
-"""Committed tokens from which chunks replace one masked call (2 cores with AVX-512, 24 layers, 8 heads of 64): at 8192
-they take 0.65 to 0.8 of the time, below 4096 they gain little."""
+"""Most query rows of one kv head in a pass that is computed in the order of positions; larger ones are prompts, not trees."""
 
 TILE, LEAST = 32, 4
 """The CPU kernel works on tiles of 32 query rows, and a tile of 1 to 3 rows rounds differently from all others. Spare rows fill it
@@ -69,13 +65,10 @@ class Masks:
     Args:
         row_invariant: on the CPU, sum every row's attention in the order of positions (see models.attention_split), so that its
             bits depend on its own path alone; False takes the fastest form, whose bits may depend on the tree beside a row.
-        split_from: on the CPU, sequences of this many tokens are computed chunk by chunk, if not all are; None: none.
     """
 
-    def __init__(
-        self, dtype: torch.dtype, device: torch.device, *, row_invariant: bool = False, split_from: int | None = SPLIT_FROM
-    ) -> None:
-        self.dtype, self.device, self.row_invariant, self.split_from = dtype, device, row_invariant, split_from
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, row_invariant: bool = False) -> None:
+        self.dtype, self.device, self.row_invariant = dtype, device, row_invariant
         self.work = Workspace()
         self._row = torch.empty(0, dtype=dtype, device=device)
         self._chain = torch.empty(0, 0, dtype=dtype, device=device)
@@ -144,7 +137,7 @@ class SequenceStep:
         self._split: SplitAttention | None = None
         self._kinds: list[_Kind] = []
         if splits(shape, masks, segment):
-            self._split = SplitAttention(shape, masks.work, segment, row_invariant=masks.row_invariant)
+            self._split = SplitAttention(shape, masks.work, segment)
         else:
             self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
 
@@ -219,10 +212,8 @@ class SequenceStep:
 
 
 def splits(shape: AttentionShape, masks: Masks, segment: Segment) -> bool:
-    """Whether a pass is computed chunk by chunk: where rows shall keep their bits at any length, else from one whole chunk on."""
-    if masks.device.type != "cpu" or segment.rows * shape.groups > SPLIT_ROWS:
-        return False
-    return masks.row_invariant or (masks.split_from is not None and segment.cache.length >= masks.split_from)
+    """Whether a pass is computed chunk by chunk, so that its rows keep their bits."""
+    return masks.row_invariant and masks.device.type == "cpu" and segment.rows * shape.groups <= SPLIT_ROWS
 
 
 def spare_rows(rows: int) -> int:

@@ -58,12 +58,12 @@ class Group:
     rows: list[int]
     chunks: list[Part]
     tail: Part
-    pieces: list[Piece] | None
+    pieces: list[Piece]
 
 
-def plan(segment: Segment, window: int | None, *, row_invariant: bool) -> list[Group]:
+def plan(segment: Segment, window: int | None) -> list[Group]:
     """Groups in which every fed row is once."""
-    return _Planner(segment, window).groups(row_invariant)
+    return _Planner(segment, window).groups()
 
 
 class _Planner:
@@ -74,21 +74,19 @@ class _Planner:
         self.positions: Index = self.length + depths
         self.sees: Bools = np.tri(self.inputs, dtype=np.bool_) if segment.sees is None else segment.sees
 
-    def groups(self, row_invariant: bool) -> list[Group]:
+    def groups(self) -> list[Group]:
         at = self.positions[self.done :]
         everyone = list(range(self.done, self.inputs))
-        if not row_invariant:
-            return [self._shared(everyone, self.length // CHUNK, in_pieces=False)]
         found = []
         for k in sorted(set((at // CHUNK).tolist())):
             rows = [i for i in everyone if self.positions[i] // CHUNK == k]
             if self.segment.sees is None or k * CHUNK <= self.length:
-                found.append(self._shared(rows, k, in_pieces=True))
+                found.append(self._shared(rows, k))
             else:
                 found.extend(self._alone(row, k) for row in rows)
         return found
 
-    def _shared(self, rows: list[int], k: int, *, in_pieces: bool) -> Group:
+    def _shared(self, rows: list[int], k: int) -> Group:
         """Rows that see chunks 0 .. k - 1, whose slots are in the order of positions, and some of all slots behind."""
         stop = -(-(self.length + self.inputs) // BLOCK) * BLOCK
         begin = k * CHUNK
@@ -102,8 +100,8 @@ class _Planner:
         seen[:, :known] = True
         seen[:, known : known + len(nodes)] = self.sees[rows][:, nodes]
         slots = None if self.segment.cache.base >= 0 else self.segment.cache.slot_index(0, stop)
-        pieces = self._pieces(begin, keys, rows) if in_pieces else None
-        return Group([row - self.done for row in rows], *self._parts(rows, k, slots, keys, seen), pieces)
+        parts = self._parts(rows, k, slots, keys, seen)
+        return Group([row - self.done for row in rows], *parts, self._pieces(begin, keys, rows))
 
     def _alone(self, row: int, k: int) -> Group:
         """One row with all its keys gathered in the order of its path."""

@@ -1,13 +1,14 @@
-"""Attention over long contexts on the CPU: the prefix in chunks without a mask, the tree apart, merged by log-sum-exp.
+"""Attention of PyTorch's operators on the CPU that keeps a row's bits: the prefix in chunks, the tree apart, merged by log-sum-exp.
 
 In: one sequence's part of a pass, its cache (keys and values of the fed rows written already), query rows. Out: attention output.
-Not here: short contexts and other devices (models.attention), the plan of chunks (models.attention_plan).
+Not here: the faster form whose bits may depend on other rows (models.attention), the plan of chunks (models.attention_plan), other
+devices (models.attention_apart).
 
 Chunk k holds the positions k * CHUNK .. (k + 1) * CHUNK - 1. A row at position t sees all chunks before its own as a whole, and of
 its own, the last, what a small mask says. Each chunk is widened to float32 while it is in the processor's cache, multiplied for all
 heads at once, and gives an output o, a maximum m and a sum l; o is merged from left to right with weights l * exp(m - max m).
 
-Row-invariant plans give a row the same bits whatever tree or batch it is part of. They rest on two properties of float32 matrix
+A row has the same bits whatever tree or batch it is part of. That rests on two properties of float32 matrix
 products, which `products_keep_order` checks on the machine at hand: in multiples of LEAST rows, a row does not depend on the
 others, and up to PIECE + SLACK summands are added in their order, so that zeros between them (nodes of other branches) change
 nothing. So sums over the last chunk go piece by piece at fixed positions, and the sum of the weights is a product with ones.
@@ -66,14 +67,13 @@ class SplitAttention:
         shape: what all layers share.
         work: room for widened chunks.
         segment: the sequence, whose keys and values of fed rows are in the cache when `attend` is called.
-        row_invariant: order sums by position, so that a row's bits depend on its own path alone (see `products_keep_order`).
     """
 
     __slots__ = ("_count", "_plans", "_shape", "_work")
 
-    def __init__(self, shape: AttentionShape, work: Workspace, segment: Segment, *, row_invariant: bool) -> None:
+    def __init__(self, shape: AttentionShape, work: Workspace, segment: Segment) -> None:
         self._shape, self._work, self._count = shape, work, segment.rows
-        self._plans = [plan(segment, window, row_invariant=row_invariant) for window in shape.windows]
+        self._plans = [plan(segment, window) for window in shape.windows]
 
     def attend(self, layer: int, qkv: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
         """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d); `cached` (slots, 2 * h, d) is the layer's arena."""
@@ -96,12 +96,7 @@ class SplitAttention:
         q.mul_(self._shape.scale)
         most, top = torch.empty(2, parts, heads, rows, 1).unbind(0)
         outs = [self._whole(q, part, cached, most[i], top[i]) for i, part in enumerate(group.chunks)]
-        last = (
-            self._whole(q, group.tail, cached, most[-1], top[-1])
-            if group.pieces is None
-            else self._pieced(q, group, cached, most[-1], top[-1])
-        )
-        outs.append(last)
+        outs.append(self._pieced(q, group, cached, most[-1], top[-1]))
         weights = most.sub_(most.amax(0)).exp_().div_(top)
         merged = outs[0].mul_(weights[0])
         for i in range(1, parts):
@@ -141,7 +136,7 @@ class SplitAttention:
         scores = self._scores(q, keys, group.tail.mask)
         weights = scores.sub_(torch.amax(scores, -1, keepdim=True, out=most)).exp_()
         out, total = q.new_zeros(q.shape), q.new_zeros(len(q), q.shape[1], ONES)
-        for piece in group.pieces or ():
+        for piece in group.pieces:
             own = weights.narrow(2, piece.start, piece.count)
             if piece.within is not None:
                 own = own.clone()

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a runner can do beyond chains of one sequence; a method that needs more is refused by name before it runs."""
+    """What a runner can do beyond chains of one sequence; a method that needs more is refused by name before it runs.
+
+    `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a `memory`.
+    """
 
     trees: bool = False
     taps: bool = False
@@ -37,6 +40,7 @@ class Capabilities:
     head: bool = False
     input_embeddings: bool = False
     fork: bool = False
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,67 @@ class SequenceCache(Protocol):
     @property
     def length(self) -> int:
         """Number of tokens whose keys and values are kept."""
+
+
+class CacheMemory(Protocol):
+    """The blocks of all caches of a runner: how many there may be, who needs more, and which beginnings of texts are kept.
+
+    Keys and values are kept and shared by whole blocks. A text's *pieces* are its full blocks in a form that can be looked up.
+    """
+
+    block_size: int
+    """Tokens of a block."""
+
+    @property
+    def capacity(self) -> int:
+        """Most blocks that sequences may hold together."""
+
+    @property
+    def changes(self) -> int:
+        """A number that changes whenever blocks change hands."""
+
+    @property
+    def widest(self) -> int:
+        """Most inputs that a step of one sequence has had so far."""
+
+    def limit(self, size: int | None) -> None:
+        """Limit the blocks to `size` bytes; None takes a share of the free memory. A step that needs more gets it all the same."""
+
+    def spare(self) -> int:
+        """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
+
+    def left(self) -> int:
+        """Blocks that can be taken: spare ones and those of kept prefixes."""
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+
+    def need(self, cache: SequenceCache, inputs: int) -> int:
+        """Blocks that a sequence must take for `inputs` more tokens."""
+
+    def trim(self, cache: SequenceCache, inputs: int) -> None:
+        """Give back what a sequence holds beyond its next `inputs` tokens."""
+
+    def save(self, lean: bool) -> None:
+        """Whether sequences shall take single blocks, or runs in which they can grow."""
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The full blocks of a text, to be looked up."""
+
+    def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
+        """How many blocks of a text's beginning are kept."""
+
+    def adopt(self, tenant: str, pieces: Sequence[bytes]) -> SequenceCache:
+        """A new sequence that begins with the kept blocks of this text."""
+
+    def share(self, cache: SequenceCache, blocks: int) -> SequenceCache:
+        """A new sequence that begins with the first blocks of another."""
+
+    def keep(self, cache: SequenceCache, tenant: str, pieces: Sequence[bytes]) -> None:
+        """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""
+
+    def forget(self) -> None:
+        """Give up all kept prefixes."""
 
 
 class Runner(Protocol):
@@ -126,3 +191,9 @@ class Runner(Protocol):
 
     def release(self, cache: SequenceCache) -> None:
         """Give the sequence's blocks back; the handle must not be used again, and a second release does nothing."""
+
+
+def memory_of(runner: Runner) -> CacheMemory | None:
+    """The blocks of a runner's caches; None for one that does not declare `blocks`."""
+    found: CacheMemory | None = getattr(runner, "memory", None) if runner.capabilities.blocks else None
+    return found

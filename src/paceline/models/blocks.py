@@ -10,6 +10,7 @@ reach its end, or a holder died with blocks, the counts are made anew from the h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Final, Protocol
 from weakref import WeakSet
 
@@ -18,11 +19,15 @@ import numpy as np
 BLOCK: Final = 16
 """Slots of one block, and the multiple to which contexts are padded."""
 
+CHANGES: Final = count()
+
 
 class Holder(Protocol):
-    """A sequence: its blocks in order, each at most once."""
+    """A sequence, or an index of kept ones: the blocks it holds, one entry for each time."""
 
-    blocks: list[int]
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Their numbers."""
 
 
 def blocks_for(slots: int) -> int:
@@ -46,6 +51,7 @@ class BlockPool:
         holders: all sequences, as long as they live; what they hold is what counts.
         cut_short: a change began and did not end.
         stale: a holder died with blocks.
+        changes: another number whenever blocks have changed hands.
     """
 
     def __init__(self, blocks: int, reserved: int = 0) -> None:
@@ -55,6 +61,7 @@ class BlockPool:
         self.reserved = reserved
         self.holders: WeakSet[Holder] = WeakSet()
         self.cut_short = self.stale = False
+        self.changes = next(CHANGES)
 
     def begin(self) -> None:
         """A change of counts and holders begins."""
@@ -63,6 +70,7 @@ class BlockPool:
 
     def end(self) -> None:
         """The change is whole."""
+        self.changes = next(CHANGES)
         self.cut_short = False
 
     def recount(self) -> None:
@@ -74,7 +82,7 @@ class BlockPool:
         counts[: self.reserved] = 1
         holders = list(self.holders)  # none of them dies before the return
         for holder in holders:
-            counts[holder.blocks] += 1
+            np.add.at(counts, np.asarray(holder.blocks, np.int64), 1)
         self.used_before |= self.counts > counts
         self.counts = counts
         self.cut_short = False
@@ -83,6 +91,11 @@ class BlockPool:
     def free(self) -> int:
         """Number of blocks that nobody holds."""
         self.recount()
+        return self.unheld
+
+    @property
+    def unheld(self) -> int:
+        """`free`, inside a change."""
         return int((self.counts == 0).sum())
 
     def find(self, count: int) -> int | None:
@@ -110,6 +123,10 @@ class BlockPool:
         index = list(blocks)
         self.used_before[index] = True
         self.counts[index] -= 1
+
+    def shrink(self, blocks: int) -> None:
+        """Drop the free blocks beyond this number."""
+        self.counts, self.used_before = self.counts[:blocks].copy(), self.used_before[:blocks].copy()
 
     def grow(self, blocks: int) -> None:
         """Add free blocks up to this number."""

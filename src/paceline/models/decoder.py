@@ -9,18 +9,18 @@ models.attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from paceline.models.attention import AttentionShape, Step
-from paceline.models.linear import Map, RowInvariance, make_head_norm, make_linear, make_norm
+from paceline.models.layer_weights import OwnWeights, Weights, head_of
+from paceline.models.linear import Map, RowInvariance, make_norm
 from paceline.models.moe import gated_mlp, make_moe
 from paceline.models.rope import Rope
 from paceline.models.spec import ModelSpec, RopeSpec
 
-Weights = dict[str, torch.Tensor]
 Rotation = tuple[torch.Tensor, torch.Tensor]
 Rotations = Mapping[str, Rotation]
 
@@ -136,19 +136,18 @@ def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
 
 
 class DecoderLayer:
-    """One layer; takes its weights out of `weights` as it packs them."""
+    """One layer; takes its weights out of `own` as it packs them."""
 
     __slots__ = (
         "_attn_norm", "_heads", "_index", "_mlp", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv",
         "_residual", "_rope", "_rotated", "_shape",
     )  # fmt: skip
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, weights: Weights, row_invariant: RowInvariance) -> None:
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, own: OwnWeights) -> None:
         layer = spec.layers[index]
         self._index, self._rope, self._residual = index, layer.rope, spec.residual_multiplier
         self._heads, self._rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
         self._shape = (-1, self._heads, shape.head_dim)
-        own = _Own(weights, f"layers.{index}.", spec, row_invariant)
         self._attn_norm, self._post_attn_norm = own.norm("attn_norm"), own.norm("post_attn_norm")
         self._mlp_norm, self._post_mlp_norm = own.norm("mlp_norm"), own.norm("post_mlp_norm")
         order = head_order(shape)
@@ -156,7 +155,7 @@ class DecoderLayer:
         self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
         self._qk_norm = own.qk_norm(shape, order)
         self._mlp = (
-            make_moe(spec, *map(own.take, ("router.weight", "experts.gate_up", "experts.down")), row_invariant=row_invariant)
+            make_moe(spec, own.linear("router"), own.experts("gate_up"), own.experts("down"))
             if layer.moe
             else gated_mlp(own.linear("gate_up"), own.linear("down"), spec.activation)
         )
@@ -191,55 +190,6 @@ def head_order(shape: AttentionShape) -> torch.Tensor:
     return index.transpose(0, 1).reshape(-1)
 
 
-class _Own:
-    """One layer's part of the weights, handed out once each."""
-
-    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance) -> None:
-        self._weights, self._prefix, self._spec, self._row_invariant = weights, prefix, spec, row_invariant
-
-    def take(self, name: str) -> torch.Tensor:
-        return self._weights.pop(self._prefix + name)
-
-    def norm(self, name: str) -> Map | None:
-        weight = self._weights.pop(f"{self._prefix}{name}.weight", None)
-        return None if weight is None else make_norm(weight, self._spec.norm_eps, offset=self._spec.norm_offset)
-
-    def linear(self, name: str, *, rows: torch.Tensor | None = None, columns: torch.Tensor | None = None) -> Map:
-        weight, bias = self.take(f"{name}.weight"), self._weights.pop(f"{self._prefix}{name}.bias", None)
-        if rows is not None:
-            weight = weight[rows.to(weight.device)]
-            bias = None if bias is None else bias[rows.to(bias.device)]
-        if columns is not None:
-            weight = weight[:, columns.to(weight.device)]
-        return make_linear(weight, bias, row_invariant=self._row_invariant)
-
-    def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
-        """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""
-        kind, eps, offset = self._spec.qk_norm, self._spec.norm_eps, self._spec.norm_offset
-        if kind is None:
-            return None
-        q, k = self.take("q_norm.weight"), self.take("k_norm.weight")
-        if kind == "head":
-            by_head = torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)])
-            return _in_place(make_head_norm(by_head, eps, offset=offset), (0, shape.heads + shape.kv_heads), flat=False)
-        q_norm = _in_place(make_norm(q[order.to(q.device)], eps, offset=offset), (0, shape.heads), flat=True)
-        k_norm = _in_place(make_norm(k, eps, offset=offset), (shape.heads, shape.kv_heads), flat=True)
-
-        def both(qkv: torch.Tensor) -> None:
-            q_norm(qkv)
-            k_norm(qkv)
-
-        return both
-
-
-def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[torch.Tensor], None]:
-    def apply(qkv: torch.Tensor) -> None:
-        part = qkv.narrow(1, *heads)
-        part.copy_(norm(part.flatten(1)).view_as(part) if flat else norm(part))
-
-    return apply
-
-
 class Decoder:
     """All layers, the embedding and the head."""
 
@@ -247,10 +197,12 @@ class Decoder:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
-        head = self.embedding if spec.tied else weights.pop("head.weight")
-        self._head, self._norm = make_linear(head, row_invariant=row_invariant or True), _final_norm(spec, weights)
+        self._head, self._norm = head_of(spec, weights, self.embedding, row_invariant or True), _final_norm(spec, weights)
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
-        self.layers = [DecoderLayer(spec, self.shape, i, weights, row_invariant) for i in range(spec.num_layers)]
+        self.layers = [
+            DecoderLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
+            for i in range(spec.num_layers)
+        ]
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor."""

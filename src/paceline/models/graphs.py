@@ -5,7 +5,8 @@ eager path (also the oracle of the tests: without capture the same body runs on 
 
 A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into one int64
 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks and rotations from
-it. Padding rows write to the arena's spare block and see one finite slot. Graphs die when the arena or the tables move.
+it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots (models.attention_apart).
+Padding rows write to the arena's spare block and see one finite slot. Graphs die when the arena or the tables move.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.models.attention import AttentionShape, PaddedStep
+from paceline.models.attention import AttentionShape, PaddedStep, Step
+from paceline.models.attention_apart import FROM, ApartStep
 from paceline.models.cache import BLOCK, Arena, blocks_for
 from paceline.models.decoder import ALL_LAYERS, Decoder, Rotary
 from paceline.models.segments import Segment
@@ -144,15 +146,21 @@ class _Pass:
         """The whole pass, reading nothing but the static buffer, the weights and the arena."""
         given, decoder = self._in, self._decoder
         x = decoder.embed_index(given["tokens"])
-        slots = torch.arange(BLOCK, device=x.device)
-        read = (given["tables"].unsqueeze(-1) * BLOCK + slots).reshape(self._bucket.batch, self._bucket.slots)
-        masks = padded_masks(given, decoder.shape, self._bucket.slots, x.dtype)
-        step = PaddedStep(decoder.shape, self._arena.layers, given["write"], read, masks)
+        step = self._step(x.dtype)
         rotations = self._rotary.select(given["positions"].reshape(-1))
         kept = decoder.run(x, step, rotations, ALL_LAYERS, self._bucket.taps)
         if len(decoder.layers) in self._bucket.taps:
             kept[len(decoder.layers)] = decoder.final_norm(x)
         return decoder.head(x), kept
+
+    def _step(self, dtype: torch.dtype) -> Step:
+        given, slots, shape = self._in, self._bucket.slots, self._decoder.shape
+        if slots >= FROM:
+            return ApartStep(shape, self._arena.layers, given, dtype)
+        within = torch.arange(BLOCK, device=self._buffer.device)
+        read = (given["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
+        masks = padded_masks(given, shape, slots, dtype)
+        return PaddedStep(shape, self._arena.layers, given["write"], read, masks)
 
     def replay(self) -> Result:
         """Capture at the first call (after a warm-up on a side stream), then replay."""

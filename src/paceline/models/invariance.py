@@ -20,7 +20,7 @@ from itertools import cycle
 import torch
 
 from paceline.models.attention_plan import CHUNK
-from paceline.models.cache import NativeCache
+from paceline.models.cache import BLOCK, NativeCache
 from paceline.models.decoder import LayerPlan
 from paceline.models.native import NativeRunner
 from paceline.models.spec import ModelSpec
@@ -111,7 +111,7 @@ class _Trial:
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""
         start = self.open(length=self.prompt)
-        fork = self.runner.fork(start)
+        fork, scattered = self.runner.fork(start), self._scattered(start)
         self.opened.append(fork)
         states = torch.cat([self.feed([start], [[token]]) for token in self.text[self.prompt :][:STEPS]])
         few = torch.cat([self.runner.head(states[i : i + 1]) for i in range(2)])
@@ -119,16 +119,28 @@ class _Trial:
         self.close(start)
         yield from self._prompts(plain)
         again = self.open(length=self.prompt)
-        for cache, name in ((again, ""), (fork, " of a forked sequence")):
+        for cache, name in ((again, ""), (fork, " of a forked sequence"), (scattered, " of a sequence in scattered blocks")):
             for width in WIDTHS if cache is again else (1, 2, 5, 16):
                 if not torch.equal(self._chain(cache, width), plain.states[:width]):
                     yield f"a chain of {width} rows{name}"
-        self.close(fork)
+        self.close(fork, scattered)
         yield from self._beside(again, plain)
         self.close(again)
         yield from self._trees(plain)
         yield from self._going_on(plain)
         yield from self._heads(plain)
+
+    def _scattered(self, start: NativeCache) -> NativeCache:
+        """The same prompt, of which all full blocks are another sequence's, as behind a shared prefix; the rest is computed."""
+        shared = (self.prompt - 1) // BLOCK * BLOCK
+        cache, arena = start.beginning(shared), self.runner.arena
+        self.opened.append(cache)
+        limit, arena.copy_limit = arena.copy_limit, 0
+        try:
+            self.feed([cache], [self.text[shared : self.prompt]])
+        finally:
+            arena.copy_limit = limit
+        return cache
 
     def _chain(self, cache: NativeCache, width: int) -> Rows:
         """The first rows behind the prompt in a chain of `width`; nothing is committed."""

@@ -44,7 +44,19 @@ def make_linear(
         small = weight.dtype is torch.float32 and weight.numel() < SMALL
         packed = can_pack(weight.device, weight.dtype) and (bool(row_invariant) or not small)
     linear = _packed(weight, bias) if packed else functools.partial(F.linear, weight=weight, bias=bias)
-    if row_invariant == "proven" and not _keeps_rows(linear, weight, (packed, bias is None)):
+    return keeping_rows(linear, weight, weight.device, (packed, bias is None), row_invariant)
+
+
+def keeping_rows(
+    linear: Map, weight: torch.Tensor, device: torch.device, kind: tuple[object, ...], row_invariant: RowInvariance
+) -> Map:
+    """The map itself, or where "proven" is asked for and it does not keep a row's bits, the map `pinned`.
+
+    Args:
+        weight: (out, in), of which shape and dtype are looked at: those of the map and its inputs.
+        kind: tells forms of maps apart.
+    """
+    if row_invariant == "proven" and not _keeps_rows(linear, weight, device, kind):
         return pinned(linear)
     return linear
 
@@ -60,11 +72,11 @@ def pinned(linear: Map) -> Map:
     return blocks
 
 
-def _keeps_rows(linear: Map, weight: torch.Tensor, kind: tuple[bool, bool]) -> bool:
+def _keeps_rows(linear: Map, weight: torch.Tensor, device: torch.device, kind: tuple[object, ...]) -> bool:
     """Whether a row has the same bits in products of any number of rows; measured once per kind, shape, dtype and threads."""
     key = (*kind, *weight.shape, weight.dtype, torch.get_num_threads())
     if key not in _KEEPS:
-        x = torch.randn(512, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+        x = torch.randn(512, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(device, weight.dtype)
         rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 65, 130, 512)
         with torch.inference_mode():
             want = linear(x[-40:])

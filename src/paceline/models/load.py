@@ -21,9 +21,8 @@ from paceline.models.base import Runner
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.families import declared_dtype, spec_from_config
 from paceline.models.hub import read_config, resolve
-from paceline.models.kernels.choose import lacks
 from paceline.models.memory import check_files, fit_context
-from paceline.models.quantize import NATIVE_ONLY, REFUSED, quantized
+from paceline.models.quantize import NATIVE_ONLY, quantized
 from paceline.models.spec import ModelSpec
 from paceline.models.strict import TRANSFORMERS, refusal, unavailable
 from paceline.models.weights import load_weights, untie_if_different
@@ -125,13 +124,11 @@ def _native(
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(dtype, spec.dtype, device)
     spec = untie_if_different(checkpoint, spec)
-    small = quantization is not None
-    if small and (why := lacks(spec, chosen, device, quantized=True)) is not None:
-        raise UnsupportedModelError(f"{name}: {REFUSED}; they do not cover: {why}")
-    context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context, quantized=small)
-    instead = functools.partial(quantized, spec=spec) if small else None
+    form = None if quantization is None else QUANTIZATIONS[quantization]
+    context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
+    instead = None if form is None else functools.partial(quantized, spec=spec, form=form)
     weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=instead)
-    if draft and not small and fits(spec, device):
+    if draft and form is None and fits(spec, device):
         return cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
     runner = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=strict)
     return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say

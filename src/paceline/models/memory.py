@@ -21,7 +21,7 @@ from paceline.errors import OutOfMemoryError
 from paceline.models.checkpoint import DTYPES, Checkpoint
 from paceline.models.kernels.choose import unsupported
 from paceline.models.linear import can_pack
-from paceline.models.quantize import quantized_sizes
+from paceline.models.quantize import Form, quantized_sizes
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import weight_bytes
 
@@ -52,17 +52,17 @@ class Need:
         return self.weights + self.packing + self.per_token * context
 
 
-def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantized: bool = False) -> Need:
+def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> Need:
     """What a model needs; quantised weights are rounded one tensor at a time, so that one is held in `dtype` too."""
     dense = weight_bytes(spec, dtype)
-    sizes = quantized_sizes(spec, dtype) if quantized else dense
+    sizes = quantized_sizes(spec, dtype, quantization) if quantization else dense
     layers: dict[str, int] = {}
     for name, size in sizes.items():
         if name.startswith("layers."):
             layer = name.split(".")[1]
             layers[layer] = layers.get(layer, 0) + size
     packs = can_pack(device, dtype) or unsupported(spec, dtype, device) is None
-    twice = max(dense.values()) if quantized else sizes["embed.weight"] if spec.tied and packs else 0
+    twice = max(dense.values()) if quantization else sizes["embed.weight"] if spec.tied and packs else 0
     per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
     return Need(sum(sizes.values()), twice + max(layers.values()), copies * per_token)
@@ -112,25 +112,25 @@ def fit_context(
     device: torch.device,
     max_context: int | None,
     budget: int | None = None,
-    quantized: bool = False,
+    quantization: Form | None = None,
 ) -> int:
     """The context to run with: the one asked for, or the checkpoint's, shortened (and logged) where its cache would not fit.
 
     Args:
         max_context: what the user asked for; None takes the checkpoint's.
         budget: bytes at hand; None measures.
-        quantized: whether the weights will be int8 (models.quantize).
+        quantization: what the weights will be rounded to (models.quantize).
     Raises:
         OutOfMemoryError: the weights, or the cache of the context asked for, would not fit.
     """
-    need = estimate(spec, dtype, device, quantized=quantized)
+    need = estimate(spec, dtype, device, quantization=quantization)
     budget = int(HEADROOM * (available(device) if budget is None else budget))
     wanted = spec.max_context if max_context is None else max_context
     if need.total(wanted) <= budget:
         return wanted
     least = min(wanted, SHORTEST) if max_context is None else wanted
     if need.total(least) > budget:
-        held = "int8" if quantized else _short(dtype)
+        held = quantization or _short(dtype)
         raise OutOfMemoryError(
             f"{name} needs {_gib(need.total(least))} on {device} ({_gib(need.weights)} weights in {held}, "
             f"{_gib(need.packing)} while packing, {_gib(need.per_token * least)} cache for {least} tokens), but "

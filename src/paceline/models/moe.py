@@ -1,19 +1,18 @@
 """The gated MLP, and the sparse mixture of experts in its place.
 
-In: linear maps, or stacked expert weights. Out: a callable over rows. Not here: where it sits (models.decoder).
+In: linear maps. Out: a callable over rows. Not here: where it sits (models.decoder).
 Source: Mixtral of experts (arXiv:2401.04088).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.nn import functional as F
 
 from paceline.errors import ConfigError
-from paceline.models.linear import Map, RowInvariance, make_linear
+from paceline.models.linear import Map
 from paceline.models.spec import ModelSpec
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -34,23 +33,18 @@ def gated_mlp(gate_up: Map, down: Map, activation: str) -> Map:
     return mlp
 
 
-def make_moe(
-    spec: ModelSpec, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, row_invariant: RowInvariance = True
-) -> Map:
+def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map]) -> Map:
     """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
 
     Args:
-        router: (experts, hidden). gate_up: (experts, 2 * inner, hidden), gate rows first. down: (experts, hidden, inner).
-        row_invariant: see `make_linear`.
+        route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down: back.
     Raises:
         ConfigError: the spec has no mixture.
     """
     moe = spec.moe
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
-    make = partial(make_linear, row_invariant=row_invariant)
-    route = make(router)
-    experts = [gated_mlp(make(gate_up[e]), make(down[e]), spec.activation) for e in range(moe.experts)]
+    experts = [gated_mlp(*maps, spec.activation) for maps in zip(gate_up, down, strict=True)]
     top_k, normed = moe.top_k, moe.norm_top_k
 
     def mixture(x: torch.Tensor) -> torch.Tensor:

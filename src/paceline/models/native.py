@@ -7,24 +7,29 @@ the head on any hidden state. Not here: reading checkpoints (models.load), sampl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError
 from paceline.models.attention import Masks
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.cache import Arena, NativeCache
-from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary, Weights
+from paceline.models.cache_memory import ArenaMemory
+from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
 from paceline.models.eager import EagerPasses, Found, Passes
 from paceline.models.graphs import ScoringGraphs
 from paceline.models.kernels.choose import fits
+from paceline.models.layer_weights import Weights
 from paceline.models.linear import RowInvariance
-from paceline.models.quantize import REFUSED, is_quantized
+from paceline.models.quantize import form_of
 from paceline.models.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
+from paceline.models.shape_info import bytes_read, fingerprint
 from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
+
+QuickScore = Callable[[Sequence[NativeCache], Sequence[int], Sequence[TokenTree]], Scores | None]
 
 
 class NativeRunner:
@@ -41,10 +46,13 @@ class NativeRunner:
         compiled: run in compiled passes where the model and the CPU allow it (models.kernels); False takes PyTorch's operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits (models.strict).
+
+    Attributes:
+        quick: scores plain chains by a shorter way, or answers None; None where there is none.
     """
 
     capabilities = Capabilities(
-        trees=True, taps=True, layer_subsets=True, early_exit=True, head=True, input_embeddings=True, fork=True
+        trees=True, taps=True, layer_subsets=True, early_exit=True, head=True, input_embeddings=True, fork=True, blocks=True
     )
 
     def __init__(
@@ -62,14 +70,16 @@ class NativeRunner:
         compiled: bool = True,
         strict: bool = False,
     ) -> None:
-        weight_bytes = _bytes_read(spec, weights)
-        quantization = "int8" if is_quantized(weights) else None
+        weight_bytes = bytes_read(spec, weights)
+        self.quick: QuickScore | None = None
+        quantization = form_of(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
             )  # fmt: skip
+            self.memory = ArenaMemory(self.arena)
             self.passes, self.graphs = self._prepare(weights, dtype, device, "proven" if strict else row_invariant, compiled)
         self.info = ModelInfo(
             name=name,
@@ -81,7 +91,7 @@ class NativeRunner:
             device=device,
             dtype=dtype,
             weight_bytes=weight_bytes,
-            fingerprint=_fingerprint(spec, dtype) + (f"-{quantization}" if quantization else ""),
+            fingerprint=fingerprint(spec, dtype) + (f"-{quantization}" if quantization else ""),
             quantization=quantization,
         )
 
@@ -89,13 +99,12 @@ class NativeRunner:
         self, weights: Weights, dtype: torch.dtype, device: torch.device, row_invariant: RowInvariance, compiled: bool
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
-        quantized = is_quantized(weights)
-        if (compiled or quantized) and fits(self.spec, dtype, device, quantized=quantized):
+        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
             from paceline.models.kernels.fused import FusedDecoder
 
-            return FusedDecoder(self.spec, weights, self.arena), None
-        if quantized:
-            raise UnsupportedModelError(REFUSED)
+            fused = FusedDecoder(self.spec, weights, self.arena)
+            self.quick = fused.score_chains
+            return fused, None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
@@ -156,7 +165,6 @@ class NativeRunner:
             segment.cache.length += segment.inputs
         return Scores(logits, at if all_logits else tuple(range(len(segments) + 1)), kept)
 
-    @torch.inference_mode()
     def score(
         self,
         caches: Sequence[NativeCache],
@@ -171,13 +179,28 @@ class NativeRunner:
         Raises:
             ConfigError: a released cache, or `computed` does not fit the previous call.
         """
+        if self.quick is not None and not taps and computed is None:
+            found = self.quick(caches, roots, trees)
+            if found is not None:
+                return found
+        return self._score(caches, roots, trees, taps, computed)
+
+    @torch.inference_mode()
+    def _score(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        taps: Sequence[int],
+        computed: Sequence[int] | None,
+    ) -> Scores:
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
             fed = [fed_tokens([root], [tree], [segment]) for root, tree, segment in zip(roots, trees, segments, strict=True)]
             if (result := self.graphs.run(segments, fed, taps)) is not None:
                 return Scores(result[0], offsets(segments), result[1])
         logits, _, kept = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
-        return Scores(logits, offsets(segments), kept)
+        return Scores(logits, offsets(segments), kept, getattr(self.passes, "best", None))
 
     @torch.inference_mode()
     def run_layers(
@@ -273,24 +296,3 @@ class NativeRunner:
     def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
         """Runs of (rows, length) for the rotary kinds that depend on it."""
         return run_lengths(segments, positions, chunked)
-
-
-def _bytes_read(spec: ModelSpec, weights: Weights) -> int:
-    """Bytes of weights that one pass of one row reads: all but the embedding (unless tied) and the experts left out."""
-    total = 0
-    for name, weight in weights.items():
-        share = 1.0
-        if name == "embed.weight" and (not spec.tied or is_quantized(weights)):
-            continue
-        if ".experts." in name and spec.moe is not None:
-            share = spec.moe.top_k / spec.moe.experts
-        total += int(weight.nbytes * share)
-    return total
-
-
-def _fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
-    experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
-    return (
-        f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
-        f"-{spec.intermediate_size}{experts}-{spec.vocab_size}-{str(dtype).removeprefix('torch.')}"
-    )

@@ -11,6 +11,7 @@ over it would have left it; from the first scored step on, tokens count one by o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -66,7 +67,10 @@ class ReplayCache(NativeCache):
 
 
 class ReplayRunner(NativeRunner):
-    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope."""
+    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope. Keys depend on more than the text
+    before them, so that sequences cannot share what others left."""
+
+    capabilities = replace(NativeRunner.capabilities, blocks=False)
 
     def open(self) -> ReplayCache:
         """A new, empty sequence."""

@@ -46,12 +46,26 @@ def _fixed(column: Ints) -> Ints:
     return np.frombuffer(column.tobytes(), np.int32)
 
 
+def lone_source(tree: TokenTree) -> int:
+    """The drafter of a chain of shared columns with points alone, all by one drafter; -1 says nothing about the tree."""
+    n = len(tree.tokens)
+    if not n or tree.trials or tree.also:
+        return -1
+    columns, source = chain_columns(n), int(tree.sources[0])
+    shared = tree.parents is columns.parents and tree.depths is columns.depths and tree.kinds is columns.kinds
+    return source if shared and tree.sources is chain_sources(n, source) else -1
+
+
 def is_sound_chain(tree: TokenTree, vocab_size: int) -> bool:
     """Whether a tree is a chain of shared columns with nothing wrong in the others; False says nothing about the tree."""
-    columns = chain_columns(n := len(tree))
-    if any(a is not b for a, b in zip((tree.parents, tree.depths, tree.slots, tree.kinds), columns, strict=True)) or tree.trials:
+    tokens, sources, confidence = tree.tokens, tree.sources, tree.confidence
+    columns = chain_columns(n := len(tokens))
+    if tree.trials or tree.parents is not columns.parents or tree.depths is not columns.depths:
         return False
-    if any(column.shape != (n,) or column.dtype != np.int32 for column in (tree.tokens, tree.sources)):
+    if tree.slots is not columns.slots or tree.kinds is not columns.kinds or not n:
         return False
-    fits = tree.confidence.shape == (n,) and all(0 <= token < vocab_size for token in tree.tokens.tolist())
-    return fits and all(0.0 <= chance <= 1.0 for chance in tree.confidence.tolist())
+    if tokens.dtype != np.int32 or sources.dtype != np.int32 or not tokens.shape == sources.shape == confidence.shape == (n,):
+        return False
+    ids, chances = tokens.tolist(), confidence.tolist()
+    # A sum of numbers in 0..1 is a number: with a NaN among them, least and most may not show it.
+    return min(ids) >= 0 and max(ids) < vocab_size and min(chances) >= 0.0 and max(chances) <= 1.0 and sum(chances) >= 0.0

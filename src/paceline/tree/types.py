@@ -68,11 +68,14 @@ class Scores:
         rows: batch + 1 row offsets.
         taps: layer -> (r, hidden) hidden states, for the layers that were asked for; layer k is the output of layer k
             counted from 0, -1 the embeddings, num_layers the output of the final norm.
+        best: per row the lowest token id that holds the largest logit, or -1 where some logit is not finite; None where the runner
+            did not look.
     """
 
     logits: torch.Tensor
     rows: tuple[int, ...]
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    best: Sequence[int] | None = None
 
     def of(self, index: int) -> torch.Tensor:
         """(1 + n, v): logits at the root and the nodes of sequence `index`; a view."""
@@ -85,4 +88,5 @@ class Scores:
         spans = [slice(self.rows[i], self.rows[i + 1]) for i in indices]
         offsets = [0, *accumulate(span.stop - span.start for span in spans)]
         taps = {layer: torch.cat([tap[span] for span in spans]) for layer, tap in self.taps.items()}
-        return Scores(torch.cat([self.logits[span] for span in spans]), tuple(offsets), taps)
+        best = None if self.best is None else [token for span in spans for token in self.best[span]]
+        return Scores(torch.cat([self.logits[span] for span in spans]), tuple(offsets), taps, best)

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import NumericsError
+from paceline.tree.chain_columns import chain_columns
 from paceline.tree.token_tree import CANDIDATE, ROOT, TokenTree
 from paceline.tree.types import Verdict
 from paceline.verifiers.base import bad_row, before_bad_row
 
 if TYPE_CHECKING:
+    from paceline.tree.types import Scores
     from paceline.verifiers.base import Draws
 
 
@@ -35,6 +37,16 @@ class GreedyVerifier:
     ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`; `draws` are not used."""
         return [_walk(tree, *top) for tree, top in zip(trees, _tops(rows), strict=True)]
+
+    def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
+        """The same for all rows of a pass: the runner's own best tokens where it has looked and all of them are numbers, else one
+        reduction over the batch and one transfer to the host."""
+        best, offsets = scores.best, scores.rows
+        if best is None or min(best) < 0:
+            return self.verify_stacked(trees, scores.logits, offsets)
+        if len(best) == len(trees):
+            return [Verdict((), (), token) for token in best]
+        return [_walk(tree, (), best[i:j]) for tree, (i, j) in zip(trees, pairwise(offsets), strict=True)]
 
     def verify_stacked(
         self, trees: Sequence[TokenTree], logits: torch.Tensor, offsets: Sequence[int]
@@ -77,9 +89,15 @@ def _where_finite(values: list[float], indices: list[int]) -> Top:
 def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> Verdict | NumericsError:
     """Descend along the argmax tokens; entry 0 is the root's, entry 1 + i that of node i."""
     path: list[int] = []
-    at = ROOT
+    at: int = ROOT
     drafted = tree.tokens.tolist()
-    if drafted:
+    if drafted and tree.kinds is chain_columns(len(drafted)).kinds and tree.is_chain:
+        for token in drafted:
+            if token != tokens[at + 1]:
+                break
+            at += 1
+        path.extend(range(at + 1))
+    elif drafted:
         columns = zip(drafted, tree.parents.tolist(), tree.kinds.tolist(), strict=True)
         for node, (token, parent, kind) in enumerate(columns):  # children come after their parents, so one pass finds the path
             if parent == at and token == tokens[at + 1] and kind == CANDIDATE:

@@ -11,6 +11,7 @@ import logging
 
 import torch
 
+from paceline.models.quantize import Form
 from paceline.models.spec import ModelSpec
 
 MOST_INPUTS = 2**16
@@ -36,24 +37,24 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     return next((reason for reason, fine in reasons.items() if not fine), None)
 
 
-def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantized: bool = False) -> str | None:
-    """What hinders the model from running in compiled passes here, or None; `quantized`: with int8 weights."""
+def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:
+    """What hinders the model from running in compiled passes here, or None; `quantization`: of its weights."""
     longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
-    if quantized and longest > MOST_INPUTS:
+    if quantization and longest > MOST_INPUTS:
         return f"rows of more than {MOST_INPUTS} numbers"
-    return unsupported(spec, dtype, device) or machine_lacks(dtype, quantized)
+    return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)
 
 
-def fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantized: bool = False) -> bool:
+def fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> bool:
     """Whether the model runs in compiled passes here."""
-    reason = lacks(spec, dtype, device, quantized=quantized)
+    reason = lacks(spec, dtype, device, quantization=quantization)
     if reason is not None:
         log.debug("%s model: PyTorch runs it, compiled passes do not cover: %s", spec.family, reason)
     return reason is None
 
 
 @functools.cache
-def machine_lacks(dtype: torch.dtype, quantized: bool = False) -> str | None:
+def machine_lacks(dtype: torch.dtype, quantization: Form | None = None) -> str | None:
     """What this machine lacks for compiled passes in a dtype, or None."""
     try:
         from llvmlite import binding
@@ -67,6 +68,6 @@ def machine_lacks(dtype: torch.dtype, quantized: bool = False) -> str | None:
         return "fused multiply-add"
     if find_team() is None and torch.get_num_threads() > 1:
         return "an OpenMP runtime with GNU entry points"
-    if not (agrees(dtype, quantized=True) if quantized else agrees(dtype)):
+    if not agrees(dtype, quantization=quantization):
         return "right results in the self-test"
     return None

@@ -9,7 +9,7 @@ from numba import njit
 
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention import copy_row, scaled_norm
-from paceline.models.kernels.matrix import product, steps_of, strip_size, strip_sums
+from paceline.models.kernels.matrix import head_product, steps_of, strip_size, strip_sums
 from paceline.models.kernels.quantized import to_bytes
 from paceline.models.kernels.tiles import BYTES, DOT, STRIP
 from paceline.models.kernels.vectors import LANES, broadcast, load, load_half, mul, read, read_float, store, store_half
@@ -60,7 +60,7 @@ def _put_logits(frame: int, sums: int, column: int) -> None:
 def head_inputs(frame: int, me: int) -> int:
     """This thread's own copy of the rows that the head takes, normed where there is a norm."""
     x, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    hidden, weight, kind = read(frame + at.HIDDEN), read(frame + at.FINAL_NORM), product(frame)
+    hidden, weight, kind = read(frame + at.HIDDEN), read(frame + at.FINAL_NORM), head_product(frame)
     spare = x + read(frame + at.SPARE)
     for row in range(read(frame + at.HEAD_ROWS)):
         source = read(frame + at.X) + read(read(frame + at.PICKED) + 8 * row) * read(frame + at.X_PITCH)
@@ -77,7 +77,7 @@ def head_inputs(frame: int, me: int) -> int:
 @njit(error_model="numpy")
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
-    x, pitch, kind, rows = head_inputs(frame, me), read(frame + at.NORMED_PITCH), product(frame), read(frame + at.HEAD_ROWS)
+    x, pitch, kind, rows = head_inputs(frame, me), read(frame + at.NORMED_PITCH), head_product(frame), read(frame + at.HEAD_ROWS)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):

@@ -22,10 +22,11 @@ from numba import cfunc, njit, types
 
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention import attend, scaled_norm
+from paceline.models.kernels.best import look, settle_best
 from paceline.models.kernels.ends import embed, final_tap, head, show
 from paceline.models.kernels.matrix import as_bytes, product, steps_of, strip_size, strip_sums
 from paceline.models.kernels.quantized import to_bytes
-from paceline.models.kernels.tiles import BYTES, DOT, STRIP
+from paceline.models.kernels.tiles import BYTES, DOT, NIBBLES, STRIP
 from paceline.models.kernels.vectors import (
     add,
     broadcast,
@@ -71,9 +72,9 @@ def _normed(frame: int, me: int, weight: int) -> int:
     hidden, epsilon, kind, spare = read(frame + at.HIDDEN), read_float(frame + at.EPSILON), product(frame), read(frame + at.SPARE)
     for row in range(read(frame + at.ROWS)):
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
-        if kind == BYTES:
+        if kind >= BYTES:
             scaled_norm(x, hidden, weight, epsilon, target + spare, False)
-            to_bytes(target + spare, hidden, target + row * pitch, pitch)
+            to_bytes(target + spare, hidden, target + row * pitch, pitch, kind == NIBBLES)
         else:
             scaled_norm(x, hidden, weight, epsilon, target + row * pitch, kind == DOT)
     return target
@@ -140,7 +141,7 @@ def _project(
     """A projection back to the residual stream."""
     sums, rows, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS), product(frame)
     strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
-    if kind == BYTES:
+    if kind >= BYTES:
         x, pitch = as_bytes(frame, me, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
@@ -202,6 +203,11 @@ def forward(frame: int) -> None:
         final_tap(frame, me, team)
     if read(frame + at.HEAD_ROWS) > 0:
         head(frame, me, team)
+        if read(frame + at.BEST) != 0:
+            look(frame, me, team)
+            _meet(frame, team)
+            if me == 0:
+                settle_best(frame, team)
 
 
 @functools.cache
@@ -213,7 +219,7 @@ def compiled() -> Any:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
             forward(frame)
 
-    notice = Timer(PATIENCE, log.warning, ["compiling the CPU kernels, once for this machine; this takes some seconds"])
+    notice = Timer(PATIENCE, log.warning, ["making the CPU kernels ready; compiling them, once a machine, takes up to a minute"])
     notice.daemon = True
     notice.start()
     try:

@@ -27,8 +27,9 @@ FIELD = 8
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
     HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,  # the head's strips, count and (rows,) indices of its rows, result
     QUANTIZED, SPARE,  # 1 where weights are bytes, KIND then says how attention multiplies; a thread's float32 row behind NORMED
+    BEST, PARTS, PARTS_ROWS,  # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     FRAME_FIELDS,
-) = range(0, 51 * FIELD, FIELD)  # fmt: skip
+) = range(0, 54 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs

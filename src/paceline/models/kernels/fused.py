@@ -15,19 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.models.cache import Arena
+from paceline.models.cache import Arena, NativeCache
 from paceline.models.decoder import ALL_LAYERS, LayerPlan, Rotary, attention_shape
 from paceline.models.eager import Found
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
+from paceline.models.kernels.best import PART
 from paceline.models.kernels.forward import compiled
 from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.kernels.quick import QuickRows
 from paceline.models.kernels.team import find_team
 from paceline.models.kernels.tiles import DOT, FULL, HALF, has_dot
 from paceline.models.kernels.vectors import LANES
 from paceline.models.kernels.visible import Ints, Part, SlotLists, address, fill, parts_of
 from paceline.models.segments import Segment
 from paceline.models.spec import ModelSpec
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import Scores
 
 Lengths = Sequence[tuple[int, int]]
 
@@ -37,9 +41,13 @@ class FusedDecoder:
 
     Args:
         kind: of product (models.kernels.tiles); None takes the fastest that this CPU has for the dtype.
+
+    Attributes:
+        best: per row of the logits made last its best token, as `Scores.best` has it.
     """
 
     row_invariant = True
+    best: list[int]
 
     def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
@@ -54,6 +62,8 @@ class FusedDecoder:
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
         self._seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
+        self._row_bytes = spec.hidden_size * self.dtype.itemsize
+        self._windowed = tuple(self.shape.windows) != (None,)
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
         self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
@@ -63,6 +73,10 @@ class FusedDecoder:
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
         self._scores = torch.zeros(0)
+        self._parts, self._best = torch.zeros(0), np.zeros(ROWS, np.int64)
+        self._frame.put({at.BEST: address(self._best)})
+        self._quick = QuickRows(self._frame, self._rows, self._seen, self._best)
+        self.best = []
         self._run, self._team = compiled(), find_team()
         if self._team is not None:
             self._frame.put({at.THREAD: self._team.thread, at.TEAM: self._team.size, at.BARRIER: self._team.barrier})
@@ -119,7 +133,7 @@ class FusedDecoder:
         wanted = range(rows) if logits is None else logits
         self._ready(max(segment.cache.length + segment.inputs for segment in segments))
         self._plan(plan)
-        found, done = [], 0
+        found, best, done = [], list[int](), 0
         for parts in parts_of(segments, ROWS):
             count = sum(part.stop - part.first for part in parts)
             self._from(inputs[done : done + count], count)
@@ -130,16 +144,47 @@ class FusedDecoder:
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
             found.append(self._go(picked))
+            best += self.best
             del lists
             done += count
+        self.best = best
         return found[0] if len(found) == 1 else torch.cat(found), result, kept
+
+    def score_chains(self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores | None:
+        """What `NativeRunner.score` gives for roots with chains behind them, the tables filled in one go; None where that is not
+        enough: branches, windows, rotations by length, scattered sequences and many rows take `run`.
+
+        Raises:
+            ConfigError: a released cache.
+        """
+        rotary, offsets, longest = self._rotary, [0], 0
+        for cache, tree in zip(caches, trees, strict=True):
+            inputs = 1 + len(tree)
+            cache.reserve(inputs)
+            offsets.append(offsets[-1] + inputs)
+            longest = max(longest, cache.length + inputs)
+        if self._windowed or rotary.depends_on_length or longest > self._table_size or self._table_size != rotary.size:
+            return None
+        self._ready(longest)
+        if self._quick.version != self._arena.version or longest > self._quick.reach:
+            self._slots.refresh()
+            self._quick.lay(self._arena.version, self._slots.start, max(self._arena.slots, 2 * longest, ROWS))
+        if not self._quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
+            return None
+        for cache, tree in zip(caches, trees, strict=True):
+            cache.scratch = 1 + len(tree)
+        self._plan(ALL_LAYERS)
+        self._targets({}, self._no_states, 0)
+        self._quick.scale(self.spec.embedding_multiplier)
+        return Scores(self._start(offsets[-1]), tuple(offsets), best=self.best)
 
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
         threads = 1 if self._team is None else torch.get_num_threads()
         if self._workspace is None or self._workspace.threads != threads:
             self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._packing.quantized)
-            self._frame.put(self._workspace.fields)
+            self._parts = torch.zeros(threads * ROWS * PART, dtype=torch.uint8)
+            self._frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
             self._scores = torch.zeros(0)
         pitch = 4 * (longest + 3 * LANES)
         if self._scores.numel() < threads * MOST_QUERIES * pitch // 4:
@@ -227,14 +272,19 @@ class FusedDecoder:
 
     def _go(self, picked: Sequence[int]) -> torch.Tensor:
         """Run the pass; returns the logits (rows, v) of the picked rows."""
-        vocab = self.spec.vocab_size
-        out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
         self._rows[3, : len(picked)] = picked
-        self._frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
+        return self._start(len(picked))
+
+    def _start(self, picked: int) -> torch.Tensor:
+        """Run the pass, whose tables are filled but for where the logits go."""
+        vocab = self.spec.vocab_size
+        out = torch.empty(picked, -(-vocab // LANES) * LANES, dtype=self.dtype)
+        self._quick.aim(picked, out.data_ptr())
         if self._team is None:
             self._run.ctypes(self._frame.address)
         else:
             self._team.run(self._run.address, self._frame.address)
+        self.best = self._quick.best(picked)
         return out if out.shape[1] == vocab else out[:, :vocab].contiguous()
 
 

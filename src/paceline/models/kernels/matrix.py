@@ -1,7 +1,8 @@
 """Packed matrices, and their product with rows of activations strip by strip.
 
-In: a dense weight (out, in) in float32 or bfloat16, or int8 with scales. Out: its strips in the order that the inner loop reads
-them, and compiled functions over a range of strips. Not here: the inner loop (models.kernels.tiles), threads (models.kernels.team).
+In: a dense weight (out, in) in float32 or bfloat16, or int8 or int4 with scales. Out: its strips in the order that the inner loop
+reads them, and compiled functions over a range of strips. Not here: the inner loop (models.kernels.tiles), threads
+(models.kernels.team).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import torch
 from numba import njit
 
 from paceline.models.kernels import frame as at
+from paceline.models.kernels.nibbles import BLOCK, nibble_sums, pack_nibbles
 from paceline.models.kernels.pages import Pages
 from paceline.models.kernels.quantized import HEADER, WHOLE, pack_bytes, settle, to_bytes
-from paceline.models.kernels.tiles import BYTES, FULL, GROUP, HALF, INPUTS, MOST_ROWS, STEP, STRIP, accumulate
+from paceline.models.kernels.tiles import BYTES, FULL, GROUP, HALF, INPUTS, MOST_ROWS, NIBBLES, STEP, STRIP, accumulate
 from paceline.models.kernels.vectors import broadcast, read, store
+from paceline.models.quantize import GROUP as WIDTH
 
 CHUNK = 64
 """Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level cache."""
@@ -24,7 +27,8 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in strips: (strips, steps, 64 outputs, inputs per step), outputs padded with zeros; of bytes, see `pack_bytes`."""
+    """A weight in strips: (strips, steps, 64 outputs, inputs per step), outputs padded with zeros; of bytes and
+    half bytes, see `pack_bytes` and `pack_nibbles`."""
 
     strips: torch.Tensor
     inputs: int
@@ -45,11 +49,14 @@ def packable(inputs: int) -> bool:
 
 
 def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
-    """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32.
+    """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with theirs.
 
     With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both at hand.
     """
     outputs, inputs = weight.shape
+    if scale is not None and weight.dtype is torch.uint8:
+        strips = pack_nibbles(_in_strips(weight, paired=paired), _in_strips(scale, paired=paired), pages)
+        return Packed(strips, 2 * inputs, outputs)
     if scale is not None:
         ordered = _in_strips(scale[:, None], paired=paired)[:, 0]
         return Packed(pack_bytes(_in_strips(weight, paired=paired), ordered, pages), inputs, outputs)
@@ -78,9 +85,12 @@ def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
 def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Products of one strip with all rows: sums (rows, 64) float32.
 
-    Rows of BYTES are those of `quantized.to_bytes`; `sums` then needs twice the room, and scales lie behind the strip's steps.
+    Rows of BYTES and NIBBLES are those of `quantized.to_bytes`; `sums` then needs twice the room. Scales of bytes lie behind the
+    strip's steps.
     """
-    if kind == BYTES:
+    if kind == NIBBLES:
+        nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
+    elif kind == BYTES:
         _multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
         settle(weights + steps * STEP, x, pitch, rows, sums)
     else:
@@ -114,8 +124,15 @@ AHEAD = 2048
 
 @njit(error_model="numpy")
 def product(frame: int) -> int:
-    """The kind of all matrix products of a pass."""
-    return BYTES if read(frame + at.QUANTIZED) == 1 else read(frame + at.KIND)
+    """The kind of a pass's matrix products in the layers."""
+    quantized = read(frame + at.QUANTIZED)
+    return BYTES - 1 + quantized if quantized > 0 else read(frame + at.KIND)
+
+
+@njit(error_model="numpy")
+def head_product(frame: int) -> int:
+    """The kind of the head's product."""
+    return min(BYTES, product(frame))
 
 
 @njit(error_model="numpy")
@@ -123,12 +140,16 @@ def steps_of(kind: int, inputs: int) -> int:
     """Steps of a strip."""
     if kind == BYTES:
         return (inputs + WHOLE - 1) // WHOLE * GROUP
+    if kind == NIBBLES:
+        return (inputs + WIDTH - 1) // WIDTH * GROUP
     return inputs if kind == FULL else inputs // 2
 
 
 @njit(error_model="numpy")
 def strip_size(kind: int, steps: int) -> int:
     """Bytes from one strip to the next."""
+    if kind == NIBBLES:
+        return steps // GROUP * BLOCK
     return (steps + 1) * STEP if kind == BYTES else steps * STEP
 
 
@@ -137,5 +158,5 @@ def as_bytes(frame: int, me: int, source: int, pitch: int, rows: int, size: int)
     """This thread's own copy of rows of float32, as `quantized.to_bytes` leaves them."""
     target, own = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
     for row in range(rows):
-        to_bytes(source + row * pitch, size, target + row * own, own)
+        to_bytes(source + row * pitch, size, target + row * own, own, product(frame) == NIBBLES)
     return target

@@ -19,7 +19,7 @@ from paceline.models.kernels.pages import Pages
 from paceline.models.kernels.quantized import half_pitch
 from paceline.models.kernels.tiles import ACTIVATION, STRIP
 from paceline.models.kernels.visible import Ints, address
-from paceline.models.quantize import is_quantized
+from paceline.models.quantize import GROUP, form_of
 from paceline.models.spec import ModelSpec
 
 Weights = dict[str, torch.Tensor]
@@ -56,7 +56,7 @@ class Packing:
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights) -> None:
         self._spec, self._weights, self._order = spec, weights, head_order(shape)
-        self.quantized = is_quantized(weights)
+        self.quantized = {None: 0, "int8": 1, "int4": 2}[form_of(weights)]
         self._pages = Pages()
         self.kept: list[torch.Tensor | Packed] = []
 
@@ -73,7 +73,7 @@ class Packing:
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
             at.Q_NORM: self._vector(self._norm(f"{name}q_norm.weight")),
             at.K_NORM: self._vector(self._norm(f"{name}k_norm.weight")),
-            at.O_WEIGHT: self._matrix(o[:, self._order], o_scale),
+            at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
             at.MLP_NORM: self._vector(self._norm(f"{name}mlp_norm.weight")),
             at.GATE_UP_WEIGHT: self._matrix(*self._take_matrix(f"{name}gate_up"), paired=True),
@@ -93,6 +93,13 @@ class Packing:
 
     def _take_matrix(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._weights.pop(f"{name}.weight"), self._take(f"{name}.scale")
+
+    def _by_group(self, weight: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A weight whose inputs are heads, in the order of heads that attention leaves."""
+        if scale is None or scale.dim() == 1:
+            return weight[:, self._order], scale
+        order = self._order[::GROUP] // GROUP
+        return weight.view(len(weight), -1, GROUP // 2)[:, order].flatten(1), scale[:, order]
 
     def _norm(self, name: str) -> torch.Tensor | None:
         weight = self._take(name)
@@ -116,10 +123,10 @@ class Packing:
         return own.data_ptr()
 
 
-def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: bool = False) -> dict[int, int | float]:
+def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: int = 0) -> dict[int, int | float]:
     """The frame's fields that follow from the model's shape."""
     return {
-        at.KIND: kind, at.QUANTIZED: int(quantized), at.NARROW: int(dtype is torch.bfloat16),
+        at.KIND: kind, at.QUANTIZED: quantized, at.NARROW: int(dtype is torch.bfloat16),
         at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
@@ -131,7 +138,7 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: bool
 class Workspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
-    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: int = 0) -> None:
         item, self.threads = ACTIVATION[kind], threads
         heads = spec.num_heads * spec.head_dim
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
@@ -144,7 +151,7 @@ class Workspace:
         if quantized:
             pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, spec.intermediate_size))
         spare = ROWS * pitches[at.NORMED]
-        normed, sums = spare + (-(-4 * spec.hidden_size // 64) * 64 if quantized else 0), ROWS * 4 * STRIP * (1 + quantized)
+        normed, sums = spare + (-(-4 * spec.hidden_size // 64) * 64 if quantized else 0), ROWS * 4 * STRIP * (1 + bool(quantized))
         query = MOST_QUERIES * (4 * spec.head_dim + 128 + 64)
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.NORMED: threads * normed, at.SUMS: threads * sums, at.QUERY: threads * query}

@@ -48,12 +48,13 @@ from paceline.models.kernels.vectors import (
     store_at,
     total,
 )  # fmt: skip
+from paceline.models.quantize import GROUP as WIDTH
 
 TOP, ZERO = 32512, 128
 """Largest activation, 127 * 256; the stored byte of weight 0."""
 
 HEADER = 64
-"""Bytes before the bytes of a row: float32 scale, sums of its high and its low bytes."""
+"""Bytes before the bytes of a row: float32 scale, sums of its high and its low bytes. Behind them may be sums of groups."""
 
 WHOLE = INPUTS[BYTES] * GROUP
 """Rows of bytes are filled up to a multiple of this."""
@@ -66,7 +67,8 @@ def byte_steps(inputs: int) -> int:
 
 def half_pitch(inputs: int) -> int:
     """Bytes of a row's high or low half with its header: an odd number of lines (see `Workspace`)."""
-    return (-(-(HEADER + inputs) // 128) * 2 + 1) * 64
+    groups = -(-inputs // WIDTH)
+    return (-(-(HEADER + (WIDTH + 4) * groups) // 128) * 2 + 1) * 64
 
 
 def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
@@ -86,7 +88,8 @@ def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch
 
 
 @lowered(Float, Int)
-def _read(builder: Builder, address: Value) -> Value:
+def read_scale(builder: Builder, address: Value) -> Value:
+    """The float32 at an address."""
     return load_at(builder, address, FLOAT)
 
 
@@ -120,6 +123,14 @@ def _store_bytes(builder: Builder, address: Value, whole: Value) -> None:
     store_at(builder, address, builder.trunc(builder.fptosi(whole, I32V), ir.VectorType(I8, LANES)))
 
 
+@lowered(Nothing, Int, Int)
+def _sum_group(builder: Builder, source: Value, target: Value) -> None:
+    """Write the sum of WIDTH signed bytes times -8 as int32."""
+    group = builder.sext(load_at(builder, source, ir.VectorType(I8, WIDTH)), ir.VectorType(I32, WIDTH))
+    whole = call_named(builder, f"llvm.vector.reduce.add.v{WIDTH}i32", I32, group)
+    store_at(builder, target, builder.mul(whole, ir.Constant(I32, -8)))
+
+
 @lowered(Lanes, Int, Int, Float, Float)
 def _settled(builder: Builder, high_at: Value, low_at: Value, high_sum: Value, low_sum: Value) -> Value:
     """256 * (high - 128 * high_sum) + (low - 128 * low_sum) for sixteen outputs, rounded to float32 at the end."""
@@ -131,10 +142,20 @@ def _settled(builder: Builder, high_at: Value, low_at: Value, high_sum: Value, l
 
 
 @njit(error_model="numpy")
-def to_bytes(source: int, size: int, target: int, pitch: int) -> None:
+def _sum_groups(row: int, size: int) -> None:
+    groups = (size + WIDTH - 1) // WIDTH
+    if (size + LANES - 1) // LANES % 2 == 1:
+        _store_bytes(row + groups * WIDTH - LANES, broadcast(np.float32(0.0)))
+    for i in range(groups):
+        _sum_group(row + i * WIDTH, row + groups * WIDTH + 4 * i)
+
+
+@njit(error_model="numpy")
+def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = False) -> None:
     """One row of float32 as two rows of bytes: header and high bytes at `target`, low bytes half a `pitch` on, behind a gap.
 
-    The row is read up to a multiple of sixteen; what lies there must be zero. Where a value is not finite, the scale is NaN.
+    The row is read up to a multiple of sixteen; what lies there must be zero. Where a value is not finite, the scale is NaN. With
+    `grouped`, bytes are filled up to whole groups of WIDTH, and behind them go int32 sums of each group times -8.
     """
     zero = broadcast(np.float32(0.0))
     top, odd = zero, zero
@@ -154,6 +175,9 @@ def to_bytes(source: int, size: int, target: int, pitch: int) -> None:
     _write(target, most / np.float32(TOP) + total(odd))
     _write(target + 4, total(highs))
     _write(target + 8, total(lows))
+    if grouped:
+        _sum_groups(target + HEADER, size)
+        _sum_groups(target + pitch // 2 + HEADER, size)
 
 
 @njit(error_model="numpy")
@@ -161,7 +185,7 @@ def settle(scales: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Turn integer sums (2 * rows, 64) of high and low bytes into products (rows, 64) float32, in place."""
     for row in range(rows):
         at = x + row * pitch
-        factor, high_sum, low_sum = broadcast(_read(at)), _read(at + 4), _read(at + 8)
+        factor, high_sum, low_sum = broadcast(read_scale(at)), read_scale(at + 4), read_scale(at + 8)
         high = sums + 2 * row * (4 * STRIP)
         for i in range(0, 4 * STRIP, 64):
             value = _settled(high + i, high + 4 * STRIP + i, high_sum, low_sum)

@@ -3,10 +3,10 @@
 In: a strip of packed weights, rows of activations, sums so far. Out: sums. Not here: which strips and rows (models.kernels.linear).
 
 Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a pair of bfloat16 inputs. An output's sum lives in
-one lane from the first input to the last, so its bits depend neither on the number of rows nor on the neighbours. Four kinds:
+one lane from the first input to the last, so its bits depend neither on the number of rows nor on the neighbours. Kinds:
 DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the weights and keeps float32
 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes (models.kernels.quantized), whose
-int32 sums travel as the bits of float32 lanes.
+int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own (models.kernels.nibbles).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from paceline.models.kernels.vectors import (
     store_at,
 )  # fmt: skip
 
-DOT, HALF, FULL, BYTES = 0, 1, 2, 3
+DOT, HALF, FULL, BYTES, NIBBLES = 0, 1, 2, 3, 4
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
 MOST_ROWS = 6
 """24 sums, 4 weights and an activation fill the 32 registers of AVX-512."""
 
-INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4}
+INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8}
 """Inputs per step."""
-ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1}
+ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1}
 """Bytes of one activation."""
 
 COLUMNS = 4

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.quantize import dequantized, quantize
+from paceline.models.quantize import Form, dequantized, quantize
 from paceline.models.segments import chunk
 from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -58,12 +58,12 @@ def expected(weights: Weights, tokens: list[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def agrees(dtype: torch.dtype, kind: int | None = None, *, quantized: bool = False) -> bool:
+def agrees(dtype: torch.dtype, kind: int | None = None, *, quantization: Form | None = None) -> bool:
     """Whether a compiled pass gives the logits of plain arithmetic, within the rounding of its dtype."""
     weights, tokens = random_weights(dtype), [(7 * i) % VOCABULARY for i in range(LENGTH)]
-    weights = quantize(weights, SPEC) if quantized else weights
+    weights = quantize(weights, SPEC, quantization) if quantization else weights
     wanted = expected(dequantized(weights), tokens)
     arena = Arena(1, SPEC.num_kv_heads, HEAD, dtype=dtype, device=torch.device("cpu"), slots=64)
     logits, _, _ = FusedDecoder(SPEC, dict(weights), arena, kind=kind).run([chunk(NativeCache(arena), LENGTH)], tokens, ())
     error = float((logits.double() - wanted).abs().max())
-    return error < (0.1 if dtype is torch.bfloat16 else 4e-3 if quantized else 1e-4)  # activations of 16 bits lie between
+    return error < (0.1 if dtype is torch.bfloat16 else 4e-3 if quantization else 1e-4)  # activations of 16 bits lie between

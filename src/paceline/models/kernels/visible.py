@@ -30,20 +30,28 @@ def address(array: npt.NDArray[np.int64]) -> int:
 
 
 class SlotLists:
-    """Lists of slots by position for all sequences of an arena."""
+    """Lists of slots by position for all sequences of an arena.
+
+    Attributes:
+        start: address of the list of all slots in order.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._version = arena, -1
         self._straight: Ints = np.zeros(0, np.int64)
-        self._start = 0
+        self.start = 0
+
+    def refresh(self) -> None:
+        """Follow the arena's growth."""
+        if self._version != self._arena.version:
+            self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
+            self.start, self._version = address(self._straight), self._arena.version
 
     def of(self, cache: NativeCache, stop: int, kept: list[Ints]) -> tuple[Ints, int]:
         """The slots of positions 0 .. stop - 1 and their address; a list made for this call is added to `kept`."""
-        if self._version != self._arena.version:
-            self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
-            self._start, self._version = address(self._straight), self._arena.version
+        self.refresh()
         if cache.base >= 0:
-            return self._straight[cache.base :], self._start + 8 * cache.base
+            return self._straight[cache.base :], self.start + 8 * cache.base
         own = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
         kept.append(own)
         return own, address(own)

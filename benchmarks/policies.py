@@ -1,0 +1,235 @@
+"""Policies of drafting length side by side: on the bundled pair, on prompt lookup, and along the acceptance dial, in one run.
+
+usage: policies.py [--threads 2] [--repeats 5] [--prompts 4] [--tokens 128] [--dial 0.5,0.7,0.8,0.9,0.95] [--plot-only]
+
+Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that rotates, so that
+every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or differ first at a near tie
+(counted); otherwise nothing is timed. All policies have their published defaults; "fixed" has 4 and 8 tokens. "oracle length" knows
+how much of each draft will be accepted (`bench.oracle_length`). Writes `results/policies.json` and `results/policies.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from batches import must_agree, prompts_of
+from common import RESULTS, save
+
+from paceline import LLM, SamplingParams
+from paceline.bench import stats
+from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
+
+Ids = list[int]
+POLICIES: dict[str, dict[str, Any]] = {
+    "auto": {"controller": "auto"},
+    "fixed 4": {"controller": "fixed", "num_speculative_tokens": 4},
+    "fixed 8": {"controller": "fixed", "num_speculative_tokens": 8},
+    **{name: {"controller": name} for name in ("heuristic", "specdec_pp", "kangaroo", "swift", "diffuspec")},
+}
+PLAIN, ORACLE = "plain", "oracle length"
+
+
+class Group:
+    """One drafter under every policy, and plain decoding.
+
+    Args:
+        drafter: its speculative_config.
+        reference: what plain decoding says to each prompt.
+    Attributes:
+        seconds: per setting and prompt, a list with one entry a repeat.
+        agreement: how many outputs were the same as plain decoding's.
+    """
+
+    def __init__(self, plain: LLM, drafter: Mapping[str, Any], prompts: list[Ids], reference: list[Ids], tokens: int) -> None:
+        self.plain, self.prompts, self.reference = plain, prompts, reference
+        self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        self.settings = {PLAIN: plain} | {name: plain.with_speculative_config({**drafter, **p}) for name, p in POLICIES.items()}
+        self.oracle = OracleLength()
+        self.settings[ORACLE] = _controlled(plain.with_speculative_config(dict(drafter)), self.oracle)
+        self.lengths = self._record(_controlled(plain.with_speculative_config(dict(drafter)), LengthRecorder(48)))
+        self.seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in self.settings}
+        self.agreement: dict[str, dict[str, int]] = {}
+        self.drafting: dict[str, dict[str, float]] = {}
+
+    def _record(self, llm: LLM) -> list[Lengths]:
+        found = []
+        for prompt in self.prompts:
+            made = self._decode(llm, prompt).outputs[0].token_ids
+            found.append(llm.engine.parts.controller.lengths(len(prompt) + len(made), made))  # type: ignore[attr-defined]
+        return found
+
+    def _decode(self, llm: LLM, prompt: Ids) -> Any:
+        return llm.generate([{"prompt_token_ids": prompt}], self.params)[0]
+
+    def run(self, name: str, number: int) -> tuple[Any, float]:
+        """One setting on one prompt: its result and its seconds."""
+        if name == ORACLE:
+            self.oracle.told = [self.lengths[number]]
+        start = perf_counter()
+        found = self._decode(self.settings[name], self.prompts[number])
+        return found, perf_counter() - start
+
+    def check(self) -> None:
+        """Every setting on all prompts: to warm up and to compare; what it drafts is noted."""
+        for name in self.settings:
+            everything = [self.run(name, number)[0] for number in range(len(self.prompts))]
+            outputs = [found.outputs[0].token_ids for found in everything]
+            self.agreement[name] = must_agree(self.plain, self.prompts, self.reference, outputs)
+            sums = {key: sum(getattr(f.metrics, key) for f in everything) for key in KEYS}
+            self.drafting[name] = {**sums, "mean_acceptance_length": 1 + sums[KEYS[1]] / max(sums[KEYS[2]], 1)}
+
+    def turn(self, repeat: int) -> None:
+        """Every setting on every prompt, once."""
+        names = list(self.settings)
+        for number in range(len(self.prompts)):
+            first = (repeat * len(self.prompts) + number) % len(names)
+            for name in names[first:] + names[:first]:
+                self.seconds[name][number].append(self.run(name, number)[1])
+
+    def to_dict(self, tokens: int) -> dict[str, Any]:
+        """Raw seconds, tokens/s and the paired ratio over plain decoding, with their 95 % intervals."""
+        found = {}
+        base_pr = np.array(self.seconds[PLAIN])
+        tokens_pr = np.full_like(base_pr, tokens)
+        for name, seconds in self.seconds.items():
+            seconds_pr = np.array(seconds)
+            found[name] = {
+                "tokens_per_second": _dict(stats.tokens_per_second(tokens_pr, seconds_pr)),
+                "over_plain": _dict(stats.speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
+                "drafting": self.drafting[name],
+                "agreement": self.agreement[name],
+                "seconds": seconds,
+            }
+        return found
+
+
+KEYS = ("num_draft_tokens", "num_accepted_tokens", "num_steps")
+
+
+def _controlled(llm: LLM, controller: Any) -> LLM:
+    """The same engine under another controller."""
+    llm.engine.parts = replace(llm.engine.parts, controller=controller)
+    return llm
+
+
+def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+    if estimate is None:
+        raise SystemExit("nothing was measured")
+    return estimate.to_dict()
+
+
+def measure(given: argparse.Namespace, dial: Sequence[float]) -> dict[str, Any]:
+    """All groups, in turn."""
+    plain = LLM(speculative_config=None, threads=given.threads, enable_prefix_caching=False)
+    prompts = prompts_of(plain, given.prompts)
+    params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
+    reference = [plain.generate([{"prompt_token_ids": ids}], params)[0].outputs[0].token_ids for ids in prompts]
+    records = {tuple(ids): made for ids, made in zip(prompts, reference, strict=True)}
+    drafters: dict[str, dict[str, Any]] = {"draft_model": {"method": "draft_model"}, "ngram": {"method": "ngram"}}
+    for acceptance in dial:
+        drafters[f"dial {acceptance:g}"] = {"method": "corrupted_oracle", "acceptance": acceptance, "continuations": records}
+    groups = {name: Group(plain, drafter, prompts, reference, given.tokens) for name, drafter in drafters.items()}
+    for group in groups.values():
+        group.check()
+    for repeat in range(given.repeats):
+        for group in groups.values():
+            group.turn(repeat)
+    return {
+        "model": "bundled",
+        "prompts": given.prompts,
+        "tokens": given.tokens,
+        "repeats": given.repeats,
+        "dial": list(dial),
+        "groups": {name: group.to_dict(given.tokens) for name, group in groups.items()},
+    }
+
+
+STYLE = {
+    PLAIN: ("#777777", "--", ""),
+    ORACLE: ("#000000", ":", ""),
+    "auto": ("#d62728", "-", "o"),
+    "fixed 4": ("#9ecae1", "-", "s"),
+    "fixed 8": ("#3182bd", "-", "s"),
+    "heuristic": ("#31a354", "-", "^"),
+    "specdec_pp": ("#756bb1", "-", "D"),
+    "kangaroo": ("#e6550d", "-", "v"),
+    "swift": ("#e7ba52", "-", "P"),
+    "diffuspec": ("#8c6d31", "-", "X"),
+}
+
+
+def plot(found: Mapping[str, Any]) -> None:
+    """Tokens per second along the dial, the same over plain decoding, and the two real drafters."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5.5), width_ratios=(5, 5, 4), layout="constrained")
+    lines(left, found, "tokens_per_second")
+    left.set(ylabel="tokens/s, batch 1", title="Acceptance dial (drafting takes next to no time)")
+    left.legend(ncols=2, frameon=False)
+    lines(middle, found, "over_plain")
+    middle.set(ylabel="times plain decoding, paired", title="The same over plain (bands: 95 % intervals)")
+    bars(right, found["groups"])
+    figure.savefig(RESULTS / "policies.png", dpi=110)
+    plt.close(figure)
+
+
+def lines(axes: Any, found: Mapping[str, Any], figures: str) -> None:
+    """One line a policy along the dial; intervals of `auto` and of the oracle."""
+    for name, (colour, line, marker) in STYLE.items():
+        estimates = [found["groups"][f"dial {acceptance:g}"][name][figures] for acceptance in found["dial"]]
+        value, low, high = ([one[key] for one in estimates] for key in ("value", "low", "high"))
+        width = 2.6 if name == "auto" else 1.5
+        axes.plot(found["dial"], value, line, color=colour, marker=marker or None, label=name, linewidth=width, markersize=5)
+        if name in ("auto", ORACLE):
+            axes.fill_between(found["dial"], low, high, color=colour, alpha=0.10, linewidth=0)
+    axes.set(xlabel="acceptance: chance that the next drafted token is right", ylim=(0, None))
+
+
+def bars(axes: Any, groups: Mapping[str, Any]) -> None:
+    """Times plain decoding under the draft model and, hatched, under prompt lookup."""
+    names = [name for name in STYLE if name != PLAIN]
+    for offset, (drafter, hatch) in enumerate((("draft_model", ""), ("ngram", "///"))):
+        table = np.array([[groups[drafter][name]["over_plain"][key] for key in ("value", "low", "high")] for name in names])
+        errors = np.abs(table[:, 1:] - table[:, :1]).T
+        colours = [STYLE[name][0] for name in names]
+        places = np.arange(len(names)) + 0.4 * offset
+        axes.barh(places, table[:, 0], 0.38, xerr=errors, color=colours, hatch=hatch, edgecolor="white", alpha=0.9)
+    axes.axvline(1.0, color=STYLE[PLAIN][0], linestyle="--")
+    axes.set_yticks(np.arange(len(names)) + 0.2, names)
+    axes.invert_yaxis()
+    axes.set(xlabel="times plain decoding (95 % intervals)", title="Draft model; prompt lookup (hatched)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--dial", default="0.5,0.7,0.8,0.9,0.95")
+    parser.add_argument("--plot-only", action="store_true", help="draw the plot again from results/policies.json")
+    given = parser.parse_args()
+    if not given.plot_only:
+        save("policies", measure(given, [float(one) for one in given.dial.split(",")]))
+    found = json.loads((RESULTS / "policies.json").read_text())
+    for drafter, group in found["groups"].items():
+        for name, one in group.items():
+            rate, over, drafting = one["tokens_per_second"]["value"], one["over_plain"], one["drafting"]
+            interval = f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f}) times plain"
+            print(
+                f"{drafter:12s} {name:14s} {rate:6.0f} tokens/s, {interval}, {drafting['mean_acceptance_length']:.2f} tokens a step"
+            )
+    plot(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`paceline datastore`: builds datastores of texts for the methods `rest` and `rasd`, and says what is in one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.interrupts import AtOnce
+from paceline.cli.options import with_log_level
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.drafters.datastore import Datastore
+
+app = typer.Typer(name="datastore", help="Datastores of texts to draft from: build, info.", add_completion=False)
+
+Sources = Annotated[
+    list[Path], typer.Argument(metavar="SOURCE...", help="Text, JSONL or JSON files (.gz too), or folders of them.")
+]
+
+
+@app.command("build")
+@with_log_level
+def build(
+    *,
+    sources: Sources,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="File to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id of the target; default: the bundled model."),
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.")] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="NAME", help="Field of JSON rows to read; may be repeated. Default: by their keys."),
+    ] = None,
+    shard_tokens: Annotated[
+        int, typer.Option("--shard-tokens", min=2, help="Tokens that are sorted at once, at 20 bytes of memory each.")
+    ] = 2**24,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")] = False,
+) -> None:
+    """Make a datastore of texts with the tokenizer of a model."""
+    if output.is_dir():
+        raise ConfigError(f"--output {str(output)!r} is a folder; give the path of a file")
+    if output.exists() and not overwrite:
+        raise ConfigError(f"there is a file {str(output)!r} already; choose another --output, or add --overwrite")
+    from paceline.drafters.datastore_sources import Sources as Found
+
+    found = Found.find(sources, field or ())
+    if output.resolve() in {path.resolve() for path in found.files}:
+        raise ConfigError(f"--output {str(output)!r} is one of the sources; choose another")
+    with AtOnce():
+        from paceline.drafters.datastore_build import build as make
+        from paceline.models.hub import resolve
+        from paceline.models.tokenizer import Tokenizer
+
+        folder = resolve(_bundled() if model is None else model, revision=revision, code=trust_remote_code)
+        tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+    with _bar(found.total) as show:
+        make(found, tokenizer, output, name=model or "the bundled model", shard_tokens=shard_tokens, progress=show)
+    _print(output, as_json=False, check=False)
+
+
+@app.command("info")
+@with_log_level
+def info(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Say what is in a datastore, and whether all of it is as it was written."""
+    _print(path, as_json=as_json, check=True)
+
+
+def _print(path: Path, *, as_json: bool, check: bool) -> None:
+    from paceline.drafters.datastore import Datastore
+
+    store = Datastore(path)
+    if check:
+        store.check()
+    facts = _facts(store)
+    if as_json:
+        print(json.dumps(facts))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.replace('_', ' '):<{width}}  {f'{value:,}' if isinstance(value, int) else value}")
+
+
+def _facts(store: Datastore) -> dict[str, Any]:
+    header = store.header
+    return {
+        "path": str(store.path),
+        "bytes": store.file_bytes,
+        "tokens": header.tokens,
+        "documents": header.documents,
+        "files": header.sources,
+        "shards": len(store.shards),
+        "tokenizer": header.tokenizer,
+        "made_for": header.tokenizer_name,
+        "vocab_size": header.vocab_size,
+        "sha256": header.sha256,
+    }
+
+
+def _bundled() -> Path:
+    import paceline
+
+    return Path(paceline.__file__).parent / "bundled" / "target"
+
+
+class _bar:  # noqa: N801 - used like a function
+    """A bar on standard error, where that is a terminal."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("reading", total=total)
+
+    def __enter__(self) -> Callable[[int, str], None]:
+        self.bar.start()
+
+        def show(done: int, what: str) -> None:
+            self.bar.update(self.task, description=what, completed=done if done >= 0 else None)
+
+        return show
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()

@@ -1,0 +1,34 @@
+"""What `auto` decided and believes, read off a controller and put into words.
+
+In: an AutoController after a plan. Out: lines of plain English. Not here: the words themselves (`controllers.words`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.controllers.cost_model import batch_bucket
+from paceline.controllers.words import Decided, auto_words, beliefs, off_words
+
+if TYPE_CHECKING:
+    from paceline.controllers.auto import AutoController
+
+
+def explain(auto: AutoController, index: int | None) -> str:
+    """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
+    size = max(auto._size, 1)
+    plain = size / auto._table[min(size, len(auto._table) - 1)]
+    if index is None:
+        modes = [{one.modes[i].value for one in auto._batch} for i in range(len(auto.names))]
+        rows = zip(auto.names, [source.level[1:] for source in auto.acceptance.sources], auto._yields, modes, strict=True)
+        return "\n".join([*beliefs(auto._rate, plain, rows), auto.cost.describe()])
+    if auto.idle:
+        return off_words(size, auto.disable_by_batch_size, None if auto._never else auto._gates[batch_bucket(size)].wait)
+    one = auto._batch[index]
+    decided = [
+        Decided(auto.names[i], one.modes[i], depth, worth, one.watches[i], one.voices[i])
+        for (of, i), (worth, depth) in auto._worths.items()
+        if of == index
+    ]
+    sizes = [len(trees[index]) if trees else 0 for trees in auto._counts]
+    return auto_words(decided, rates=(auto._rate, plain), remaining=one.remaining, sizes=sizes)

@@ -1,0 +1,164 @@
+"""What the published policies share that decide sequence by sequence how long a draft may be.
+
+In: signals, trees, verdicts. Out: budgets of so many levels, whole trees. Not here: any policy (one file each), stopping a drafter
+while it drafts (`stops`), measured costs: these policies follow acceptance alone, and none notices when drafting does not pay.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from paceline.checking import integer
+from paceline.config import GREEDY_EPSILON
+from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.words import count
+from paceline.tree.types import NO_BUDGET, Budget
+
+if TYPE_CHECKING:
+    from paceline.controllers.stops import Voice
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Verdict
+
+M = TypeVar("M")
+
+MOST: Final = 1024
+"""Highest limit of a draft's length that any option takes."""
+
+
+class Course(Generic[M]):
+    """One sequence: what its policy keeps across steps, and the step under way.
+
+    Attributes:
+        greedy: temperature 0.
+        memory: the policy's own.
+        length: levels that this step's draft may have by the policy; `limited`: the end of the sequence allows fewer.
+        remaining: tokens it may still produce.
+        voices: by drafter, where the policy may stop it.
+        sizes: nodes proposed and nodes scored in this step.
+    """
+
+    __slots__ = ("greedy", "length", "limited", "memory", "remaining", "sizes", "voices")
+
+    def __init__(self, greedy: bool, memory: M) -> None:
+        self.greedy, self.memory = greedy, memory
+        self.clear(0, 0)
+
+    def clear(self, remaining: int, length: int) -> None:
+        """A new step begins."""
+        self.remaining, self.length, self.limited = remaining, length, length > remaining - 1
+        self.voices: dict[int, Voice] = {}
+        self.sizes = (0, 0)
+
+
+class LengthController(ABC, Generic[M]):
+    """Base of the policies: per sequence a length, learned from verdicts.
+
+    Args:
+        num_speculative_tokens: most nodes of a step's tree; None leaves the policy's own limit.
+        disable_by_batch_size: no drafts at or above this number of sequences.
+    Attributes:
+        idle: nothing is drafted in this step.
+    """
+
+    name = "length"
+    width = 1
+    """Nodes that a level may have."""
+
+    def __init__(self, num_speculative_tokens: int | None, disable_by_batch_size: int | None) -> None:
+        if num_speculative_tokens is not None:
+            integer("num_speculative_tokens", num_speculative_tokens, 0, MOST)
+        self.num_speculative_tokens, self.disable_by_batch_size = num_speculative_tokens, disable_by_batch_size
+        self.idle = False
+        self._courses: dict[int, Course[M]] = {}
+        self._batch: list[Course[M]] = []
+
+    # The policy's part
+
+    @abstractmethod
+    def _remember(self, greedy: bool) -> M:
+        """The memory of a new sequence."""
+
+    @abstractmethod
+    def _length(self, memory: M) -> int:
+        """Most levels of this step's draft."""
+
+    def _learn(self, course: Course[M], tree: TokenTree, verdict: Verdict) -> None:
+        """The outcome of a step in which something was scored."""
+
+    @abstractmethod
+    def _why(self, course: Course[M]) -> str:
+        """The decision on a sequence in words, one sentence."""
+
+    @abstractmethod
+    def _policy(self) -> str:
+        """The policy in words, without its name."""
+
+    # The controller's part
+
+    def plan(self, signals: Sequence[Signal]) -> None:
+        """Ask the policy for every sequence's length."""
+        limit, most = self.disable_by_batch_size, self.num_speculative_tokens
+        self.idle = most == 0 or (limit is not None and len(signals) >= limit)
+        self._batch = []
+        for signal in signals:
+            course = self._courses.get(signal.key)
+            if course is None:
+                greedy = signal.temperature < GREEDY_EPSILON
+                course = self._courses[signal.key] = Course(greedy, self._remember(greedy))
+            length = self._length(course.memory)
+            course.clear(signal.remaining, length if most is None else min(length, most))
+            self._batch.append(course)
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        """The nodes that earlier drafters left, no deeper than the policy and the sequence allow."""
+        course = self._batch[index]
+        most = course.length * self.width
+        nodes = most if self.num_speculative_tokens is None else min(most, self.num_speculative_tokens)
+        nodes -= self._taken(course, so_far) if len(so_far) else 0
+        depth = min(course.length, nodes, course.remaining - 1)
+        return NO_BUDGET if self.idle or depth < 1 else self._grant(course, drafter, nodes, depth)
+
+    def _taken(self, course: Course[M], so_far: TokenTree) -> int:
+        """Nodes of earlier drafters that count."""
+        return len(so_far)
+
+    def _grant(self, course: Course[M], drafter: int, nodes: int, depth: int) -> Budget:
+        return Budget(nodes, depth)
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """All trees as they are: budgets keep them within the length."""
+        for course, tree in zip(self._batch, trees, strict=True):
+            course.sizes = len(tree), len(tree)
+        return list(trees)
+
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+        """Tell the policy what became of every tree that had nodes."""
+        for course, tree, verdict in zip(self._batch, trees, verdicts, strict=True):
+            if len(tree):
+                self._learn(course, tree, verdict)
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended."""
+        self._courses.pop(key, None)
+
+    def explain(self, index: int | None = None) -> str:
+        """The last plan's decision on sequence `index` in words; without an index, the policy in one line."""
+        if index is None:
+            limit = self.disable_by_batch_size
+            off = "" if limit is None else f", none from {limit} running sequences on"
+            return f"{self.name}: {self._policy()}{off}"
+        if self.num_speculative_tokens == 0:
+            return "Nothing is drafted: 0 speculative tokens are plain decoding."
+        if self.idle:
+            running = count(len(self._batch), "sequence")
+            return f"Nothing is drafted: {running} at once, and disable_by_batch_size is {self.disable_by_batch_size}."
+        course = self._batch[index]
+        if course.remaining <= 1:
+            return "Nothing is drafted: this is the last token."
+        return self._why(course) + self._result(course)
+
+    def _result(self, course: Course[M]) -> str:
+        """What came of it, as one more sentence."""
+        return "" if course.sizes[0] else " Nothing was found to propose."

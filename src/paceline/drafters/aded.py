@@ -1,0 +1,143 @@
+"""Drafting with a table of tri-grams that follows what the target says.
+
+In: the text so far. Out: trees of point proposals. Not here: the table (`aded_table`), the search (`aded_search`), tenants
+(`tables`).
+
+The table counts prompts and what the target has committed; tokens that were drafted and refused never enter it. It starts empty
+(the paper counts a corpus first; `tables` keeps it between runs instead). Nothing else is kept of a request, so that requests of
+one tenant learn from each other.
+
+Source: ADED: Adaptive Draft-Verification for Efficient LLM Decoding (arXiv:2407.12021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from paceline.checking import integer, number
+from paceline.drafters.aded_search import grow
+from paceline.drafters.aded_table import WAYS, TrigramTable
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.rest_trie import as_tree
+from paceline.drafters.tables import Tables
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+MOST_ROWS: Final = 2**24
+MOST_FOLLOWERS: Final = 64
+MOST_SIMULATIONS: Final = 4096
+CONTEXT: Final = 2
+
+
+class AdedDrafter:
+    """Drafts the paths that a tree search over tri-grams visits most.
+
+    Args:
+        table_rows: pairs of tokens that a tenant's table holds; the longest unused go first.
+        table_width: followers of a pair.
+        simulations: of the search, in a step; None takes four for each node of the budget.
+        exploration: weight of the part of the score that spreads the visits; 0 follows the likeliest path alone.
+        num_speculative_tokens: most levels to draft; None leaves it to the budget.
+        tables: folder in which tables are kept between runs.
+        shared_tables: one table for all tenants.
+    Raises:
+        ConfigError: a value outside its range. DrafterError: tables that do not fit or are damaged.
+    """
+
+    name = "aded"
+    catches_up = True
+    shares_state = True
+    taps: Sequence[int] = ()
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        table_rows: int = 2**16,
+        table_width: int = 8,
+        simulations: int | None = None,
+        exploration: float = 1.0,
+        num_speculative_tokens: int | None = None,
+        tables: str | None = None,
+        shared_tables: bool = False,
+    ) -> None:
+        integer("table_rows", table_rows, WAYS, MOST_ROWS)
+        integer("table_width", table_width, 1, MOST_FOLLOWERS)
+        if simulations is not None:
+            integer("simulations", simulations, 1, MOST_SIMULATIONS)
+        number("exploration", exploration, 0.0, 1e6, "be in 0..1e6")
+        if num_speculative_tokens is not None:
+            integer("num_speculative_tokens", num_speculative_tokens, 0)
+        self.index, self.limit, self.vocab_size = args.index, num_speculative_tokens, args.vocab_size
+        self.simulations, self.exploration = simulations, float(exploration)
+        self.chains_only = args.target is not None and not args.target.capabilities.trees
+        rows = -(-table_rows // WAYS) * WAYS
+
+        def new() -> TrigramTable:
+            return TrigramTable(rows, table_width, args.vocab_size)
+
+        self.tables: Tables[TrigramTable] = Tables("aded", args, new, folder=tables, shared=shared_tables)
+        self._compile()
+
+    def begin(self, contexts: Sequence[Context]) -> list[AdedState]:
+        states = [AdedState(context) for context in contexts]
+        for state in states:
+            self._catch_up(state)
+        return states
+
+    def propose(self, states: Sequence[AdedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
+
+    def observe(
+        self, states: Sequence[AdedState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        for state in states:
+            self._catch_up(state)
+
+    def fork(self, state: AdedState, context: Context) -> AdedState:
+        return AdedState(context, state.done)
+
+    def end(self, states: Sequence[AdedState]) -> None:
+        for state in states:
+            self._catch_up(state)
+
+    def _catch_up(self, state: AdedState) -> TrigramTable:
+        """Count what the text has got since the last time."""
+        table, text = self.tables.of(state.context.tenant), state.context.tokens
+        if state.done < len(text):
+            table.learn(text[max(state.done - CONTEXT, 0) :])
+            state.done = len(text)
+        return table
+
+    def _propose_one(self, state: AdedState, budget: Budget) -> TokenTree:
+        depth = min(budget.depth, budget.nodes) if self.limit is None else min(budget.depth, budget.nodes, self.limit)
+        table = self._catch_up(state)
+        if depth <= 0 or len(state.context.tokens) < CONTEXT:
+            return EMPTY_TREE
+        first, second = state.context.tokens[-CONTEXT:]
+        return self._search(table, first, second, budget.nodes, depth)
+
+    def _search(self, table: TrigramTable, first: int, second: int, nodes: int, depth: int) -> TokenTree:
+        simulations = min(4 * nodes, MOST_SIMULATIONS) if self.simulations is None else self.simulations
+        links, chances = np.empty((nodes, 3), np.int32), np.empty(nodes, np.float32)
+        limits, want = (simulations, depth), (nodes, self.chains_only)
+        count = grow(table.rows, (first, second), limits, self.exploration, want, (links, chances))
+        return as_tree(links[:count], chances[:count], self.index)
+
+    def _compile(self) -> None:
+        """Compile, or read what was compiled, before the first request."""
+        table = TrigramTable(WAYS, 1, self.vocab_size)
+        table.learn([0, 0, 0])
+        self._search(table, 0, 0, 1, 1)
+
+
+class AdedState:
+    """A sequence, and how many of its tokens the table has counted."""
+
+    __slots__ = ("context", "done")
+
+    def __init__(self, context: Context, done: int = 0) -> None:
+        self.context, self.done = context, done

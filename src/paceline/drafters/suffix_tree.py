@@ -1,0 +1,119 @@
+"""A suffix tree of fixed depth with counts: grows token by token, forgets its oldest sequence exactly.
+
+In: token ids. Out: the arrays that `suffix_lookup` reads. Not here: how nodes are made (`suffix_grow`), which sequences are kept
+(`suffix_cache`), what is drafted.
+
+Every suffix of a sequence is in the tree with its first `depth` tokens. The count at the root is the number of suffixes; a child is
+never more frequent than its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from paceline.drafters import suffix_grow
+from paceline.drafters.suffix_nodes import COUNT, FIELDS, LIVE, MAX_DEPTH, POS, USED, Arrays, Ints, rehash
+
+CHUNK: Final = 2048
+"""Tokens taken in at a time, so that little room is kept for what may not be needed."""
+OPEN: Final = 2**31 - 1
+
+
+class SuffixTree:
+    """The suffixes of some sequences, cut at `depth` tokens.
+
+    Args:
+        depth: 1..255; the longest match and its continuation together.
+    Attributes:
+        arrays: see `suffix_nodes.Arrays`; replaced when the tree outgrows them.
+        size: tokens in the text.
+    """
+
+    __slots__ = ("arrays", "depth", "size")
+
+    def __init__(self, depth: int) -> None:
+        if not 1 <= depth <= MAX_DEPTH:
+            raise ValueError(f"depth must be in 1..{MAX_DEPTH}, got {depth}")
+        self.depth, self.size = depth, 0
+        nodes: Ints = np.empty((64, FIELDS), np.int32)
+        nodes[0] = (-1, 0, -1, 0, 0, -1, -1, 0)
+        self.arrays = Arrays(
+            text=np.empty(64, np.int32),
+            nodes=nodes,
+            heads=np.full(64, -1, np.int32),
+            meta=np.array([1, -1, 1, 0], np.int64),
+            active=np.zeros((depth + 1, 2), np.int32),
+        )
+
+    def grow(self, tokens: Ints) -> None:
+        """Append to the one sequence of this tree, which stays open."""
+        for start, stop in self._take(tokens):
+            suffix_grow.extend(self.arrays, start, stop, OPEN, self.depth)
+
+    def insert(self, tokens: Ints) -> tuple[int, int]:
+        """Add a whole sequence; returns where it lies in `text`."""
+        first, end = self.size, self.size + len(tokens)
+        for start, stop in self._take(tokens):
+            suffix_grow.extend(self.arrays, start, stop, end, self.depth)
+        suffix_grow.close(self.arrays, end)
+        return first, end
+
+    def remove(self, start: int, stop: int) -> None:
+        """Take out the oldest inserted sequence, which lies at `text[start:stop]`."""
+        suffix_grow.remove(self.arrays, start, stop, self.depth)
+
+    def shift(self, by: int) -> None:
+        """Drop the first `by` tokens of the text, which belong to no sequence any more."""
+        text, nodes = self.arrays.text, self.arrays.nodes
+        text[: self.size - by] = text[by : self.size].copy()
+        nodes[: int(self.arrays.meta[USED]), POS] -= np.int32(by)
+        self.size -= by
+
+    def copy(self) -> SuffixTree:
+        """An independent copy."""
+        twin = SuffixTree(self.depth)
+        text, nodes, heads, meta, active = self.arrays
+        twin.size, twin.arrays = self.size, Arrays(text.copy(), nodes.copy(), heads.copy(), meta.copy(), active.copy())
+        return twin
+
+    @property
+    def count(self) -> int:
+        """Suffixes in the tree."""
+        return int(self.arrays.nodes[0, COUNT])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def _take(self, tokens: Ints) -> Iterator[tuple[int, int]]:
+        """Copy tokens into the text and make room for their nodes, a chunk at a time."""
+        end = self.size + len(tokens)
+        if end > len(self.arrays.text):
+            self.arrays = self.arrays._replace(text=_larger(self.arrays.text, end, self.size))
+        self.arrays.text[self.size : end] = tokens
+        while self.size < end:
+            start, self.size = self.size, min(self.size + CHUNK, end)
+            need = int(self.arrays.meta[LIVE]) + 2 * (self.size - start + self.depth)
+            if need > len(self.arrays.nodes):
+                self._make_room(need)
+            yield start, self.size
+
+    def _make_room(self, rows: int) -> None:
+        used, heads = int(self.arrays.meta[USED]), self.arrays.heads
+        nodes = _larger(self.arrays.nodes, rows, used)
+        if len(nodes) > len(heads):
+            heads = np.full(1 << (len(nodes) - 1).bit_length(), -1, np.int32)
+            rehash(nodes, heads, used)
+        self.arrays = self.arrays._replace(nodes=nodes, heads=heads)
+
+
+def _larger(array: Ints, length: int, used: int) -> Ints:
+    """A longer array with the same first `used` rows."""
+    wanted = max(length, 2 * len(array) if len(array) < 65536 else len(array) + len(array) // 4)
+    made: Ints = np.empty((wanted, *array.shape[1:]), np.int32)
+    made[:used] = array[:used]
+    return made

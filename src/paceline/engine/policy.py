@@ -1,0 +1,114 @@
+"""Builds the controller that a speculative_config names, and tells its options from the drafters'.
+
+In: a parsed configuration, a runner, the drafters' names. Out: a Controller. Not here: drafters and verifiers (`engine.build`).
+
+Options of both stand side by side in speculative_config. A key belongs to whoever has an option of that name; beside a list of
+methods it can only be the controller's, inside an entry of the list only the drafter's. A name that both have is refused where it
+is ambiguous.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, Final
+
+from paceline import registry
+from paceline.checking import reject_unknown
+from paceline.config import SpeculativeConfig
+from paceline.controllers.base import Controller
+from paceline.controllers.cost_model import CostModel
+from paceline.controllers.cost_store import CostKey
+from paceline.engine.probe import Probe
+from paceline.errors import ConfigError, PacelineError
+from paceline.models.base import Runner
+
+GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model")
+"""Parameters of a controller that the engine fills in."""
+
+
+def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[str, Any]]:
+    """The configuration without the controller's own options, and these.
+
+    Raises:
+        ConfigError: an unknown policy; an option that the drafter and the controller both have; beside a controller named by the
+            user, an option that neither has.
+    """
+    if not config.options:
+        return config, {}
+    name = _name(config, drafting=True)
+    own = [key for key in _parameters(name, registry.load("controllers", name)) if key not in GIVEN]
+    theirs = _drafter_options(config)
+    for key in config.options:
+        if key in own and key in theirs:
+            raise ConfigError(
+                f"both method {config.method!r} and controller {name!r} have an option {key!r}; for the drafter write "
+                f'"method": [{{"method": {config.method!r}, {key!r}: ...}}], and {key!r} beside that list for the controller'
+            )
+    if config.controller is not None and isinstance(config.method, str):
+        reject_unknown(f"speculative_config of {config.method!r} with controller {name!r}", config.options, [*theirs, *own])
+    elif config.controller is not None:
+        misspelt = [key for key in config.options if key not in own and get_close_matches(key, own)]
+        reject_unknown(f"controller {name!r}", dict.fromkeys(misspelt), own)
+    rest = {key: value for key, value in config.options.items() if key not in own}
+    return replace(config, options=rest), {key: value for key, value in config.options.items() if key in own}
+
+
+def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runner: Runner, names: Sequence[str]) -> Controller:
+    """The policy by name; "fixed" where the user fixed the number of tokens, else "auto".
+
+    Args:
+        options: its own, from `split_options`.
+        names: of the drafters, in their order.
+    Raises:
+        ConfigError: no controller by that name, an option with a value outside its range.
+    """
+    name = _name(config, drafting=bool(names))
+    factory = registry.load("controllers", name)
+    known = _parameters(name, factory)
+    filled: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
+    number = config.num_speculative_tokens
+    if "num_speculative_tokens" in known:
+        optional = known["num_speculative_tokens"].default is not inspect.Parameter.empty
+        filled["num_speculative_tokens"] = number if optional else number or 0
+    if "drafters" in known:
+        filled["drafters"] = names
+    if "cost_model" in known:
+        filled["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
+    if "max_nodes" in known and number:
+        filled["max_nodes"] = number
+    try:
+        controller: Controller = factory(**filled | dict(options))
+    except PacelineError:
+        raise
+    except Exception as error:  # a third party's constructor
+        raise ConfigError(f"controller {name!r}: {type(error).__name__}: {error}") from error
+    lacking = [part for part in ("name", "plan", "budget", "select", "observe", "forget") if not hasattr(controller, part)]
+    if lacking:
+        raise ConfigError(f"{name!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
+    return controller
+
+
+def _name(config: SpeculativeConfig, *, drafting: bool) -> str:
+    """The policy that the user named, or the one that goes with the rest."""
+    return config.controller or ("fixed" if config.num_speculative_tokens is not None or not drafting else "auto")
+
+
+def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name!r} names no controller class ({error}); give module:Class") from error
+
+
+def _drafter_options(config: SpeculativeConfig) -> list[str]:
+    """Options that the drafter of a single method has; "auto" passes them to the first drafter, beside a list there are none."""
+    if not isinstance(config.method, str):
+        return []
+    factory = registry.load("drafters", "ngram" if config.method == "auto" else config.method)
+    try:
+        return [key for key in inspect.signature(factory).parameters if key not in ("args", "self", "num_speculative_tokens")]
+    except (TypeError, ValueError):  # `engine.build` says what is wrong with it
+        return []

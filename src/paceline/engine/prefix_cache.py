@@ -1,0 +1,89 @@
+"""Which beginning of a prompt needs no prefill, because another sequence has the same one in its cache, or had.
+
+In: sequences about to be filled, those that are being filled and run, ended ones. Out: caches that begin with shared blocks.
+Not here: how blocks are shared and found (models.prefixes, models.cache), when there is room (engine.room).
+
+At least the last token of a text is always computed, since it is the root of the next step. Requests that need something of every
+position of their prompt (prompt logprobs, hidden states for drafters) take nothing over; what they leave can be taken over.
+Tenants share nothing. Source: automatic prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from paceline.engine.request import Request
+from paceline.engine.sequence import Sequence
+from paceline.models.base import CacheMemory
+
+
+class PrefixCache:
+    """Shares whole blocks of texts that begin alike.
+
+    Args:
+        memory: of the runner.
+        whole_prompts: drafters want the hidden states of every prompt token.
+    """
+
+    def __init__(self, memory: CacheMemory, *, whole_prompts: bool) -> None:
+        self._memory, self._whole_prompts = memory, whole_prompts
+
+    def begin(self, sequence: Sequence, ahead: Seq[Sequence], live: Seq[Sequence]) -> bool:
+        """Give a sequence whose cache is empty the longest beginning that is at hand.
+
+        Args:
+            ahead: sequences that are being filled and come first in turn.
+            live: these and all others with a cache, but itself.
+        Returns:
+            False if it should wait, since a sequence ahead of it is about to compute more of its beginning.
+        """
+        request = sequence.request
+        pieces = self._wanted(sequence)
+        known = self._memory.known(request.tenant, pieces) if pieces else 0
+        best, source = known, None
+        for other in live if pieces else ():
+            common = self._common(request, pieces, other)
+            present = min(common, other.cache.length // self._memory.block_size)
+            if present < common and common > known and other in ahead:
+                return False
+            if present > best:
+                best, source = present, other
+        if best:
+            share = self._memory.share
+            sequence.cache = self._memory.adopt(request.tenant, pieces) if source is None else share(source.cache, best)
+        request.found(sequence.cache.length)
+        return True
+
+    def expected(self, request: Request, live: Seq[Sequence]) -> int:
+        """How many blocks of its prompt a request that begins now will share with these sequences."""
+        pieces = [] if self._needs_all(request) else self._prompt(request)
+        return max((self._common(request, pieces, other) for other in live), default=0)
+
+    def _wanted(self, sequence: Sequence) -> list[bytes]:
+        """The full blocks that may be taken over: those of the text without its last token."""
+        if sequence.begun:
+            return self._memory.pieces(sequence.context.tokens[:-1])
+        return [] if self._needs_all(sequence.request) else self._prompt(sequence.request)
+
+    def _needs_all(self, request: Request) -> bool:
+        return self._whole_prompts or request.params.prompt_logprobs is not None
+
+    def _prompt(self, request: Request) -> list[bytes]:
+        if request.pieces is None:
+            request.pieces = self._memory.pieces(request.prompt_ids[:-1])
+        return request.pieces
+
+    def _common(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
+        """How many blocks a text has in common with the beginning of another request's prompt."""
+        if other.request.tenant != request.tenant:
+            return 0
+        theirs = self._prompt(other.request)
+        pairs = enumerate(zip(pieces, theirs, strict=False))
+        return next((i for i, (one, two) in pairs if one != two), min(len(pieces), len(theirs)))
+
+    def keep(self, sequence: Sequence) -> None:
+        """A sequence gives its cache up: keep its blocks until their room is needed."""
+        cache = sequence.cache
+        if cache.length >= self._memory.block_size:
+            tokens = sequence.context.tokens[: cache.length]
+            self._memory.keep(cache, sequence.request.tenant, self._memory.pieces(tokens))

@@ -1,0 +1,90 @@
+"""Whether the caches of the sequences fit into the memory they may have, now and in the step to come.
+
+In: sequences with their lengths, requests. Out: yes or no; a refusal in words. Not here: who waits or makes way (engine.scheduler),
+blocks themselves (models.cache_memory).
+
+Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts as the
+largest one scored so far; if one is larger, the cache grows beyond its limit by what is lacking, once. Engines around the same
+weights share the limit; each may always go on with one sequence, so that none waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from paceline.engine.prefix_cache import PrefixCache
+from paceline.engine.request import Request
+from paceline.engine.sequence import Sequence
+from paceline.errors import PromptError
+from paceline.models.base import CacheMemory
+
+
+class Room:
+    """Counts blocks for the scheduler.
+
+    Args:
+        memory: of the runner, limited.
+        prefixes: what sequences share does not count twice; None where they share nothing.
+    """
+
+    def __init__(self, memory: CacheMemory, prefixes: PrefixCache | None) -> None:
+        self._memory, self._prefixes = memory, prefixes
+        self._seen = -1  # changes of hands when plenty was found
+
+    @property
+    def plenty(self) -> bool:
+        """The running sequences have room for their next step, for certain."""
+        return self._memory.changes == self._seen
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that would not fit even alone.
+
+        Raises:
+            PromptError: prompt and new tokens of one output need more blocks than there are.
+        """
+        memory, prompt = self._memory, len(request.prompt_ids)
+        longest = prompt + request.max_tokens - 2 + memory.widest
+        if memory.blocks_for(longest) > memory.capacity:
+            raise PromptError(
+                f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} tokens, but "
+                f"{memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes"
+            )
+
+    def enough(self, active: Seq[Sequence]) -> bool:
+        """Whether all of these can be filled and make their next step; decides how generously they take blocks meanwhile."""
+        memory = self._memory
+        self._seen = -1
+        # a sequence may take what is kept of its beginning, then move to a run of twice its size
+        whole = sum(3 * memory.blocks_for(len(sequence.context.tokens) + memory.widest) for sequence in active)
+        if whole <= memory.spare() or whole <= memory.left():
+            memory.save(lean=False)
+            self._seen = memory.changes
+            return True
+        memory.save(lean=True)
+        if self._demand(active) <= memory.left():
+            return True
+        for sequence in active:
+            memory.trim(sequence.cache, self._inputs(sequence))
+        return self._demand(active) <= memory.left()
+
+    def admits(self, request: Request, tokens: int, active: Seq[Sequence]) -> bool:
+        """Whether `tokens` tokens of a request can join these, with a block to grow for all; always, where nobody is active."""
+        if not active:
+            return True
+        need = self._memory.blocks_for(tokens + self._memory.widest) - self._shared(request, active)
+        return self._demand(active) + len(active) + need + 1 <= self._memory.left()
+
+    def _inputs(self, sequence: Sequence) -> int:
+        """Tokens to come: what is to be filled, and the next step."""
+        return len(sequence.context.tokens) - 1 - sequence.cache.length + self._memory.widest
+
+    def _demand(self, active: Seq[Sequence]) -> int:
+        found = 0
+        for index, sequence in enumerate(active):
+            found += self._memory.need(sequence.cache, self._inputs(sequence))
+            if not sequence.cache.length:
+                found -= self._shared(sequence.request, active[:index])
+        return found
+
+    def _shared(self, request: Request, active: Seq[Sequence]) -> int:
+        return 0 if self._prefixes is None else self._prefixes.expected(request, active)

@@ -1,0 +1,97 @@
+"""The tables of a pass over chains, filled by plain stores: what a decoding step costs beside its arithmetic.
+
+In: sequences that lie in one piece, roots with chains behind them. Out: the rows of models.kernels.frame that describe them. Not
+here: branches, windows, scattered sequences (models.kernels.visible, models.kernels.fused).
+
+A small model's pass takes as long as a hundred small NumPy operations. So single numbers go through memoryviews, and what runs on
+(slots, positions) is copied from one long row of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.models.kernels import frame as at
+from paceline.models.kernels.program import ROWS, Table
+
+if TYPE_CHECKING:
+    from paceline.models.cache import NativeCache
+    from paceline.models.kernels.visible import Ints
+    from paceline.tree.token_tree import TokenTree
+
+_ROWS, _SCALE, _HEAD_ROWS, _LOGITS = (offset // at.FIELD for offset in (at.ROWS, at.SCALE, at.HEAD_ROWS, at.LOGITS))
+_SEEN = at.SEEN_FIELDS // at.FIELD
+_SLOTS, _PLACES, _PICKED = ROWS, 2 * ROWS, 3 * ROWS
+
+
+def _integers(array: Ints) -> memoryview[int]:
+    return array.reshape(-1).data.cast("B").cast("q")
+
+
+class QuickRows:
+    """Writes into the tables of a `FusedDecoder`.
+
+    Args:
+        frame: of a pass. rows: (4, ROWS) sources, slots, places, rows of the head. seen: (1, ROWS, 4), the only kind of window.
+        best: (ROWS,) best tokens.
+
+    Attributes:
+        version: of the arena, as `lay` saw it; -1 before. reach: positions and slots below it can be described.
+    """
+
+    def __init__(self, frame: Table, rows: Ints, seen: Ints, best: Ints) -> None:
+        self._frame, self._rows, self._seen, self._best = map(_integers, (frame.fields, rows, seen, best))
+        self._floats: memoryview[float] = frame.fields.reshape(-1).data.cast("B").cast("f")
+        self._run, self._start = _integers(np.zeros(0, np.int64)), 0
+        self.version, self.reach = -1, 0
+
+    def lay(self, version: int, start: int, reach: int) -> None:
+        """Remember the address of the list of all slots, and have a run of `reach` integers at hand."""
+        self._run, self._start, self.version, self.reach = _integers(np.arange(reach)), start, version, reach
+
+    def aim(self, picked: int, logits: int) -> None:
+        """How many rows the head takes, and where their logits go."""
+        self._frame[_HEAD_ROWS], self._frame[_LOGITS] = picked, logits
+
+    def scale(self, factor: float) -> None:
+        """The factor on the inputs."""
+        self._floats[2 * _SCALE] = factor
+
+    def best(self, count: int) -> list[int]:
+        """The best tokens that the pass has found."""
+        return self._best[:count].tolist()
+
+    def fill(
+        self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree], embedded: int, row_bytes: int
+    ) -> int:
+        """Describe one row per root and node, the head taking all; returns their number, or 0 where this form does not fit.
+
+        Args:
+            embedded: address of the embedding of token 0. row_bytes: from one token's to the next.
+        """
+        row, rows, seen, run = 0, self._rows, self._seen, self._run
+        for cache, root, tree in zip(caches, roots, trees, strict=True):
+            inputs, base, length = 1 + len(tree), cache.base, cache.length
+            if base < 0 or row + inputs > ROWS or not (inputs == 1 or tree.is_chain):
+                return 0
+            list_start = self._start + 8 * base
+            own = list_start + 8 * length
+            rows[row] = embedded + row_bytes * root
+            if inputs == 1:
+                rows[_SLOTS + row], rows[_PLACES + row] = base + length, length
+            else:
+                for i, token in enumerate(tree.tokens.tolist(), row + 1):
+                    rows[i] = embedded + row_bytes * token
+                rows[_SLOTS + row : _SLOTS + row + inputs] = run[base + length : base + length + inputs]
+                rows[_PLACES + row : _PLACES + row + inputs] = run[length : length + inputs]
+            entry = _SEEN * row
+            for count in range(1, inputs + 1):
+                seen[entry], seen[entry + 1], seen[entry + 2], seen[entry + 3] = list_start, length, own, count
+                entry += _SEEN
+            row += inputs
+        rows[_PICKED : _PICKED + row] = run[:row]
+        self._frame[_ROWS] = row
+        return row

@@ -1,0 +1,200 @@
+"""Every cell of the exactness table, proven: each drafter x verifier x sampling parameter x mode against plain decoding.
+
+A cell that is claimed bit-equal is compared bit by bit, alone, with three others, and among prompts of other lengths. One that is
+claimed equal in law takes a G-test of two samples. An approximate one must keep its verifier's bound. What is refused must be so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contract.worlds import BATCHES, PROMPT, accepted, decoded, engine, make, target, verifier
+from drafters.test_contract import VARIANTS
+from tools.gtest import ERROR, independence
+
+from paceline import claims, registry
+from paceline.claims import Cell
+from paceline.config import SamplingParams
+from paceline.errors import ConfigError
+from paceline.verifiers.typical import TypicalAcceptance
+
+CASES: dict[str, dict[str, Any]] = {
+    "n": {"n": 3},
+    "temperature": {},
+    "top_p": {"top_p": 0.8},
+    "top_k": {"top_k": 4},
+    "min_p": {"min_p": 0.1},
+    "presence_penalty": {"presence_penalty": 0.8},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "repetition_penalty": {"repetition_penalty": 1.4},
+    "logit_bias": {"logit_bias": {3: 2.0, 5: -100.0}},
+    "bad_words": {"bad_words": ["b", "cd"]},
+    "seed": {},
+    "stop": {"stop": ["ab", "j"]},
+    "stop_token_ids": {"stop_token_ids": [5]},
+    "include_stop_str_in_output": {"stop": ["c", "hi"], "include_stop_str_in_output": True},
+    "max_tokens": {"max_tokens": 5},
+    "min_tokens": {"min_tokens": 7},
+    "logprobs": {"logprobs": 2},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+    "ignore_eos": {"ignore_eos": True},
+    "detokenize": {"detokenize": False},
+    "skip_special_tokens": {"skip_special_tokens": False},
+}
+CELLS = [cell for cell in claims.cells() if cell.claim != "refused"]
+EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
+LAW = [cell for cell in CELLS if cell.claim == "equal in law"]
+APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
+OUTPUTS, LENGTH = 768, 2
+FIRST_SEED = {"plain": 10_000, "fast": 50_000}
+
+
+def named(cells: list[Cell]) -> Any:
+    return pytest.mark.parametrize("cell", cells, ids=lambda c: f"{c.drafter}-{c.verifier}-{c.parameter}-{c.mode}")
+
+
+def params(parameter: str, mode: str, **more: Any) -> SamplingParams:
+    base: dict[str, Any] = {"temperature": 0.0 if mode == "greedy" else 0.8, "max_tokens": 14}
+    base |= {"seed": 11} if mode == "seeded" else {}
+    return SamplingParams(**base | CASES[parameter] | more)
+
+
+def options(drafter: str) -> dict[str, Any]:
+    """How the contract of drafters builds it; the oracle is told what this target will say."""
+    found = VARIANTS.get(drafter, [{}])[0]
+    told = [{"prompt": PROMPT, "continuation": target().greedy(PROMPT, 60)}]
+    return found | {"continuations": told} if drafter == "corrupted_oracle" else found
+
+
+@cache
+def plain(parameter: str, mode: str, batch: str) -> list[Any]:
+    return decoded(engine((), verifier("rejection_sampler")), BATCHES[batch], params(parameter, mode))
+
+
+@cache
+def fast(drafter: str, sampled: str, parameter: str, mode: str, batch: str, seed: int = 3) -> list[Any]:
+    runner = target(seed)
+    live = engine([make(drafter, options(drafter), runner)], verifier(sampled), runner=runner)
+    return decoded(live, BATCHES[batch], params(parameter, mode))
+
+
+def drafted(cell: Cell, batch: str, **other: Any) -> list[Any]:
+    """At temperature 0 the greedy verifier decides, whichever stands beside it."""
+    sampled = "rejection_sampler" if cell.mode == "greedy" else cell.verifier
+    return fast(cell.drafter, sampled, cell.parameter, cell.mode, batch, **other)
+
+
+@named(EQUAL)
+def test_bit_equal(cell: Cell) -> None:
+    for batch in BATCHES:
+        assert drafted(cell, batch) == plain(cell.parameter, cell.mode, batch), batch
+
+
+def counts(drafters: list[Any], sampled: Any, parameter: str, first: int, runner: Any) -> Counter[Any]:
+    """How often each output came, over requests of 32 outputs each."""
+    live = engine(drafters, sampled, runner=runner)
+    wanted = params(parameter, "sampled", n=32, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0)))
+    found = decoded(live, [PROMPT] * (OUTPUTS // 32), wanted, first)
+    return Counter((tuple(tokens), reason) for tokens, _, reason, *_ in found)
+
+
+@cache
+def plain_counts(parameter: str) -> Counter[Any]:
+    return counts([], verifier("rejection_sampler"), parameter, FIRST_SEED["plain"], target())
+
+
+def p_value(cell: Cell, sampled: Any) -> float:
+    """Of "plain and drafted outputs have one law"; rare outputs are pooled."""
+    runner = target()
+    mine = counts([make(cell.drafter, options(cell.drafter), runner)], sampled, cell.parameter, FIRST_SEED["fast"], runner)
+    base = plain_counts(cell.parameter)
+    common = [key for key in mine | base if mine[key] + base[key] >= 20]
+    rows = [[c[key] for key in common] + [OUTPUTS - sum(c[key] for key in common)] for c in (base, mine)]
+    table = np.array(rows)
+    return independence(table[:, table.sum(0) > 0])
+
+
+@named(LAW)
+def test_equal_in_law(cell: Cell) -> None:
+    assert p_value(cell, verifier(cell.verifier)) > ERROR
+
+
+class Bounded(TypicalAcceptance):
+    """Typical acceptance that checks its own bound, from probabilities worked out another way."""
+
+    loosened = 1.0
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        found = super().verify(trees, rows, draws)
+        for tree, rows_nv, verdict in zip(trees, rows, found, strict=True):
+            node = -1
+            for child in verdict.path:
+                p = torch.softmax(rows_nv[node + 1].double(), -1)
+                entropy = -sum(x * math.log(x) for x in p.tolist() if x > 0)
+                bound = min(self.posterior_threshold, self.posterior_alpha * math.exp(-entropy))
+                assert float(p[int(tree.tokens[child])]) > bound * self.loosened - 1e-9, "below the bound"
+                node = child
+        return found
+
+
+@named(APPROXIMATE)
+def test_approximate_within_its_bound(cell: Cell) -> None:
+    runner = target()
+    live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
+    for batch in BATCHES.values():
+        decoded(live, batch, params(cell.parameter, cell.mode))
+
+
+@pytest.mark.parametrize("parameter", claims.REFUSED)
+def test_refused_by_name(parameter: str) -> None:
+    with pytest.raises(ConfigError, match=parameter):
+        SamplingParams.from_dict({parameter: 1})
+
+
+def test_every_parameter_and_drafter_has_cells() -> None:
+    """A new parameter, drafter or class without a way to prove it fails here."""
+    assert set(CASES) == set(claims.PARAMETERS)
+    assert {cell.drafter for cell in CELLS} == set(registry.DRAFTERS)
+    assert len(EQUAL) + len(LAW) + len(APPROXIMATE) == len(CELLS)
+    assert {cell.verifier for cell in APPROXIMATE} == {"typical_acceptance_sampler"}, "the bound tested is that verifier's"
+
+
+@pytest.mark.parametrize("drafter", registry.DRAFTERS)
+def test_drafts_stand_so_that_equality_means_something(drafter: str) -> None:
+    runner = target()
+    live = engine([make(drafter, options(drafter), runner)], verifier("rejection_sampler"), runner=runner)
+    greedy = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    assert accepted(live, [PROMPT] * 2, greedy) > 1
+
+
+def test_the_comparison_catches_another_target() -> None:
+    cell = next(cell for cell in EQUAL if cell.mode == "greedy")
+    assert drafted(cell, "four", seed=4) != plain(cell.parameter, cell.mode, "four")
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+def test_the_comparison_catches_a_relaxed_rule(drafter: str) -> None:
+    cell = Cell(drafter, "typical_acceptance_sampler", "temperature", "seeded", "bit-equal")
+    assert any(drafted(cell, batch) != plain(cell.parameter, cell.mode, batch) for batch in BATCHES)
+
+
+def test_the_law_catches_a_relaxed_rule() -> None:
+    relaxed = TypicalAcceptance(posterior_threshold=0.02, posterior_alpha=0.3)
+    assert p_value(next(cell for cell in LAW if cell.parameter == "temperature"), relaxed) < ERROR
+
+
+def test_the_bound_catches_a_looser_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bounded, "loosened", 3.0)
+    with pytest.raises(AssertionError, match="below the bound"):
+        go_through(APPROXIMATE)
+
+
+def go_through(cells: list[Cell]) -> None:
+    for cell in cells:
+        test_approximate_within_its_bound(cell)

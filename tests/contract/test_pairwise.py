@@ -1,0 +1,123 @@
+"""The exactness table on the bundled model in float32: rows that hold every pair of drafter, parameter, mode and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.pairwise import pairs_of, pairwise
+
+from paceline import LLM, SamplingParams, claims, registry
+from paceline.bench.demo import bundled_prompts
+from paceline.llm import BUNDLED
+
+Config = dict[str, Any]
+PARAMETERS: dict[str, Config] = {
+    "n": {"n": 2},
+    "temperature": {},
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 20},
+    "min_p": {"min_p": 0.05},
+    "presence_penalty": {"presence_penalty": 0.6},
+    "frequency_penalty": {"frequency_penalty": 0.3},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "logit_bias": {"logit_bias": {5: 4.0, 12: -100.0}},
+    "bad_words": {"bad_words": ["return", "the"]},
+    "seed": {},
+    "stop": {"stop": ["\n", "of"]},
+    "stop_token_ids": {"stop_token_ids": [202, 15]},
+    "include_stop_str_in_output": {"stop": ["a", "e"], "include_stop_str_in_output": True},
+    "max_tokens": {"max_tokens": 7},
+    "min_tokens": {"min_tokens": 20},
+    "logprobs": {"logprobs": 2},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+    "ignore_eos": {"ignore_eos": True},
+    "detokenize": {"detokenize": False},
+    "skip_special_tokens": {"skip_special_tokens": False},
+}
+NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
+    "draft_model": lambda llm, folder: {"model": str(BUNDLED / "draft")},
+    "corrupted_oracle": lambda llm, folder: {"continuations": recorded(llm), "acceptance": 0.8},
+}
+MODES = ("greedy", "seeded")
+FACTORS = {
+    "drafter": [*registry.DRAFTERS, "auto", "merged"],
+    "parameter": list(PARAMETERS),
+    "mode": MODES,
+    "batch": ("one", "four"),
+    "nodes": (3, 8),
+}
+ROWS = list(pairwise(FACTORS))
+
+
+def prompts(llm: LLM) -> list[list[int]]:
+    """Four prompts of different lengths and tasks."""
+    return [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[::7][:4]]
+
+
+def recorded(llm: LLM) -> list[Config]:
+    found = llm.generate([{"prompt_token_ids": ids} for ids in prompts(llm)], SamplingParams(temperature=0.0, max_tokens=24))
+    return [{"prompt": out.prompt_token_ids, "continuation": out.outputs[0].token_ids} for out in found]
+
+
+def config_of(drafter: str, nodes: int, llm: LLM, folder: Path) -> Config:
+    if drafter == "auto":
+        return {"method": "auto"}
+    if drafter == "merged":
+        return {"method": ["ngram", {"method": "draft_model", "model": str(BUNDLED / "draft")}], "num_speculative_tokens": nodes}
+    needs = NEEDS.get(drafter, lambda llm, folder: {})(llm, folder)
+    return {"method": drafter, "num_speculative_tokens": nodes, **needs}
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(speculative_config=None, dtype="float32", seed=1)
+
+
+@pytest.fixture(scope="module")
+def engines(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], LLM]:
+    known: dict[tuple[str, int], LLM] = {}
+    folder = tmp_path_factory.mktemp("pairwise")
+
+    def of(drafter: str, nodes: int) -> LLM:
+        if (drafter, nodes) not in known:
+            known[drafter, nodes] = plain.with_speculative_config(config_of(drafter, nodes, plain, folder))
+        return known[drafter, nodes]
+
+    return of
+
+
+def decoded(llm: LLM, row: dict[str, Any]) -> list[Any]:
+    mode: Config = {"temperature": 0.0} if row["mode"] == "greedy" else {"temperature": 0.8, "seed": 11}
+    params = SamplingParams(**{"max_tokens": 24, **mode, **PARAMETERS[row["parameter"]]})
+    given = [{"prompt_token_ids": ids} for ids in prompts(llm)][: 1 if row["batch"] == "one" else 4]
+    found = llm.generate(given, params)
+    assert not any(out.metrics.dropped_drafters for out in found)
+    return [[(o.token_ids, o.text, o.finish_reason, o.stop_reason, ranks(o.logprobs)) for o in out.outputs] for out in found]
+
+
+def ranks(logprobs: Any) -> Any:
+    """Logprobs to five digits: rows beside a row may change the last ones in float32."""
+    return logprobs and [{token: (round(one.logprob, 4), one.rank) for token, one in entry.items()} for entry in logprobs]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
+def test_equal_to_plain_decoding(plain: LLM, engines: Callable[[str, int], LLM], row: dict[str, Any]) -> None:
+    assert decoded(engines(row["drafter"], row["nodes"]), row) == decoded(plain, row)
+
+
+def test_every_pair_is_there() -> None:
+    assert set(PARAMETERS) == set(claims.PARAMETERS)
+    wanted = {(a, x, b, y) for a, b in combinations(FACTORS, 2) for x, y in product(FACTORS[a], FACTORS[b])}
+    covered = set().union(*(pairs_of(row) for row in ROWS))
+    assert covered == wanted
+    assert len(ROWS) < 1.6 * len(FACTORS["drafter"]) * len(FACTORS["parameter"])
+
+
+def test_the_comparison_catches_another_seed(plain: LLM) -> None:
+    row = {"drafter": "ngram", "parameter": "temperature", "mode": "seeded", "batch": "four", "nodes": 3}
+    other = {**row, "mode": "greedy"}
+    assert decoded(plain, row) != decoded(plain, other)

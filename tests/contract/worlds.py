@@ -1,0 +1,93 @@
+"""Toy worlds for the exactness matrix: every drafter of the registry over a table-driven target, with a tokenizer of letters.
+
+In: a drafter's name and a verifier's. Out: engines and what they decode. Toy logits are exact: "up to near ties" means equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from engine.harness import run
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from toys import ToyRunner
+
+from paceline import registry
+from paceline.config import EngineConfig, SamplingParams
+from paceline.controllers.fixed import FixedController
+from paceline.drafters.base import DrafterArgs
+from paceline.engine.crew import Crew
+from paceline.engine.loop import Engine, Parts
+from paceline.models.tokenizer import Tokenizer
+from paceline.verifiers.greedy import GreedyVerifier
+
+VOCAB = 11
+NODES = 12
+LETTERS = "abcdefghij"
+PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+BATCHES: dict[str, list[list[int]]] = {
+    "one": [PROMPT],
+    "four": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10],
+    "ragged": [[3], PROMPT * 3, [7, 8, 7]],
+}
+
+
+@cache
+def letters() -> Tokenizer:
+    """A letter a token; id 0 is the end token."""
+    folder = Path(mkdtemp(prefix="paceline-letters-"))
+    backend = Backend(models.WordLevel({"</s>": 0} | {letter: i for i, letter in enumerate(LETTERS, start=1)}, unk_token="</s>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return Tokenizer.load(folder)
+
+
+def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
+    return ToyRunner(VOCAB, seed=seed, sharpness=sharpness)
+
+
+def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
+    """A drafter of the registry; its draft model is a noisy copy of the target."""
+    draft = ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=0.6)
+    args = DrafterArgs(
+        vocab_size=VOCAB,
+        index=0,
+        max_context=4096,
+        target=runner,
+        load_runner=lambda name: draft,
+        fingerprint=letters().fingerprint,
+    )
+    return registry.load("drafters", name)(args, **options)
+
+
+def verifier(name: str) -> Any:
+    return registry.load("verifiers", name)()
+
+
+def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = None, nodes: int = NODES) -> Engine:
+    runner = runner or target()
+    parts = Parts(runner, Crew(drafters, VOCAB), FixedController(nodes if drafters else 0), GreedyVerifier(), sampled)
+    return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))
+
+
+def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int = 7) -> list[Any]:
+    """All that a caller sees of every output."""
+    found = run(live, prompts, params, seed)
+    assert not any(request.metrics.dropped_drafters for request in found), found[0].metrics.dropped_drafters
+    return [
+        (o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs, request.prompt_logprobs)
+        for request in found
+        for o in request.outputs
+    ]
+
+
+def accepted(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+    """How many drafted tokens stood."""
+    return sum(request.metrics.num_accepted_tokens for request in run(live, prompts, params))

@@ -1,0 +1,142 @@
+"""What all policies share: limits, forgetting, words, and the output they leave alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+from controllers.steps import plan, step
+from engine.harness import engine, run, tokens
+from tools.gtest import ERROR, g_test
+from toys import ToyRunner
+
+from paceline import ConfigError, registry
+from paceline.config import SamplingParams
+from paceline.controllers.lengths import LengthController
+from paceline.controllers.pick import cut
+from paceline.drafters.base import DrafterArgs
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import NO_BUDGET
+
+POLICIES = [
+    name for name, entry in registry.CONTROLLERS.items() if issubclass(registry.load("controllers", name), LengthController)
+]
+SURE = [0.97] * 40
+VOCAB, LENGTH, TEMPERATURE, PROMPT = 6, 3, 0.9, [1, 2, 1, 2, 3, 1, 2]
+
+
+def made(name: str, **options: Any) -> Any:
+    return registry.load("controllers", name)(**options)
+
+
+def test_there_are_the_published_ones() -> None:
+    assert set(POLICIES) == {"heuristic", "specdec_pp", "kangaroo", "swift", "diffuspec"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nothing_at_the_end_nothing_at_large_batches_nothing_at_zero(name: str) -> None:
+    assert plan(made(name), remaining=1).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert plan(made(name), remaining=3).budget(0, 0, EMPTY_TREE).depth == 2
+    controller = made(name, disable_by_batch_size=4)
+    assert plan(controller, size=3).budget(2, 0, EMPTY_TREE).nodes > 0
+    assert plan(controller, size=4).budget(2, 0, EMPTY_TREE) is NO_BUDGET
+    assert controller.idle
+    assert "disable_by_batch_size is 4" in controller.explain(0)
+    assert plan(made(name, num_speculative_tokens=0)).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_number_of_nodes_is_a_limit_shared_by_the_drafters(name: str) -> None:
+    controller = made(name, num_speculative_tokens=4)
+    for _ in range(5):
+        assert step(controller, SURE, 40) <= 4
+    plan(controller)
+    assert controller.budget(0, 0, EMPTY_TREE).nodes == 4
+    assert controller.budget(0, 1, TokenTree.chain([1, 1, 1], confidence=[0.9] * 3)).nodes == 1
+    assert controller.budget(0, 1, TokenTree.chain([1] * 4, confidence=[0.9] * 4)) is NO_BUDGET
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_sequences_are_forgotten(name: str) -> None:
+    controller = made(name)
+    for key in range(50):
+        step(controller, SURE, 3, key=key)
+        controller.forget(key)
+    assert not controller._courses
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_decisions_in_words(name: str) -> None:
+    controller = made(name)
+    assert controller.explain().startswith(f"{name}: ")
+    step(controller, SURE, 3)
+    assert controller.explain(0).endswith(".")
+    step(controller, [], 0)
+    assert "Nothing was found to propose" in controller.explain(0)
+    plan(controller, remaining=1)
+    assert controller.explain(0) == "Nothing is drafted: this is the last token."
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("wrong", [-1, 1.5, "many", math.nan, True])
+def test_a_wrong_number_is_refused(name: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="num_speculative_tokens must be an integer in"):
+        made(name, num_speculative_tokens=wrong)
+
+
+# The output is the target's, whatever a policy decides
+
+
+def drafts(target: ToyRunner, **options: Any) -> Any:
+    runner = ToyRunner(VOCAB, order=2, sharpness=1.0, noise=0.8)
+    args = DrafterArgs(vocab_size=VOCAB, index=0, max_context=4096, target=target, load_runner=lambda name: runner)
+    return registry.load("drafters", "draft_model")(args, model="toy", **options)
+
+
+def p_value(controller: Any, outputs: int = 768, **options: Any) -> float:
+    """Of drawn drafts under a policy, against the target's law."""
+    target = ToyRunner(VOCAB, order=2, sharpness=1.0)
+    params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
+    requests = run(engine(target, [drafts(target, **options)], controller=controller), [PROMPT] * (outputs // 64), params, seed=1)
+    assert not any(request.metrics.dropped_drafters for request in requests)
+    assert sum(request.metrics.num_accepted_tokens for request in requests) > outputs / 10
+    counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
+    law = {}
+    for output in product(range(VOCAB), repeat=LENGTH):
+        rows = [(target.logits([*PROMPT, *output[:i]]).double() / TEMPERATURE).softmax(-1) for i in range(LENGTH)]
+        law[output] = math.prod(float(row[token]) for row, token in zip(rows, output, strict=True))
+    return g_test([counts[k] for k in law], list(law.values()))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_drawn_drafts_keep_the_law(name: str) -> None:
+    assert p_value(made(name)) > ERROR
+
+
+def test_drawn_trees_keep_the_law() -> None:
+    assert p_value(made("swift"), tree_width=3) > ERROR
+
+
+class Cutting(registry.load("controllers", "kangaroo")):  # type: ignore[misc]
+    """Wrong: takes doubtful drawn tokens out of the draft, after they were drawn."""
+
+    def select(self, trees: Any) -> Any:
+        whole = [int((tree.confidence >= 0.4).cumprod().sum()) for tree in trees]
+        kept = [cut(tree, range(number), len(tree)) for tree, number in zip(trees, whole, strict=True)]
+        return [tree.replace(trials={p: t for p, t in tree.trials.items() if p < len(tree) - 1}) for tree in kept]
+
+
+def test_the_check_catches_a_policy_that_cuts_by_what_was_drawn() -> None:
+    assert p_value(Cutting(threshold=0.0), outputs=1920) < ERROR
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_greedy_text_is_the_targets(name: str) -> None:
+    target = ToyRunner(VOCAB, order=2, sharpness=1.0)
+    live = engine(target, [drafts(target)], controller=made(name))
+    requests = run(live, [PROMPT, [1, 5, 2]], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    assert tokens(requests) == [[target.greedy(PROMPT, 40)], [target.greedy([1, 5, 2], 40)]]
+    assert all(request.metrics.num_accepted_tokens for request in requests)

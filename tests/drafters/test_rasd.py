@@ -1,0 +1,145 @@
+"""Retrieval beside a draft: pruned by the draft's first tokens, fused with its tree, and nothing where nothing is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datastores import write, written
+
+from paceline import LLM, SamplingParams
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.rasd import RasdDrafter
+from paceline.drafters.rest import RestDrafter
+from paceline.engine.build import TURNS
+from paceline.errors import ConfigError
+from paceline.registry import DRAFTERS
+from paceline.tree.merge import merge
+from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
+from paceline.tree.types import Budget
+
+VOCAB = 11
+DOCUMENTS = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 7, 8], [1, 2, 9, 4, 4]]
+TEXT = [1, 2]
+ARGS = DrafterArgs(vocab_size=VOCAB, index=4, max_context=64)
+
+
+def propose(one: RasdDrafter | RestDrafter, so_far: TokenTree, text: Sequence[int] = TEXT, nodes: int = 30) -> TokenTree:
+    states = one.begin([Context("r", list(text), len(text))])
+    (tree,) = one.propose(states, [Budget(nodes, 6)], [so_far])
+    tree.check(VOCAB, nodes)
+    return tree
+
+
+def rasd(documents: Sequence[Sequence[int]] = DOCUMENTS, **options: Any) -> RasdDrafter:
+    return RasdDrafter(ARGS, datastore=written(documents), **options)
+
+
+def rest(documents: Sequence[Sequence[int]] = DOCUMENTS) -> RestDrafter:
+    return RestDrafter(ARGS, datastore=written(documents))
+
+
+def same(a: TokenTree, b: TokenTree) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in COLUMNS)
+
+
+def first_tokens(tree: TokenTree) -> list[int]:
+    return sorted(int(tree.tokens[node]) for node in tree.children(-1))
+
+
+def accepted(tree: TokenTree, truth: Sequence[int]) -> int:
+    """Tokens that a greedy target that says `truth` takes."""
+    node, count = -1, 0
+    for token in truth:
+        after = [child for child in tree.children(node) if tree.tokens[child] == token]
+        if not after:
+            return count
+        node, count = after[0], count + 1
+    return count
+
+
+def test_a_datastore_without_a_match_leaves_the_drafts_tree_as_it_is() -> None:
+    draft = TokenTree.build([3, 5, 6], [-1, 0, -1], confidence=[0.5, 0.9, 0.2])
+    for empty in ([[10]], [[5, 5, 5]]):
+        found = propose(rasd(empty), draft)
+        assert found is EMPTY_TREE
+        assert same(merge([draft, found]), draft)
+    assert not same(merge([draft, propose(rasd(), draft)]), draft)
+
+
+def test_identical_trees_fuse_to_one() -> None:
+    draft = propose(rest(), EMPTY_TREE)
+    fused = merge([draft, propose(rasd(), draft)])
+    assert all(np.array_equal(getattr(fused, name), getattr(draft, name)) for name in ("tokens", "parents", "sources"))
+
+
+def test_branches_that_the_draft_finds_unlikely_are_cut() -> None:
+    draft = TokenTree.build([3, 9, 5], [-1, -1, -1], confidence=[0.6, 0.3, 0.05])
+    assert first_tokens(propose(rest(), draft)) == [3, 7, 9]
+    assert first_tokens(propose(rasd(), draft)) == [3, 9]
+    assert first_tokens(propose(rasd(prune_top_k=1), draft)) == [3]
+    assert first_tokens(propose(rasd(prune_top_k=0), draft)) == [3, 7, 9]
+    assert first_tokens(propose(rasd(), EMPTY_TREE)) == [3, 7, 9]
+
+
+def test_the_drafts_chances_rank_the_branches() -> None:
+    liked = TokenTree.build([9, 3], [-1, -1], confidence=[0.9, 0.05])
+    tree = propose(rasd(), liked, nodes=1)
+    assert tree.tokens.tolist() == [9]
+    assert propose(rest(), liked, nodes=1).tokens.tolist() == [3]
+
+
+def test_a_drawn_draft_prunes_by_its_distribution_and_not_by_its_draw() -> None:
+    row = torch.zeros(VOCAB)
+    row[[7, 9, 10]] = torch.tensor([0.5, 0.3, 0.2])
+    trees = [TokenTree.build([x], [-1], confidence=[0.3], trials={-1: [Trial(0, row)]}) for x in (7, 10)]
+    found = [propose(rasd(), tree) for tree in trees]
+    assert first_tokens(found[0]) == [7, 9]
+    assert same(found[0], found[1])
+    assert not found[0].trials
+
+
+def test_the_fused_tree_takes_at_least_as_much_as_either() -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 5, 12).tolist() for _ in range(40)]
+    one, longer = rasd(documents), 0
+    for _ in range(200):
+        text, truth = rng.integers(0, 5, 6).tolist(), rng.integers(0, 5, 6).tolist()
+        draft = merge([TokenTree.chain(rng.integers(0, 5, 3).tolist()), TokenTree.chain(truth[: int(rng.integers(0, 3))])])
+        found = propose(one, draft, text)
+        fused = merge([draft, found])
+        alone = max(accepted(draft, truth), accepted(found, truth))
+        assert accepted(fused, truth) >= alone
+        longer += accepted(fused, truth) > accepted(draft, truth)
+    assert longer > 5
+
+
+def test_it_runs_after_every_other_kind() -> None:
+    others = [TURNS.get(entry.kind, 0) for name, entry in DRAFTERS.items() if name != "rasd"]
+    assert TURNS[DRAFTERS["rasd"].kind] > max(others)
+
+
+@pytest.mark.parametrize("value", [-1, 2000, "3"])
+def test_options_are_checked(value: object) -> None:
+    with pytest.raises(ConfigError, match="prune_top_k"):
+        rasd(prune_top_k=value)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, width: int) -> None:
+    """The datastore holds what is said, so that nothing that is refused hides a mistake in what is taken."""
+    plain = LLM(speculative_config=None, dtype="float32")
+    prompts = ["def area(width, height):\n    return", "SELECT name FROM"]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    expected = plain.generate(prompts, params)
+    said = [[*plain.tokenizer.encode(text), *one.outputs[0].token_ids] for text, one in zip(prompts, expected, strict=True)]
+    path = write(tmp_path / "said", said, tokenizer=plain.tokenizer)  # type: ignore[arg-type]
+    methods = [{"method": "rasd", "datastore": str(path)}, {"method": "draft_model", "tree_width": width}]
+    other = plain.with_speculative_config({"method": methods, "num_speculative_tokens": 6})
+    found = other.generate(prompts, params)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
+    assert sum(one.metrics.drafters["rasd"].num_accepted_tokens for one in found) > 0

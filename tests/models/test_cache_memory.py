@@ -1,0 +1,140 @@
+"""The limit of an arena: what is left under it, sequences in single blocks, kept prefixes that make way, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError
+from paceline.models import cache_memory
+from paceline.models.cache import BLOCK, Arena, NativeCache
+from paceline.models.cache_memory import ArenaMemory
+
+
+def memory_of(blocks: int, slots: int = 2048) -> tuple[Arena, ArenaMemory]:
+    """An arena limited to `blocks` blocks, one of which belongs to nobody."""
+    arena = Arena(2, 1, 2, dtype=torch.float32, device=torch.device("cpu"), slots=slots)
+    memory = ArenaMemory(arena)
+    memory.limit(blocks * memory.block_bytes)
+    return arena, memory
+
+
+def append(cache: NativeCache, values: list[int]) -> None:
+    cache.reserve(len(values))
+    slots = torch.from_numpy(cache.slot_index(cache.length, cache.length + len(values)))
+    with torch.inference_mode():
+        cache.arena.kv[:, slots] = torch.tensor(values, dtype=torch.float32)[None, :, None, None]
+    cache.scratch = len(values)
+    cache.keep(range(len(values) - 1))
+
+
+def read(cache: NativeCache) -> list[int]:
+    return cache.arena.kv[0, torch.from_numpy(cache.slot_index(0, cache.length)), 0, 0].int().tolist()
+
+
+def test_the_limit_is_in_bytes_and_shrinks_what_was_allocated() -> None:
+    arena, memory = memory_of(10)
+    assert memory.capacity == memory.left() == 9
+    assert arena.kv.nbytes == 10 * memory.block_bytes
+    with pytest.raises(ConfigError, match=f"at least {3 * memory.block_bytes}"):
+        memory.limit(2 * memory.block_bytes)
+
+
+def test_without_a_limit_a_share_of_the_free_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, memory = memory_of(200)
+    monkeypatch.setattr(cache_memory, "available", lambda device: 1000 * memory.block_bytes)
+    memory.limit(None)
+    assert arena.limit == int(0.6 * (1000 + 128))
+    assert arena.prefixes.most == (arena.limit - 1) // 2
+    monkeypatch.setattr(cache_memory, "available", lambda device: 0)
+    memory.limit(None)
+    assert arena.limit == 128
+
+
+def test_need_counts_new_blocks_and_the_copy_of_a_shared_one() -> None:
+    _, memory = memory_of(40)
+    memory.save(lean=True)
+    cache = NativeCache(memory._arena)
+    assert memory.need(cache, 33) == 3
+    append(cache, list(range(20)))
+    assert (memory.need(cache, 12), memory.need(cache, 13)) == (0, 1)
+    fork = cache.fork()
+    assert memory.need(fork, 12) == 1
+    append(fork, [1])
+    assert memory.need(fork, 11) == memory.need(cache, 12) == 0
+
+
+def test_lean_sequences_fill_every_gap_and_keep_their_tokens() -> None:
+    arena, memory = memory_of(13)
+    memory.save(lean=True)
+    caches = [NativeCache(arena) for _ in range(3)]
+    for value in range(4 * BLOCK):
+        for i, cache in enumerate(caches):
+            append(cache, [1000 * i + value])
+    assert memory.left() == 0
+    assert len(arena.pool.counts) == 13
+    assert any(cache.base < 0 for cache in caches)
+    assert [read(cache) for cache in caches] == [[1000 * i + v for v in range(4 * BLOCK)] for i in range(3)]
+
+
+def test_generous_sequences_would_not_fit_there() -> None:
+    arena, memory = memory_of(13)
+    memory.save(lean=False)
+    caches = [NativeCache(arena) for _ in range(3)]
+    for _ in range(4 * BLOCK):
+        for cache in caches:
+            append(cache, [1])
+    assert len(arena.pool.counts) > 13
+
+
+def test_trim_gives_back_what_was_taken_for_growth() -> None:
+    arena, memory = memory_of(20)
+    cache = NativeCache(arena)
+    append(cache, list(range(20)))
+    assert len(cache.blocks) == 4
+    memory.trim(cache, 1)
+    assert (len(cache.blocks), memory.left()) == (2, 17)
+    append(cache, list(range(20, 60)))
+    assert read(cache) == list(range(60))
+
+
+def test_kept_prefixes_are_found_and_make_way() -> None:
+    arena, memory = memory_of(9)
+    memory.save(lean=True)
+    tokens = list(range(70))
+    cache = NativeCache(arena)
+    append(cache, tokens)
+    memory.keep(cache, "a", memory.pieces(tokens))
+    cache.release()
+    assert memory.left() == memory.capacity == 8
+    assert memory.known("a", memory.pieces(tokens)) == 4
+    again = memory.adopt("a", memory.pieces(tokens[:60]))
+    assert (again.length, read(again)) == (48, tokens[:48])
+    assert memory.left() == 5
+    other = NativeCache(arena)
+    append(other, list(range(100, 180)))
+    assert (memory.left(), len(arena.pool.counts)) == (0, 9)
+    assert memory.known("a", memory.pieces(tokens)) < 4
+    assert read(again) == tokens[:48]
+    assert read(other) == list(range(100, 180))
+
+
+def test_a_beginning_is_shared_by_blocks() -> None:
+    arena, memory = memory_of(40)
+    cache = NativeCache(arena)
+    append(cache, list(range(50)))
+    other = memory.share(cache, 2)
+    append(other, [7, 8])
+    assert read(other) == [*range(32), 7, 8]
+    assert read(cache) == list(range(50))
+
+
+def test_all_can_be_forgotten() -> None:
+    arena, memory = memory_of(9)
+    cache = NativeCache(arena)
+    append(cache, list(range(32)))
+    memory.keep(cache, "a", memory.pieces(list(range(32))))
+    cache.release()
+    assert arena.pool.free < 8
+    memory.forget()
+    assert arena.pool.free == 8
