@@ -6,7 +6,7 @@ tree   microseconds of a proposal and of taking in and forgetting a token, bytes
 load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every turn with a new
        engine and empty tables, after one request of another tenant; outputs must be equal or differ first at a near tie. Kinds:
        *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed token, to be written
-       on; *turn*, a second turn that asks for a variation; *rerun*, the same request once more. Times with and without the prompt's.
+       on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times with and without the prompt's.
 
 DIR holds folders of benchmark prompts that the bundled target was not trained on (humaneval, gsm8k, mt-redundant; the README of
 src/paceline/bundled names what it has seen). Without it the bundled prompts make the load, and the texts of `tree` are synthetic.
@@ -82,17 +82,16 @@ def tree(llm: LLM, data: Path | None) -> list[dict[str, float]]:
         added = (perf_counter() - start) / sum(map(len, pieces))
         proposals = [propose(drafter, piece) for piece in (pieces[0], pieces[-1], next(source))]
         seconds = np.concatenate(proposals)
-        count, start = 0, perf_counter()
+        held, start = cache.tokens, perf_counter()
         for _ in range(3):
-            count += cache.lengths[0]
             cache.forget()
         row = {
-            "cached_tokens": cache.tokens,
+            "cached_tokens": held,
             "propose_us_median": 1e6 * float(np.median(seconds)),
             "propose_us_p99": 1e6 * float(np.quantile(seconds, 0.99)),
             "add_us_per_token": 1e6 * added,
-            "forget_us_per_token": 1e6 * (perf_counter() - start) / count,
-            "bytes_per_token": cache.tree.nbytes / cache.tokens,
+            "forget_us_per_token": 1e6 * (perf_counter() - start) / (held - cache.tokens),
+            "bytes_per_token": cache.tree.nbytes / held,
         }
         print({key: round(value, 2) for key, value in row.items()})
         rows.append(row)

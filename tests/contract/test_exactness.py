@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from contract.worlds import BATCHES, PROMPT, accepted, decoded, engine, make, target, verifier
+from contract.worlds import BATCHES, PROMPT, VOCAB, accepted, decoded, engine, letters, make, target, verifier
+from datastores import Numbers, write
 from drafters.test_contract import VARIANTS
 from tools.gtest import ERROR, independence
 
@@ -65,11 +68,20 @@ def params(parameter: str, mode: str, **more: Any) -> SamplingParams:
     return SamplingParams(**base | CASES[parameter] | more)
 
 
+@cache
+def store() -> str:
+    """A datastore of what this target says, and of something else, in the toy world's tokenizer."""
+    folder = Path(mkdtemp(prefix="paceline-contract-"))
+    words = Numbers(VOCAB, letters().fingerprint())
+    return str(write(folder / "texts.datastore", [PROMPT + target().greedy(PROMPT, 60), [5, 6, 5, 6, 7, 1, 2, 9]], tokenizer=words))
+
+
 def options(drafter: str) -> dict[str, Any]:
-    """How the contract of drafters builds it; the oracle is told what this target will say."""
+    """How the contract of drafters builds it; those that look something up are told what this target will say."""
     found = VARIANTS.get(drafter, [{}])[0]
-    told = [{"prompt": PROMPT, "continuation": target().greedy(PROMPT, 60)}]
-    return found | {"continuations": told} if drafter == "corrupted_oracle" else found
+    if drafter == "corrupted_oracle":
+        return found | {"continuations": [{"prompt": PROMPT, "continuation": target().greedy(PROMPT, 60)}]}
+    return found | {"datastore": store()} if "datastore" in found else found
 
 
 @cache

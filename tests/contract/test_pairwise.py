@@ -12,6 +12,7 @@ from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench.demo import bundled_prompts
+from paceline.drafters.datastore_build import Writer
 from paceline.llm import BUNDLED
 
 Config = dict[str, Any]
@@ -40,8 +41,11 @@ PARAMETERS: dict[str, Config] = {
 }
 NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "draft_model": lambda llm, folder: {"model": str(BUNDLED / "draft")},
+    "rest": lambda llm, folder: {"datastore": store(llm, folder)},
+    "rasd": lambda llm, folder: {"datastore": store(llm, folder)},
     "corrupted_oracle": lambda llm, folder: {"continuations": recorded(llm), "acceptance": 0.8},
 }
+PREDICTED = "The first thing is the name of the thing."
 MODES = ("greedy", "seeded")
 FACTORS = {
     "drafter": [*registry.DRAFTERS, "auto", "merged"],
@@ -56,6 +60,18 @@ ROWS = list(pairwise(FACTORS))
 def prompts(llm: LLM) -> list[list[int]]:
     """Four prompts of different lengths and tasks."""
     return [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[::7][:4]]
+
+
+def store(llm: LLM, folder: Path) -> str:
+    """What the target says to these prompts, as a datastore."""
+    path = folder / "texts.datastore"
+    if not path.exists():
+        with Writer(path, llm.tokenizer) as writer:
+            for one in recorded(llm):
+                writer.add(one["prompt"] + one["continuation"])
+                writer.end_document()
+            writer.finish(1)
+    return str(path)
 
 
 def recorded(llm: LLM) -> list[Config]:
@@ -93,7 +109,7 @@ def engines(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 def decoded(llm: LLM, row: dict[str, Any]) -> list[Any]:
     mode: Config = {"temperature": 0.0} if row["mode"] == "greedy" else {"temperature": 0.8, "seed": 11}
     params = SamplingParams(**{"max_tokens": 24, **mode, **PARAMETERS[row["parameter"]]})
-    given = [{"prompt_token_ids": ids} for ids in prompts(llm)][: 1 if row["batch"] == "one" else 4]
+    given = [{"prompt_token_ids": ids, "prediction": PREDICTED} for ids in prompts(llm)][: 1 if row["batch"] == "one" else 4]
     found = llm.generate(given, params)
     assert not any(out.metrics.dropped_drafters for out in found)
     return [[(o.token_ids, o.text, o.finish_reason, o.stop_reason, ranks(o.logprobs)) for o in out.outputs] for out in found]

@@ -29,6 +29,9 @@ VOCAB = 11
 NODES = 12
 LETTERS = "abcdefghij"
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+PREDICTION = ToyRunner(VOCAB, seed=3, sharpness=1.5).greedy(PROMPT, 24)
+"""What every request says it expects: right for PROMPT at temperature 0."""
+
 BATCHES: dict[str, list[list[int]]] = {
     "one": [PROMPT],
     "four": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10],
@@ -79,7 +82,7 @@ def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = 
 
 def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int = 7) -> list[Any]:
     """All that a caller sees of every output."""
-    found = run(live, prompts, params, seed)
+    found = run(live, prompts, params, seed, prediction=PREDICTION)
     assert not any(request.metrics.dropped_drafters for request in found), found[0].metrics.dropped_drafters
     return [
         (o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs, request.prompt_logprobs)
@@ -90,4 +93,4 @@ def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingPara
 
 def accepted(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
     """How many drafted tokens stood."""
-    return sum(request.metrics.num_accepted_tokens for request in run(live, prompts, params))
+    return sum(request.metrics.num_accepted_tokens for request in run(live, prompts, params, prediction=PREDICTION))

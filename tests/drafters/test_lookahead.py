@@ -72,7 +72,7 @@ def trajectories(drafter: LookaheadDrafter, target: ToyRunner, spoil: Callable[[
 
 def test_n_grams_of_the_pool_are_the_targets_own() -> None:
     """A target that looks at one token only answers each column rightly, whatever stands before it."""
-    drafter = LookaheadDrafter(ARGS, pool_from_prompt=False)
+    drafter = LookaheadDrafter(ARGS, pool_from_text=False)
     assert all(trajectories(drafter, ToyRunner(VOCAB, order=1, seed=2)))
     shifted = trajectories(drafter, ToyRunner(VOCAB, order=1, seed=2), spoil=lambda logits: logits.roll(1, 0))
     assert not all(shifted), "rows of other nodes must show"
@@ -89,7 +89,7 @@ def test_the_window_moves_with_the_text() -> None:
 
 
 def test_a_target_that_looks_back_is_still_foreseen() -> None:
-    alone = Alone(LookaheadDrafter(ARGS, pool_from_prompt=False), ToyRunner(8, order=2, seed=0))
+    alone = Alone(LookaheadDrafter(ARGS, pool_from_text=False), ToyRunner(8, order=2, seed=0))
     for _ in range(60):
         alone.step(48)
     assert sum(alone.accepted) > 10
@@ -115,11 +115,14 @@ def test_small_budgets(nodes: int, depth: int) -> None:
         assert tree.max_depth <= depth
 
 
-def test_the_pool_is_bounded_and_begins_with_the_prompt() -> None:
+def test_the_pool_is_bounded_and_reads_the_text() -> None:
     drafter = LookaheadDrafter(ARGS, max_verification_set_size=2, max_ngram_size=3)
     (state,) = drafter.begin([Context("r", [1, 2, 3, 1, 4, 5, 1, 6, 7], 9)])
     assert list(state.pool[1]) == [(4, 5), (6, 7)]
-    (empty,) = LookaheadDrafter(ARGS, pool_from_prompt=False).begin([Context("r", [1, 2, 3, 1, 2, 3], 6)])
+    state.context.tokens += [1, 8]
+    drafter.observe([state], [EMPTY_TREE], [Verdict((), (), 8)], None)
+    assert list(state.pool[7]) == [(1, 8)]
+    (empty,) = LookaheadDrafter(ARGS, pool_from_text=False).begin([Context("r", [1, 2, 3, 1, 2, 3], 6)])
     assert not empty.pool
 
 

@@ -138,8 +138,9 @@ def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, wi
     expected = plain.generate(prompts, params)
     said = [[*plain.tokenizer.encode(text), *one.outputs[0].token_ids] for text, one in zip(prompts, expected, strict=True)]
     path = write(tmp_path / "said", said, tokenizer=plain.tokenizer)  # type: ignore[arg-type]
-    methods = [{"method": "rasd", "datastore": str(path)}, {"method": "draft_model", "tree_width": width}]
-    other = plain.with_speculative_config({"method": methods, "num_speculative_tokens": 6})
+    methods: list[dict[str, Any]] = [{"method": "rasd", "datastore": str(path)}]
+    methods += [{"method": "draft_model", "tree_width": width, "num_speculative_tokens": 2}]
+    other = plain.with_speculative_config({"method": methods, "num_speculative_tokens": 24})
     found = other.generate(prompts, params)
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
     assert sum(one.metrics.drafters["rasd"].num_accepted_tokens for one in found) > 0

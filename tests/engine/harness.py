@@ -26,9 +26,14 @@ def engine(
 
 
 def run(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams], seed: int = 7
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    seed: int = 7,
+    *,
+    prediction: Sequence[int] = (),
 ) -> list[Request]:
-    """Decode prompts to their ends; request i has seed `seed + i`."""
+    """Decode prompts to their ends; request i has seed `seed + i`, all have the same prediction."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     info = engine.parts.runner.info
     requests = [
@@ -36,6 +41,7 @@ def run(
         for i, (p, q) in enumerate(zip(prompts, each, strict=True))
     ]
     for request in requests:
+        request.prediction = list(prediction)
         engine.add(request)
     while engine.has_work:
         engine.step()

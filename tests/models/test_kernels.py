@@ -15,10 +15,11 @@ from tiny_llama import CPU, close, oracle, runner_of, spec_of, tiny_llama, token
 from paceline.models import native
 from paceline.models.eager import EagerPasses
 from paceline.models.kernels import choose, forward, fused, team, try_out
+from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.matrix import pack
 from paceline.models.kernels.pages import SLAB, Pages
-from paceline.models.kernels.tiles import DOT, FULL, HALF, has_dot
+from paceline.models.kernels.tiles import DOT, FULL, HALF
 from paceline.models.kernels.vectors import exponential, load, store
 from paceline.models.native import NativeRunner
 from paceline.models.spec import LayerSpec, RopeSpec
@@ -27,7 +28,7 @@ from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
 IDS = tokens(150)
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
-KINDS = [(torch.float32, FULL), (torch.bfloat16, HALF), *([(torch.bfloat16, DOT)] if has_dot() else [])]
+KINDS = [(torch.float32, FULL), (torch.bfloat16, HALF), *([(torch.bfloat16, DOT)] if has_bfloat() else [])]
 in_each_kind = pytest.mark.parametrize(("dtype", "kind"), KINDS)
 
 
@@ -274,7 +275,7 @@ def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, mo
     if broken == "numba":
         monkeypatch.setitem(__import__("sys").modules, "paceline.models.kernels.try_out", None)
     elif broken == "self-test":
-        monkeypatch.setattr(try_out, "agrees", lambda dtype: False)
+        monkeypatch.setattr(try_out, "agrees", lambda dtype, quantization: False)
     elif broken == "threads":
         monkeypatch.setattr(team, "find_team", lambda: None)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

@@ -19,7 +19,7 @@ FIRST_PLAIN: Final = 3
 AGAIN: Final = 64
 """Steps from one plain step to the next while drafting is on."""
 
-TRY: Final = 10
+TRY: Final = 6
 PATIENCE: Final = 24
 """Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
 
@@ -29,7 +29,7 @@ CLEARLY: Final = 0.75
 SHARE: Final = 0.01
 """About this share of all time goes into tries that lose."""
 
-LEAST, MOST = 48, 512
+LEAST, MOST = 48, 2048
 
 NEW: Final = 8
 """Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""
@@ -38,7 +38,7 @@ _DECAY = 0.98
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
-_MOST_LOST = 3
+_MOST_LOST = 5
 
 
 class Gate:

@@ -41,15 +41,16 @@ Pool = OrderedDict[int, "OrderedDict[tuple[int, ...], None]"]
 
 
 class _State:
-    """One sequence: `columns` by the position of their first token, its pool of n-grams."""
+    """One sequence: `columns` by the position of their first token, its pool of n-grams, how much of the text is in it."""
 
-    __slots__ = ("columns", "context", "pool", "random", "shown")
+    __slots__ = ("columns", "context", "pool", "random", "read", "shown")
 
     def __init__(self, context: Context) -> None:
         self.context, self.random = context, Random(context.seed)
         self.columns: dict[int, list[int]] = {}
         self.pool: Pool = OrderedDict()
         self.shown: list[int] = []  # positions of the columns in the last tree
+        self.read = 0
 
 
 class LookaheadDrafter:
@@ -58,7 +59,7 @@ class LookaheadDrafter:
     Args:
         max_window_size: W, columns of the window. max_ngram_size: N, tokens of an n-gram. max_verification_set_size: G, n-grams to
             verify at once (TensorRT-LLM's names; WINDOW_SIZE, LEVEL and GUESS_SET_SIZE of the paper's code).
-        pool_from_prompt: fill the pool with the prompt's n-grams at the start.
+        pool_from_text: put the n-grams of prompt and output into the pool as well.
     Raises:
         ConfigError: a size outside its range.
     """
@@ -74,21 +75,27 @@ class LookaheadDrafter:
         max_window_size: int = 7,
         max_ngram_size: int = 4,
         max_verification_set_size: int = 7,
-        pool_from_prompt: bool = True,
+        pool_from_text: bool = True,
     ) -> None:
         integer("max_window_size", max_window_size, 1, MAX_WINDOW)
         integer("max_ngram_size", max_ngram_size, 2, MAX_NGRAM)
         integer("max_verification_set_size", max_verification_set_size, 1, MAX_WINDOW)
         self.window, self.ngram, self.guesses = max_window_size, max_ngram_size, max_verification_set_size
-        self.from_prompt, self.index, self.vocab_size = pool_from_prompt, args.index, args.vocab_size
+        self.from_text, self.index, self.vocab_size = pool_from_text, args.index, args.vocab_size
 
     def begin(self, contexts: Sequence[Context]) -> list[_State]:
         states = [_State(context) for context in contexts]
-        for state in states if self.from_prompt else []:
-            tokens = state.context.tokens
-            for start in range(len(tokens) - self.ngram + 1):
-                self._remember(state.pool, tokens[start : start + self.ngram])
+        for state in states:
+            self._read(state)
         return states
+
+    def _read(self, state: _State) -> None:
+        """Put the n-grams that the text has got since the last time into the pool."""
+        tokens = state.context.tokens
+        if self.from_text:
+            for start in range(max(0, state.read - self.ngram + 1), len(tokens) - self.ngram + 1):
+                self._remember(state.pool, tokens[start : start + self.ngram])
+        state.read = len(tokens)
 
     def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
@@ -126,6 +133,7 @@ class LookaheadDrafter:
             if ends and scores is not None:
                 rows = scores.of(i)[[node + 1 for _, node in ends], : self.vocab_size]
                 self._grow(state, dict(zip((position for position, _ in ends), rows.argmax(-1).tolist(), strict=True)))
+            self._read(state)
             behind = len(state.context.tokens)
             state.columns = {position: column for position, column in state.columns.items() if position >= behind}
             state.shown = []
@@ -171,6 +179,7 @@ class LookaheadDrafter:
     def fork(self, state: _State, context: Context) -> _State:
         other = _State(context)
         other.columns = {position: list(column) for position, column in state.columns.items()}
+        other.read = state.read
         other.pool = OrderedDict((first, after.copy()) for first, after in state.pool.items())
         return other
 

@@ -34,6 +34,8 @@ FirstTokens = tuple[Sequence[int], Sequence[float]]
 class RasdDrafter:
     """Adds to the trees of the drafters before it what a datastore continues with; runs after all of them.
 
+    It gets the nodes that they leave: give them a `num_speculative_tokens` of their own that leaves some.
+
     Args:
         datastore: path of a file made by `paceline datastore build` with the target's tokenizer.
         prune_top_k: retrieved branches stay if their first token is among that many likeliest of the draft; 0 keeps all.

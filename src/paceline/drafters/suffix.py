@@ -61,7 +61,7 @@ class SuffixDrafter:
         suffix_decoding_min_token_prob: least probability of a drafted path, by counts; 0.1 by default.
         suffix_decoding_use_tree_spec: propose trees instead of chains.
         suffix_decoding_cache_prompts: keep whole prompts of past requests, not only outputs and the ends of prompts.
-        max_cached_tokens: most tokens of past requests kept for each tenant (60 to 90 bytes each); 500000 by default.
+        max_cached_tokens: most tokens of past requests kept for each tenant (55 to 85 bytes each); 500000 by default.
         tables: folder where past texts are read at the start and written by `LLM.save_tables`.
         shared_tables: one store for all tenants.
     Raises:

@@ -12,7 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.models.kernels.tiles import DOT, FULL, HALF, dot_pairs, has_dot, prefetch
+from paceline.models.kernels.bfloat import has_bfloat
+from paceline.models.kernels.tiles import DOT, FULL, HALF, dot_pairs, prefetch
 from paceline.models.kernels.vectors import (
     F32V,
     FLOAT,
@@ -130,7 +131,7 @@ def score(
 
         _loop(builder, queries, [], one)
 
-    kinds = (DOT, HALF, FULL) if has_dot() else (HALF, FULL)
+    kinds = (DOT, HALF, FULL) if has_bfloat() else (HALF, FULL)
     _switch(builder, kind, {kind_: lambda kind_=kind_: emit(kind_) for kind_ in kinds})
 
 

@@ -21,11 +21,12 @@ from paceline.models.eager import Found
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
 from paceline.models.kernels.best import PART
+from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.forward import compiled
 from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, constants
 from paceline.models.kernels.quick import QuickRows
 from paceline.models.kernels.team import find_team
-from paceline.models.kernels.tiles import DOT, FULL, HALF, has_dot
+from paceline.models.kernels.tiles import DOT, FULL, HALF
 from paceline.models.kernels.vectors import LANES
 from paceline.models.kernels.visible import Ints, Part, SlotLists, address, fill, parts_of
 from paceline.models.segments import Segment
@@ -292,4 +293,4 @@ def best_kind(dtype: torch.dtype) -> int:
     """The fastest kind of product that this CPU has for weights of a dtype."""
     if dtype is torch.float32:
         return FULL
-    return DOT if has_dot() else HALF
+    return DOT if has_bfloat() else HALF

@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.models.kernels.bfloat import Bfloat
+from paceline.models.kernels.bfloat import Bfloat, has_bfloat
 from paceline.models.kernels.vectors import (
     F32V,
     FLOAT,
@@ -152,15 +152,8 @@ def prefetch(builder: Builder, address: Value, offset: int, level: int) -> None:
     call_named(builder, "llvm.prefetch.p0", ir.VoidType(), at, *flags)
 
 
-def has_dot(feature: dict[str, bool] | None = None) -> bool:
-    """Whether this CPU multiplies pairs of bfloat16."""
-    from llvmlite import binding
-
-    return bool((binding.get_host_cpu_features() if feature is None else feature).get("avx512bf16"))
-
-
 def _variants() -> list[tuple[int, int, int]]:
-    kinds = (DOT, HALF, FULL, BYTES) if has_dot() else (HALF, FULL, BYTES)
+    kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
     return [(kind, rows, lines) for kind in kinds for rows in range(1, MOST_ROWS + 1) for lines in ((16, 8) if rows > 2 else (16,))]
 
 
