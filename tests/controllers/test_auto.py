@@ -145,10 +145,12 @@ def test_it_comes_back_when_the_text_turns_repetitive(guesser: Guesser) -> None:
 
 
 class NeverAgain(AutoController):
-    """The negative control: forgets to try a sleeping drafter."""
+    """The negative control: forgets to try a sleeping drafter, and drafting as a whole once it was off."""
 
     def plan(self, signals: list[Signal]) -> None:  # type: ignore[override]
         super().plan(signals)
+        for gate in self._gates.values():
+            gate.wait = 1000 if gate.wait else 0
         for sequence in self._batch:
             for watch in sequence.watches:
                 watch.wait = 1000

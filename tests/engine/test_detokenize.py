@@ -116,3 +116,17 @@ def test_the_check_catches_decoding_tokens_one_by_one(tokenizers: dict[str, Toke
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode(LONG, add_special_tokens=False)
     assert "".join(tokenizer.decode([token]) for token in ids) != tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bundled"])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**9), length=st.integers(0, 60), cut=st.integers(0, 60), skip=st.booleans())
+def test_a_rest_at_once_is_what_pieces_give(
+    tokenizers: dict[str, Tokenizer], kind: str, seed: int, length: int, cut: int, skip: bool
+) -> None:
+    tokenizer, rng = tokenizers[kind], random.Random(seed)
+    ids = [rng.randrange(tokenizer.vocab_size + 5) for _ in range(length)]
+    at_once = IncrementalDetokenizer(tokenizer, ids[:cut], skip_special_tokens=skip)
+    pieces = stream(tokenizer, ids[:cut], ids[cut:], skip=skip)[0]
+    assert at_once.rest(ids[cut:]) == pieces == at_once.text
+    assert at_once.finish() == ""

@@ -237,9 +237,3 @@ def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
     monkeypatch.setattr(choose, "MOST_INPUTS", 64)
     assert "rows of more than 64" in str(choose.lacks(spec, torch.float32, CPU, quantization="int8"))
     assert choose.lacks(spec, torch.float32, CPU) is None
-
-
-def test_quantised_weights_never_reach_operators(monkeypatch):
-    monkeypatch.setattr("paceline.models.native.fits", lambda *args, **options: False)
-    with pytest.raises(Exception, match="compiled passes of the CPU alone"):
-        small_runner()

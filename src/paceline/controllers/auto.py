@@ -30,7 +30,7 @@ from paceline.controllers.ear import Ear, cheap_ones
 from paceline.controllers.gate import Gate
 from paceline.controllers.pick import choose, cut, fixed_shape
 from paceline.controllers.prices import Prices, Rates, best_depth, hopeless, row_seconds, try_cost, try_depth
-from paceline.controllers.voice import Drafting, Voice
+from paceline.controllers.voice import Drafting, Voice, note_all
 from paceline.controllers.watch import Mode, Watch
 from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
@@ -94,8 +94,7 @@ class AutoController:
         self.idle = self._never = False
         self._size = self._plain_steps = self._context = self._ready = 0
         self._looked = (0, 0, 0)
-        self.listens: Sequence[int] = ()
-        self._ear = Ear()
+        self.listens, self._ear = list[int](), Ear()
         self._alone: int | None = None  # the sequence that runs by itself
         self._hopeless: list[bool] = []
 
@@ -111,8 +110,8 @@ class AutoController:
         alone, self._alone = self._alone, signals[0].key if size == 1 else None
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
-            listening = size == 1 and not self._never and self._plain_steps % LISTEN_EVERY == 0
-            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if listening else ()
+            now = size == 1 and not self._never and self._plain_steps % LISTEN_EVERY == 0
+            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if now else []
             return
         for signal in signals:
             sequence = self._known.get(signal.key)
@@ -157,7 +156,7 @@ class AutoController:
         watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
         cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
         special = rival or depth < min(self.max_depth, self.max_nodes)
-        worth = self._worth_lately(sequence, drafter, depth) if not rival else self._worth(sequence, drafter, so_far, depth)
+        worth = self._worth(sequence, drafter, so_far, depth) if rival else self._worth_lately(sequence, drafter, depth)
         mode = watch.mode(worth > 0, cheap, special)
         mode = Mode.SKIP if self._hopeless[drafter] else mode
         self._worths[index, drafter] = worth, depth
@@ -181,8 +180,7 @@ class AutoController:
         """
         if self.idle:
             return list(trees)
-        for sequence, tree in zip(self._batch, trees, strict=True):
-            sequence.note(tree, self._yields, self._levels)
+        note_all(self._batch, trees, self._yields, self._levels)
         chosen, rows, pool = list(trees), len(trees), []
         for i, tree in enumerate(trees):
             if fixed_shape(tree):
@@ -220,9 +218,8 @@ class AutoController:
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
-        gate = self._gates[batch_bucket(1)]
-        if self._ear.hear(matched, self._lines[drafter], self._table, gate.lost):
-            gate.open()
+        if self._ear.hear(matched, self._lines[drafter], self._table, self._gates[0].lost):
+            self._gates[0].open()
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from paceline.controllers.cost_model import CostModel
     from paceline.controllers.curve import Line
 
-EVERY: Final = 6
+EVERY: Final = 12
 """Plain steps from one guess to the next."""
 
-TOKENS: Final = EVERY - 1
+TOKENS: Final = 7
 """Tokens of a guess: all of them have been decided when the next one is made."""
 
 CHEAP: Final = 0.12

@@ -29,7 +29,7 @@ CLEARLY: Final = 0.75
 SHARE: Final = 0.01
 """About this share of all time goes into tries that lose."""
 
-LEAST, MOST = 48, 2048
+LEAST, MOST = 48, 512
 
 NEW: Final = 8
 """Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""
@@ -117,7 +117,7 @@ class Gate:
         patient = asked and self._brought > CLEARLY * self._spent
         if self._steps >= (PATIENCE if patient else TRY) and self._brought < self._spent:
             self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
-            self.wait = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST))
+            self.wait = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST if size == 1 else 4 * MOST))
             self._begin()
 
     def plain_seconds(self, size: int, table: Sequence[float]) -> float:

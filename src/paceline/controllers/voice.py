@@ -99,3 +99,9 @@ class Drafting:
         if not self.tried:
             return ()
         return [node for node, depth in enumerate(tree.depths.tolist()) if depth <= self.tried]
+
+
+def note_all(batch: Sequence[Drafting], trees: Sequence[TokenTree], yields: list[float], levels: list[int | None]) -> None:
+    """`Drafting.note` for all sequences of a step."""
+    for sequence, tree in zip(batch, trees, strict=True):
+        sequence.note(tree, yields, levels)

@@ -36,7 +36,7 @@ def empty(entries: int) -> Longs:
 
 
 @compiled
-def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> int:
+def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> np.int64:
     """The slot that holds the n-gram which ends at `end`, or the free one where it belongs."""
     mask = len(table) - 1
     slot = np.int64((value * _MIX) >> _HIGH) & mask

@@ -66,6 +66,7 @@ def is_sound_chain(tree: TokenTree, vocab_size: int) -> bool:
         return False
     if tokens.dtype != np.int32 or sources.dtype != np.int32 or not tokens.shape == sources.shape == confidence.shape == (n,):
         return False
-    ids, chances = tokens.tolist(), confidence.tolist()
+    ids: list[int] = tokens.tolist()
+    chances: list[float] = confidence.tolist()
     # A sum of numbers in 0..1 is a number: with a NaN among them, least and most may not show it.
     return min(ids) >= 0 and max(ids) < vocab_size and min(chances) >= 0.0 and max(chances) <= 1.0 and sum(chances) >= 0.0
