@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Any
 
 import pytest
 from bench.browser import FOUND, look, picture
-from bench.replays import NASTY, node, replay, step, wide
+from bench.replays import NASTY, node, step, wide
+from bench.replays import replay as made
 
-from paceline import LLM, SamplingParams
-from paceline.bench.explain import MARK, PAGES, Replay, embedded, explain
+from paceline import LLM, ConfigError, SamplingParams
+from paceline.bench.explain import MARK, PAGES, Replay, embedded, explain, warm_up
+from paceline.bench.replay import Recorder
+from paceline.engine.record import watching
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
 
@@ -43,7 +47,7 @@ class Scripts(HTMLParser):
 
 
 def nasty() -> dict[str, Any]:
-    return replay(
+    return made(
         [step(wide(3, 2)), step(), step([node(0, -1, 1, "cut", missed=True)], words="\n".join(NASTY))], drafters=("a", NASTY[0])
     )
 
@@ -92,6 +96,27 @@ def test_the_api_replays_a_prompt() -> None:
     assert found.text == found.to_dict()["output"]["text"]
     assert found.sentences == [*found.data["summary"]["found"], *found.data["summary"]["advice"]]
     assert found.to_html().startswith("<!doctype html>")
+
+
+def test_what_the_warm_up_decodes_is_learned_by_nobody() -> None:
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    llm = LLM(dtype="float32", speculative_config={"method": "suffix", "num_speculative_tokens": 4})
+
+    def trees(found: dict[str, Any]) -> list[Any]:
+        return [[(node["token"], node["status"]) for node in one["nodes"]] for one in found["steps"]]
+
+    recorder = Recorder(llm.with_speculative_config(llm.speculative))
+    for _ in recorder.run("One day", params):
+        pass
+    cold = trees(recorder.data())
+    calls = []
+    with watching(llm.engine, calls.append):
+        warm_up(llm, "One day", params)
+    assert not calls
+    assert trees(explain(llm, "One day", params).data) == cold
+    assert trees(explain(llm, "One day", params).data) != cold  # the recorded run itself was learned from
+    with pytest.raises(ConfigError, match="n must be 1"):
+        warm_up(llm, "One day", replace(params, n=2, temperature=1.0))
 
 
 WALK = """
@@ -156,7 +181,7 @@ def test_any_text_is_shown_as_text(tmp_path: Path) -> None:
 @browser
 def test_trees_of_every_shape_are_laid_out_apart_and_fit_the_window(tmp_path: Path) -> None:
     shapes = [wide(1, 16), wide(4, 9), wide(31, 1), wide(3, 12), *([] for _ in range(220))]
-    told = drawn(Replay(two(replay([step(nodes) for nodes in shapes], drafters=("a", "b")))).to_html(), tmp_path, "?theme=dark")
+    told = drawn(Replay(two(made([step(nodes) for nodes in shapes], drafters=("a", "b")))).to_html(), tmp_path, "?theme=dark")
     assert len(told["seen"]) == len(shapes)
     for nodes, seen in zip(shapes, told["seen"], strict=True):
         boxes = seen["boxes"]
@@ -190,12 +215,12 @@ def test_a_real_run_is_drawn_and_kept_as_pictures(tmp_path: Path) -> None:
 
 @browser
 def test_the_browser_check_sees_requests_errors_and_broken_data(tmp_path: Path) -> None:
-    page = Replay(replay([step()])).to_html()
+    page = Replay(made([step()])).to_html()
     outside = page.replace("<main>", '<main><img src="https://paceline.invalid/x.png">')
     faults = look(outside, tmp_path, "undefined_name()").faults
     assert any("blocked" in fault for fault in faults)
     assert any("undefined_name" in fault for fault in faults)
-    data = Replay(replay([step()], texts=NASTY[:1])).to_dict() | {"prompt": {"text": "", "tokens": 1}}
+    data = Replay(made([step()], texts=NASTY[:1])).to_dict() | {"prompt": {"text": "", "tokens": 1}}
     naive = Replay(data).to_html().replace(embedded(data), json.dumps(data))
     assert look(naive, tmp_path).broken
 

@@ -3,7 +3,8 @@
 In: the data of `bench.replay`. Out: `summarize`'s dict. Not here: recording, the page, any new measurement.
 
 A sentence is only said where the figures behind it are clear of their thresholds (constants below) and rest on enough steps; times
-are those of one watched run, good for shares, not for a benchmark.
+are those of one watched run, good for shares, not for a benchmark. What a step takes is the median over steps of its kind, so that
+one disturbed step says nothing of the others, and below TIMED steps no advice rests on times.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ Data = dict[str, Any]
 
 FEW: Final = 5
 """Fewer steps than this prove nothing."""
+
+TIMED: Final = 20
+"""Fewer steps than this prove nothing about time."""
 
 FAILED_FIRST, ALL_STOOD, EMPTY, DEAR_DRAFT, OVERHEAD, MISSED = 0.4, 0.3, 0.25, 0.35, 0.15, 0.05
 """Shares from which on a sentence is said: drafted steps without a first guess that stood, drafted steps in which everything stood,
@@ -102,22 +106,30 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
             f"{name} was asked in {asked} of {_count(steps, 'step')}; of its {tried:.0f} scored guesses {stood:.0f} stood"
             + (f", in first place {first[1]} of {first[0]} times." if first[0] else ".")
         )
-    seconds = {name: value for name, value in summary["seconds"].items() if name != "prefill"}
-    total = sum(seconds.values())
+    usual = _usual(data["steps"])
+    total = sum(usual)
     if total > 0:
-        rest = total - seconds["score"] - seconds["draft"]
+        score, draft, rest = usual
         yield (
-            f"Scoring took {_percent(seconds['score'], total)} of the steps' time, drafting {_percent(seconds['draft'], total)}, "
+            f"Scoring took {_percent(score, total)} of a usual step's time, drafting {_percent(draft, total)}, "
             f"all else {_percent(rest, total)}."
         )
-        if rest >= OVERHEAD * total:
-            yield from _on_one_step(data["steps"], rest)
+        yield from _on_one_step(data["steps"])
 
 
-def _on_one_step(steps: Sequence[Data], rest: float) -> Iterator[str]:
-    """Where one step holds most of what is neither drafting nor scoring."""
-    longest = max(range(len(steps)), key=lambda i: _rest(steps[i]))
-    if len(steps) >= FEW and _rest(steps[longest]) > rest / 2:
+def _usual(steps: Sequence[Data]) -> tuple[float, float, float]:
+    """Seconds of scoring, drafting and all else in a usual step: medians, drafting by the share of the steps that drafted."""
+    drafts = [step["seconds"]["draft"] for step in steps if any(one is not None for one in step["drafters"])]
+    share = len(drafts) / len(steps)
+    score, rest = median(step["seconds"]["score"] for step in steps), median(_rest(step) for step in steps)
+    return score, share * median(drafts) if drafts else 0.0, rest
+
+
+def _on_one_step(steps: Sequence[Data]) -> Iterator[str]:
+    """Where one step holds most of what is neither drafting nor scoring, and that is much."""
+    longest, rest = max(range(len(steps)), key=lambda i: _rest(steps[i])), sum(map(_rest, steps))
+    much = rest >= OVERHEAD * sum(sum(step["seconds"].values()) for step in steps)
+    if much and len(steps) >= FEW and _rest(steps[longest]) > rest / 2:
         yield (
             f"Most of all else was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: a controller that has not "
             "measured yet what scoring costs does so when it needs to know."
@@ -138,14 +150,14 @@ def _advice(data: Data, summary: Data) -> Iterator[str]:
     drafted = [step for step in data["steps"] if any(scored(node) for node in step["nodes"])]
     if len(drafted) >= FEW:
         yield from _on_first_guesses(drafted)
-        balance = _balance(data["steps"], drafted)
+        balance = _balance(data["steps"], drafted) if len(data["steps"]) >= TIMED else None
         if balance is not None:
             yield _on_balance(*balance)
         if balance is None or balance[0] < balance[1]:
             yield from _on_full_acceptance(drafted)
     yield from _on_cuts(data, summary)
     yield from _on_empty_steps(data["steps"], drafted)
-    yield from _on_time(data, summary)
+    yield from _on_time(data)
 
 
 def _on_first_guesses(drafted: Sequence[Data]) -> Iterator[str]:
@@ -214,20 +226,25 @@ def _on_empty_steps(steps: Sequence[Data], drafted: Sequence[Data]) -> Iterator[
     yield f"{len(empty)} of {len(steps)} steps went without drafts: {why}. Another kind of drafter beside these could fill them."
 
 
-def _on_time(data: Data, summary: Data) -> Iterator[str]:
-    seconds = {name: value for name, value in summary["seconds"].items() if name != "prefill"}
-    total = sum(seconds.values())
-    if not total or summary["steps"] < FEW:
+def _on_time(data: Data) -> Iterator[str]:
+    steps = data["steps"]
+    if len(steps) < TIMED or not (total := sum(usual := _usual(steps))):
         return
-    if seconds["draft"] >= DEAR_DRAFT * total:
-        dearest = max(range(len(data["drafters"])), key=lambda i: summary["draft_seconds"][i])
+    if usual[1] >= DEAR_DRAFT * total:
+        dearest = max(range(len(data["drafters"])), key=lambda i: _usual_of_drafter(steps, i))
         yield (
-            f"Drafting took {_percent(seconds['draft'], total)} of the steps' time, most of it {data['drafters'][dearest]}: "
+            f"Drafting took {_percent(usual[1], total)} of a usual step's time, most of it {data['drafters'][dearest]}: "
             "a cheaper drafter or shorter drafts would help."
         )
-    usual = median(_rest(step) / (sum(step["seconds"].values()) or 1.0) for step in data["steps"])
-    if usual >= OVERHEAD:
-        yield f"{_percent(usual, 1)} of a usual step went into neither drafting nor scoring; a larger model hides that share."
+    share = median(_rest(step) / (sum(step["seconds"].values()) or 1.0) for step in steps)
+    if share >= OVERHEAD:
+        yield f"{_percent(share, 1)} of a usual step went into neither drafting nor scoring; a larger model hides that share."
+
+
+def _usual_of_drafter(steps: Sequence[Data], index: int) -> float:
+    """Seconds that a drafter usually took, times the steps that asked it."""
+    seconds = [step["drafters"][index]["seconds"] for step in steps if step["drafters"][index] is not None]
+    return len(seconds) * median(seconds) if seconds else 0.0
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

@@ -10,15 +10,23 @@ policy keeps the page from loading anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.bench.advice import summarize
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
     from paceline.llm import LLM, Prompt
+
+WARM_UP: Final = 48
+"""Most tokens of the run before the recorded one."""
+
+APART: Final = "paceline explain: warm-up"
+"""The tenant of that run."""
 
 PAGES = Path(__file__).parent / "pages"
 MARK = '<meta name="generator" content="paceline explain">'
@@ -66,7 +74,7 @@ class Replay:
 def explain(
     llm: LLM, prompt: Prompt, params: SamplingParams | None = None, *, progress: Callable[[int], None] = lambda tokens: None
 ) -> Replay:
-    """Decode a prompt and keep every step of it.
+    """Decode a prompt and keep every step of it, after a warm-up.
 
     Args:
         params: None takes the checkpoint's generation_config.json; one output only.
@@ -76,10 +84,33 @@ def explain(
     """
     from paceline.bench.replay import Recorder
 
+    params = llm.default_sampling_params() if params is None else params
+    warm_up(llm, prompt, params)
     recorder = Recorder(llm)
-    for chunk in recorder.run(prompt, llm.default_sampling_params() if params is None else params):
+    for chunk in recorder.run(prompt, params):
         progress(len(chunk.output.outputs[0].token_ids))
     return Replay(recorder.data())
+
+
+def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+    """Decode the beginning of an answer once, so that what happens at first use only (compiling, measured costs) is over.
+
+    That is done by an engine of its own around the same weights, and by a tenant of its own: no table, no cache and no controller of
+    the run to come learns from it.
+
+    Raises:
+        ConfigError, PromptError: as `Recorder.run`.
+    """
+    from paceline.bench.replay import check
+
+    check(params)
+    apart = dict(prompt) if isinstance(prompt, Mapping) else {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    most = WARM_UP if params.max_tokens is None else min(params.max_tokens, WARM_UP)
+    short = replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
+    other = llm.with_speculative_config(llm.speculative)
+    with closing(other.stream({**apart, "cache_salt": APART}, short)) as chunks:
+        for _ in chunks:
+            pass
 
 
 def embedded(data: Any) -> str:

@@ -77,6 +77,15 @@ class _Listening:
         return heard.to(budget)
 
 
+def check(params: SamplingParams) -> None:
+    """Refuse what a replay cannot show.
+
+    Raises:
+        ConfigError: more than one output.
+    """
+    need(params.n == 1, "n", "be 1 in a replay, which follows one output", params.n)
+
+
 @dataclass(slots=True)
 class _Made:
     """Steps of one output and the tokens that they committed."""
@@ -115,7 +124,7 @@ class Recorder:
         Raises:
             ConfigError: more than one output, or parameters that do not fit the model. PromptError: as `LLM.stream`.
         """
-        need(params.n == 1, "n", "be 1 in a replay, which follows one output", params.n)
+        check(params)
         self._params, engine = params, self.llm.engine
         stream, before = self.llm.stream(prompt, params), engine.times.prefill
         with _listened(engine) as ear, watching(engine, lambda record: self._watch(record, ear)):

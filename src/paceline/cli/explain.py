@@ -42,11 +42,16 @@ def command(
     if page is not None:
         check_output(page, force)
     llm = open_llm(given, timed=True)
-    from paceline.bench.explain import Replay
+    from paceline.bench.explain import Replay, warm_up
     from paceline.bench.replay import Recorder
 
-    params, recorder = sampling_params(given, llm), Recorder(llm)
-    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else text
+    params = sampling_params(given, llm)
+    what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
+    try:
+        warm_up(llm, what, params)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    recorder = Recorder(llm.with_speculative_config(llm.speculative))  # its cost model reads what the warm-up measured
     interrupted = _record(recorder, recorder.run(what, params))
     if recorder.output is None:
         raise typer.Exit(130)

@@ -38,7 +38,7 @@ _DECAY = 0.98
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
-_MOST_LOST = 5
+_MOST_LOST = 3
 
 
 class Gate:
