@@ -26,6 +26,22 @@ from paceline.bench.random_model import open_folder
 RESULTS = Path(__file__).parent / "results"
 
 
+def pyplot() -> Any:
+    """matplotlib's pyplot, drawing into files; call it before anything is measured.
+
+    Raises:
+        SystemExit: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        sys.exit("this script draws with matplotlib, which is not installed; pip install 'paceline[bench]'")
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
 def provenance() -> dict[str, Any]:
     """Machine, versions, command, commit: what a figure must come with."""
     packages = {}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from batches import must_agree, prompts_of
-from common import RESULTS, save
+from common import RESULTS, pyplot, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
@@ -164,13 +164,8 @@ STYLE = {
 }
 
 
-def plot(found: Mapping[str, Any]) -> None:
+def plot(found: Mapping[str, Any], plt: Any) -> None:
     """Tokens per second along the dial, the same over plain decoding, and the two real drafters."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5.5), width_ratios=(5, 5, 4), layout="constrained")
     lines(left, found, "tokens_per_second")
     left.set(ylabel="tokens/s, batch 1", title="Acceptance dial (drafting takes next to no time)")
@@ -217,7 +212,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dial", default="0.5,0.7,0.8,0.9,0.95")
     parser.add_argument("--plot-only", action="store_true", help="draw the plot again from results/policies.json")
-    given = parser.parse_args()
+    given, plt = parser.parse_args(), pyplot()
     if not given.plot_only:
         save("policies", measure(given, [float(one) for one in given.dial.split(",")]))
     found = json.loads((RESULTS / "policies.json").read_text())
@@ -228,7 +223,7 @@ def main() -> None:
             print(
                 f"{drafter:12s} {name:14s} {rate:6.0f} tokens/s, {interval}, {drafting['mean_acceptance_length']:.2f} tokens a step"
             )
-    plot(found)
+    plot(found, plt)
 
 
 if __name__ == "__main__":

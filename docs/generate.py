@@ -1,4 +1,5 @@
-"""Writes docs/methods.md from the registry and the docstrings of what it names, and docs/cli.md from the command line itself.
+"""Writes docs/methods.md from the registry and the docstrings of what it names, docs/cli.md from the command line itself, and
+docs/exactness.md from what is claimed of every method.
 
 usage: python docs/generate.py
 """
@@ -6,12 +7,13 @@ usage: python docs/generate.py
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from paceline import registry
+from paceline import claims, registry
 from paceline.cli.app import app
 
 HERE = Path(__file__).parent
@@ -31,6 +33,8 @@ Written by `python docs/generate.py` from the command line itself; `paceline VER
     paceline doctor --model ./checkpoint
     paceline bench --quick --html report.html
     paceline bench compare before.json after.json
+    paceline bench peers list
+    paceline datastore build docs/ --output team.datastore
 
 Text goes to standard output and everything else to standard error, so that pipes hold text only. On a terminal, accepted guesses
 are coloured by the drafter that made them; `NO_COLOR` turns colours off. A prompt from a file or a pipe is UTF-8 text; the newline
@@ -74,10 +78,10 @@ def _section(family: str, name: str, entry: registry.Entry) -> list[str]:
 
 
 def cli() -> str:
-    """The introduction above, and one section a verb with its flags."""
+    """The introduction above, and one section a verb with its flags, those of its own verbs included."""
     lines = [CLI]
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]  # a group has them
-        lines += [f"## paceline {name}", "", command.help, ""]
+    for name, command in _commands("paceline", typer.main.get_command(app)):
+        lines += [f"## {name}", "", command.help, ""]
         panels: dict[str, list[str]] = {}
         for parameter in command.params:
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
@@ -85,6 +89,14 @@ def cli() -> str:
         for panel, rows in panels.items():
             lines += [f"| {panel.lower()} | |", "|---|---|", *rows, ""]
     return "\n".join(lines)
+
+
+def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
+    """Every verb with its full name, a group before the verbs in it."""
+    for name, command in group.commands.items():
+        yield f"{above} {name}", command
+        if hasattr(command, "commands"):
+            yield from _commands(f"{above} {name}", command)
 
 
 def _flag(parameter: Any) -> str:
@@ -96,6 +108,9 @@ def _flag(parameter: Any) -> str:
     return f"| {names} | {parameter.help}{default} |"
 
 
+PAGES: dict[str, Callable[[], str]] = {"cli.md": cli, "methods.md": methods, "exactness.md": claims.page}
+"""Name of a page -> what makes it."""
+
 if __name__ == "__main__":
-    (HERE / "cli.md").write_text(cli(), encoding="utf-8")
-    (HERE / "methods.md").write_text(methods(), encoding="utf-8")
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), encoding="utf-8")

@@ -158,6 +158,7 @@ CONTROLLERS: Mapping[str, Entry] = {
     "kangaroo": Entry("paceline.controllers.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"),
     "swift": Entry("paceline.controllers.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"),
     "diffuspec": Entry("paceline.controllers.diffuspec:DiffuSpecController", "controller", paper="DiffuSpec (arXiv:2510.02358)"),
+    "ppd": Entry("paceline.controllers.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}

@@ -99,7 +99,7 @@ def test_longer_drafts_are_not_advised_where_drafting_did_not_pay() -> None:
     assert "longer drafts may pay" not in advice(*steps(12, *chain(2, False), seconds=SECONDS | {"score": 0.08}), *plain)
 
 
-DEAR = SECONDS | {"draft": 0.05, "score": 0.08, "other": 0.09}
+DEAR = SECONDS | {"draft": 0.2, "score": 0.08, "other": 0.09}
 ON_TIME = ("so drafting", "Drafting took", "neither drafting nor scoring")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline import LLM, registry
-from paceline.bench.candidates import Setting, candidates, thread_counts
+from paceline.bench.candidates import MOST, Setting, candidates, thread_counts, with_prediction
 from paceline.bench.halving import MIN_PAIRS
 from paceline.bench.tune import FIXED_UP_TO, Tuning, tune
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -125,7 +125,7 @@ def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_draft_that_cannot_be_loaded_is_refused_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
-    found = run(drafts=[DRAFT, str(tmp_path / "none")])
+    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=900.0)
     assert any("cannot run" in why for why in found.refused.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
@@ -177,8 +177,10 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
 
 def test_a_short_budget_tries_the_most_promising_only(run: Run) -> None:
     found = run(budget=10.0)
-    assert found.left_out == 3
+    assert len(found.left_out) == 3
     assert len(found.settings) == 3
+    assert not set(found.left_out) & set(found.settings)
+    assert found.beyond == []
     assert found.gain is not None
     assert found.gain.pairs == MIN_PAIRS
 
@@ -205,6 +207,7 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.candidates.MOST", 1000)
     found = candidates(ALL, drafts=[DRAFT], threads=[2, 1])
     words = [setting.words(2) for setting in found.settings]
     assert words[0] == "ngram + draft_model (draft), controller auto"
@@ -223,6 +226,36 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert {"method": "another"} in [setting.config for setting in found.settings]
     assert found.skipped["tapping"] == "this model's runner cannot do early_exit"
     assert found.skipped["draft_model"] == "no draft model; give one with --draft-model"
+
+
+def test_a_search_starts_with_so_many_settings_and_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, entry = candidates(ALL, drafts=[DRAFT], threads=[2, 1]), registry.DRAFTERS["ngram"]
+    more = {**registry.DRAFTERS, **{f"another{i}": entry for i in range(40)}}
+    monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})
+    many = candidates(ALL, drafts=[DRAFT], threads=[2, 1])
+    assert len(few.settings) == len(many.settings) == MOST
+    assert len(many.beyond) > len(few.beyond) > 0
+    words = [setting.words(2) for setting in (*many.settings, *many.beyond)]
+    assert len(words) == len(set(words))
+    kept = words[:MOST]
+    assert {"ngram, controller auto", "draft_model (draft), controller auto", "off, 1 thread"} <= set(kept)
+    assert any(" + " in one for one in kept)
+    assert any(one.endswith(", 5 tokens") for one in kept)
+
+
+def test_a_profile_reads_predictions() -> None:
+    both = [{"method": "ngram"}, {"method": "draft_model", "model": DRAFT}]
+    for config, methods in (
+        ({"method": "ngram", "prompt_lookup_max": 8, "num_speculative_tokens": 5}, ["prediction", "ngram"]),
+        ({"method": both}, ["prediction", "ngram", "draft_model"]),
+        ({"method": "prediction", "num_speculative_tokens": 5}, ["prediction"]),
+    ):
+        made = with_prediction(config)
+        assert with_prediction(made) == made
+        assert made.get("num_speculative_tokens") == config.get("num_speculative_tokens")
+        found = LLM(dtype="float32", speculative_config=made)
+        assert found.drafter_methods == methods
+    assert with_prediction({"method": "ngram", "prompt_lookup_max": 8})["method"][1]["prompt_lookup_max"] == 8
 
 
 def test_a_runner_of_chains_gets_no_trees() -> None:

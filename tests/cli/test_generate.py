@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Command
 
 from paceline import LLM, SamplingParams
+from paceline.profiles import Conditions, Profile
 
 PROMPT = "Once upon a time"
 FAST = ("--dtype", "float32", "--threads", "1")
@@ -97,6 +99,18 @@ def test_a_prediction_that_begins_with_an_at_sign(run: Command) -> None:
     found = run("generate", PROMPT, "--prediction", "@/no/such/file", *FAST)
     assert (found.code, found.out) == (2, "")
     assert "cannot read '/no/such/file'" in found.line
+
+
+@pytest.mark.parametrize("config", [None, {"method": "ngram"}])
+def test_a_profile_without_prediction_is_no_reason_to_refuse_one(
+    run: Command, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+    llm = LLM(dtype="float32", threads=1)
+    Profile(conditions=Conditions.of(llm.runner.info, llm.folder), speculative_config=config, threads=1).save()
+    assert LLM(dtype="float32", threads=1).drafter_methods == ([] if config is None else ["ngram"])
+    assert drafted(run, "--prediction", expected)["prediction"]["num_accepted_tokens"] > 8
+    assert "prediction" not in drafted(run)
 
 
 @pytest.mark.parametrize(("config", "methods"), [('{"method": "ngram"}', "ngram"), ("null", "none")])

@@ -120,7 +120,10 @@ def test_words_of_an_interrupt() -> None:
 
 
 def test_refusals_and_what_was_left_out_are_said() -> None:
-    said = words(tuning(refused={"x, 5 tokens": "output differs"}, skipped={"medusa": "needs a head"}, left_out=1), None)
+    said = words(tuning(refused={"x, 5 tokens": "output differs"}, skipped={"medusa": "needs a head"}, left_out=["y"], beyond=list("abcdefgh")), None)
+    said = " ".join(said.split())
     assert "refused: x, 5 tokens: output differs" in said
     assert "not tried: medusa: needs a head" in said
-    assert "not tried: 1 setting for which the budget is too short" in said
+    assert "not tried: 1 setting for which the budget is too short; give more --budget: y" in said
+    assert "not tried: 8 settings less promising than those that the search starts with: a; b; c; d; e; f, and 2 more" in said
+    assert "less promising" not in words(tuning(), None)

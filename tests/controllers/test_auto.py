@@ -16,6 +16,7 @@ from paceline.controllers.auto import AutoController
 from paceline.controllers.base import Signal
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.fixed import FixedController
+from paceline.controllers.gate import MOST
 from paceline.controllers.voice import Voice
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
@@ -139,8 +140,8 @@ def test_it_comes_back_when_the_text_turns_repetitive(guesser: Guesser) -> None:
     world = World([guesser], packed)
     controller = automatic(world)
     before = world.run(controller, 600)
-    world.run(controller, 150, start=600)
-    after = world.run(controller, 200, start=750)
+    world.run(controller, MOST, start=600)  # the longest that the gate stays closed
+    after = world.run(controller, 200, start=600 + MOST)
     assert after > 2 * before
 
 

@@ -92,7 +92,7 @@ def test_a_failing_probe_is_said_and_not_asked_again(caplog: pytest.LogCaptureFi
         raise RuntimeError("no memory")
 
     cost = CostModel(probe=probe)
-    with caplog.at_level(logging.WARNING, "paceline.controllers"):
+    with caplog.at_level(logging.INFO, "paceline.controllers"):
         cost.prepare(8)
         cost.prepare(8)
     assert asked == [1]
@@ -174,7 +174,7 @@ def test_a_broken_or_foreign_file_is_measured_again_with_a_log_line(
     path = CostStore(KEY, tmp_path).path
     path.write_text(damage(path.read_text()))  # type: ignore[operator]
     probe = Probe()
-    with caplog.at_level(logging.WARNING, "paceline.controllers"):
+    with caplog.at_level(logging.INFO, "paceline.controllers"):
         CostModel(KEY, probe=probe, directory=tmp_path).prepare(8)
     assert probe.asked == [1, 2, 4, 8]
     assert "measuring again" in caplog.text
@@ -182,7 +182,7 @@ def test_a_broken_or_foreign_file_is_measured_again_with_a_log_line(
 
 def test_a_folder_that_cannot_be_written_is_said_and_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
-    with caplog.at_level(logging.WARNING, "paceline.controllers"):
+    with caplog.at_level(logging.INFO, "paceline.controllers"):
         CostModel(KEY, probe=Probe(), directory=tmp_path / "file").prepare(8)
     assert "cannot be kept" in caplog.text
 

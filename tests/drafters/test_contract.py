@@ -33,6 +33,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "draft_model": [
         {"model": "toy"},
         {"model": "toy", "tree_width": 3},
+        {"model": "toy", "tree_policy": "dyspec"},
+        {"model": "toy", "tree_policy": "dyspec_threshold"},
+        {"model": "toy", "tree_policy": "eagle2", "tree_width": 4},
+        {"model": "toy", "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"},
+        {"model": "toy", "tree_policy": "ppd"},
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
     ],

@@ -10,10 +10,14 @@ import pytest
 from engine.harness import engine
 from tiny_checkpoint import write
 from toys import ToyRunner
+from wide_trees import WIDE
 
 from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParams
+from paceline.controllers.cost_model import CostModel
+from paceline.engine.probe import Probe
 from paceline.engine.record import StepRecord, watching
 from paceline.engine.request import Request
+from paceline.engine.room import Room
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.models.blocks import BLOCK
@@ -105,6 +109,50 @@ def test_results_are_those_of_plenty(
     assert pauses
     assert max(held) <= blocks
     assert llm.runner.memory.left() == llm.runner.memory.capacity
+
+
+SUDDEN = {"method": "wide_trees:Sudden", "num_speculative_tokens": WIDE}
+
+
+@pytest.mark.parametrize("blocks", [9, 200])
+def test_a_tree_wider_than_any_before_is_cut_to_the_room(
+    folder: str, ample: LLM, plain: list[Any], monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    def grown() -> tuple[int, int]:
+        """Blocks in the end, and how many nodes were cut."""
+        llm, cut = capped(folder, ample, blocks, speculative_config=SUDDEN), []
+
+        def look(record: StepRecord) -> None:
+            cut.extend(len(a) - len(b) for a, b in zip(record.proposed, record.trees, strict=True))
+
+        with watching(llm.engine, look):
+            assert results(decode(llm)) == plain
+        return len(llm.runner.arena.pool.counts), sum(cut)
+
+    size, cut = grown()
+    assert size <= blocks
+    assert (cut > 0) is (blocks < 200)
+    monkeypatch.setattr(Room, "fit", lambda self, batch, trees, active: trees)
+    size, cut = grown()
+    assert cut == 0
+    assert (size > blocks) is (blocks < 200)
+
+
+def test_the_probe_stays_within_the_room(folder: str, ample: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = capped(folder, ample).runner
+    probe, pool = Probe(runner), runner.arena.pool
+    assert probe(8, 300) > 0
+    assert len(pool.counts) <= CAP
+    with pytest.raises(RuntimeError, match="64 rows need three times theirs"):
+        probe(64, 300)
+    cost = CostModel(probe=probe)
+    cost.prepare(64)
+    assert cost.probe is None
+    assert len(pool.counts) <= CAP
+    assert runner.memory.left() == runner.memory.capacity
+    monkeypatch.setattr(Probe, "_fitting", lambda self, rows, context: context)
+    probe(8, 300)
+    assert len(pool.counts) > CAP
 
 
 def test_streams_show_the_same_pieces(folder: str, ample: LLM, pauses: list[int]) -> None:

@@ -207,3 +207,27 @@ def test_bytes_of_a_character_that_never_completes_come_out_at_the_end() -> None
     checked.push(ids[-1:])
     assert checked.text == tokenizer.decode(ids)
     assert checked.text.startswith("a\ufffd")
+
+
+CUT_SHORT = [("\ufffd", "a", "a\ufffd"), ("a\ufffd", "", "a\ufffd"), ("\ufffd\ufffd", None, None), ("\ufffdb", None, None)]
+
+
+@pytest.mark.parametrize("end", ["limit", "end token"])
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize(("stop", "before", "behind"), CUT_SHORT)
+def test_a_stop_string_in_what_was_held_back_until_the_end_cuts(
+    stop: str, before: str | None, behind: str | None, include: bool, end: str
+) -> None:
+    """The bytes of one character that never completes become one U+FFFD."""
+    tokenizer = Tokenizer.load(Path(paceline.__file__).parent / "bundled" / "target")
+    ids = tokenizer.encode("a🙂")[:-1]
+    plain = tokenizer.decode(ids)
+    assert plain == "a\ufffd"
+    pushed, most = ([*ids, 0], None) if end == "end token" else (ids, len(ids))
+    params = SamplingParams(max_tokens=most, stop=[stop], include_stop_str_in_output=include)
+    found = StopChecker(params, [0], tokenizer, [])
+    assert found.push(pushed) == len(pushed)
+    if before is None:
+        assert (found.text, found.finish_reason, found.stop_reason) == (plain, "stop" if end == "end token" else "length", None)
+    else:
+        assert (found.text, found.finish_reason, found.stop_reason) == (behind if include else before, "stop", stop)

@@ -76,3 +76,53 @@ def test_templates_cannot_leave_the_sandbox_or_change_messages() -> None:
 def test_objects_with_methods_are_refused() -> None:
     with pytest.raises(PromptError, match=r"got [A-Za-z]*Path$"):
         render("x", [{"role": "user", "content": Path()}], {})
+
+
+PRINTS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+JOINS = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+SKIPS = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}"
+READS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ({"role": "user"}, r"message 1 \(role 'user'\) has no content; give it a text under 'content'"),
+        ({"role": "user", "content": None}, "has no content"),
+        ({"role": "assistant"}, "has no content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "has no content"),
+        ({"content": "a"}, "message 1 must have a text under 'role', got None"),
+        ({"role": 3, "content": "a"}, "message 1 must have a text under 'role', got 3"),
+        ({"role": "user", "content": 5}, "content of message 1 must be a text or a list of text parts, got 5"),
+        ({"role": "user", "content": True}, "must be a text or a list of text parts, got True"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "got .*image_url.* this model reads text"),
+        ({"role": "user", "content": [{"type": "text"}]}, "this model reads text"),
+        ({"role": "user", "content": ["a"]}, "this model reads text"),
+        ({"role": "user", "content": {"a": 1}}, "cannot take the content of message 1, a dict"),
+    ],
+)
+@pytest.mark.parametrize("template", [PRINTS, BUNDLED])
+def test_a_message_without_a_content_that_can_be_read_is_refused_by_name(message: Any, line: str, template: Any) -> None:
+    chat = [{"role": "user", "content": "a"}, message]
+    with pytest.raises(PromptError, match=line) as refused:
+        _ = render(template, chat, {}) if isinstance(template, str) else Tokenizer.load(template).apply_chat_template(chat)
+    assert "\n" not in str(refused.value)
+
+
+def test_calls_and_thoughts_stand_for_content() -> None:
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    assert render(PRINTS, [calls, {"role": "tool", "content": ""}], {}) == "<assistant><tool>"
+    tool = {"role": "tool", "content": {"a": 1}}
+    assert render("{{ messages[0].content | tojson }}", [tool], {}) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [(READS, "<user>[a][b]"), (PRINTS, "<user>a\nb"), (JOINS, "<user>a\nb"), (SKIPS, "<user>a\nb")],
+)
+def test_text_parts_reach_every_template(template: str, expected: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(template, [{"role": "user", "content": parts}], {}) == expected

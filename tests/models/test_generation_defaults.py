@@ -36,13 +36,53 @@ def test_end_tokens_of_generation_config_win(tmp_path: Path, value: Any, expecte
     assert GenerationDefaults.load(path).eos_ids == expected
 
 
-def test_end_tokens_fall_back_to_config_then_to_the_tokenizer(tmp_path: Path) -> None:
-    assert GenerationDefaults.load(folder(tmp_path, {"eos_token_id": None}, {"eos_token_id": [2, 3]})).eos_ids == (2, 3)
-    assert GenerationDefaults.load(folder(tmp_path, {}, {"text_config": {"eos_token_id": 9}})).eos_ids == (9,)
-    assert GenerationDefaults.load(folder(tmp_path, {}, {})).eos_ids == ()
+def theirs(path: Path) -> tuple[int, ...]:
+    """The end tokens that transformers' `from_pretrained` gives a model."""
+    try:
+        found = GenerationConfig.from_pretrained(path)
+    except OSError:
+        found = GenerationConfig.from_pretrained(path, config_file_name="config.json", _from_model_config=True)
+    ids = found.eos_token_id
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+GENERATION: list[Any] = [None, {}, {"eos_token_id": None}, {"eos_token_id": 5}, {"eos_token_id": [5, 6]}]
+CONFIG: list[Any] = [
+    {},
+    {"eos_token_id": None},
+    {"eos_token_id": 7},
+    {"eos_token_id": [7, 8]},
+    {"text_config": {"eos_token_id": 9}},
+    {"eos_token_id": 7, "text_config": {"eos_token_id": 9}},
+    {"decoder": {"eos_token_id": 4}, "text_config": {"eos_token_id": 9}},
+    {"decoder": {}, "text_config": {"eos_token_id": 9}},
+]
+
+
+@pytest.mark.parametrize("generation", GENERATION)
+@pytest.mark.parametrize("config", CONFIG)
+def test_end_tokens_are_those_of_transformers(tmp_path: Path, generation: Any, config: Any) -> None:
     tokenizer = Tokenizer.load(write(tmp_path / "tokenizer", "byte_level"))
-    assert GenerationDefaults.load(folder(tmp_path, {}, {}), tokenizer).eos_ids == (2,)
+    path = folder(tmp_path, generation, config)
+    expected = theirs(path)
+    assert GenerationDefaults.load(path).eos_ids == expected
+    alone = generation is None and not expected
+    assert GenerationDefaults.load(path, tokenizer).eos_ids == ((tokenizer.eos_id,) if alone else expected)
+
+
+def test_the_check_tells_the_files_apart(tmp_path: Path) -> None:
+    assert theirs(folder(tmp_path, {}, {"eos_token_id": 7})) == ()
+    (tmp_path / "generation_config.json").unlink()
+    assert theirs(tmp_path) == (7,)
+
+
+def test_a_checkpoint_without_any_end_token_ends_at_the_tokenizers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path / "tokenizer", "byte_level"))
+    assert GenerationDefaults.load(tmp_path / "tokenizer", tokenizer).eos_ids == (2,)
     assert GenerationDefaults.load(tmp_path / "tokenizer").eos_ids == ()
+    assert not caplog.records
+    assert GenerationDefaults.load(folder(tmp_path, {}, {"eos_token_id": 7}), tokenizer).eos_ids == ()
+    assert "generation_config.json names no end token" in caplog.text
 
 
 def test_sampling_parameters_count_with_do_sample(tmp_path: Path) -> None:

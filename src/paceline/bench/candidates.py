@@ -4,6 +4,8 @@ In: a runner's capabilities, draft models, numbers of threads. Out: settings, th
 Not here: measuring them (`bench.tune`).
 
 A method that is registered later is tried without a change here; an option of its constructor gets a grid by a line in OPTIONS.
+Since the registry grows, at most MOST settings are tried: those that come first where all kinds of settings take turns, the order
+of the registry within each.
 """
 
 from __future__ import annotations
@@ -11,14 +13,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 from paceline import registry
 from paceline.models.base import Capabilities
 
-TOKENS: Final = (3, 5, 8)
-"""num_speculative_tokens of the fixed controller."""
+MOST: Final = 24
+"""Settings that a search starts with."""
+
+TOKENS: Final = (5, 3, 8)
+"""num_speculative_tokens of the fixed controller, the likeliest first."""
 
 OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "prompt_lookup_max": ({"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"prompt_lookup_min": 2, "prompt_lookup_max": 8}),
@@ -28,6 +34,9 @@ OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 
 CHEAP: Final = "table"
 """Kind of drafters that are merged with those of the other kinds."""
+
+SHARED: Final = ("num_speculative_tokens", "disable_by_batch_size")
+"""What stands beside a list of methods, not in its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Settings in the order of their promise, and method -> why it is not among them."""
+    """Settings in the order of their promise, method -> why it is not among them, and the settings beyond MOST."""
 
     settings: Sequence[Setting]
     skipped: Mapping[str, str]
+    beyond: Sequence[Setting] = ()
 
 
 def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Sequence[int]) -> Candidates:
@@ -84,14 +94,24 @@ def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Se
     singles, skipped = _singles(capabilities, drafts)
     lists = _lists(singles)
     default, *others = threads
-    found = [*lists, *singles]
-    fixed = [{**config, "num_speculative_tokens": tokens} for tokens in TOKENS for config in [*singles, *lists]]
+    first = [*lists[:1], *singles, *lists[1:]]
+    fixed = [{**config, "num_speculative_tokens": tokens} for tokens in TOKENS for config in first]
     options = [{**config, **more} for config in singles for more in _grid(str(config["method"]), capabilities)]
-    settings = [Setting(config, default) for config in found]
-    for number in others:
-        settings += [Setting(None, number), *(Setting(config, number) for config in found[:1])]
-    settings += [Setting(config, default) for config in [*fixed, *options]]
-    return Candidates(settings, skipped)
+    elsewhere = [Setting(config, number) for number in others for config in (None, *first[:1])]
+    turns = [lists, singles[::2], singles[1::2], fixed]
+    kinds = [[Setting(config, default) for config in kind] for kind in turns]
+    kinds.append([*elsewhere, *(Setting(config, default) for config in options)])
+    found = [setting for turn in zip_longest(*kinds) for setting in turn if setting is not None]
+    return Candidates(found[:MOST], skipped, found[MOST:])
+
+
+def with_prediction(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same methods beside the drafter that follows a request's prediction; it does nothing where a request has none."""
+    entries = _entries(config) or [{key: value for key, value in config.items() if key not in SHARED}]
+    if any(entry.get("method") == "prediction" for entry in entries):
+        return dict(config)
+    own = [{"method": "prediction"}, *entries]
+    return {"method": own, **{key: value for key, value in config.items() if key in SHARED}}
 
 
 def thread_counts(now: int, physical: int, device: str) -> list[int]:

@@ -17,7 +17,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.candidates import Setting, candidates, thread_counts
+from paceline.bench.candidates import Setting, candidates, thread_counts, with_prediction
 from paceline.bench.halving import MIN_PAIRS, Gain, Interval, Race, RefusedError, confirm, interval, race
 from paceline.bench.trial import Trial
 from paceline.config import SamplingParams
@@ -48,7 +48,8 @@ class Tuning:
         chosen: what to use from now on: `best`, or plain decoding.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
         refused, skipped: words or method -> why.
-        left_out: settings that the budget did not allow to try.
+        left_out: words of the settings that the budget did not allow to try.
+        beyond: words of those that were not among the most promising (`candidates.MOST`).
         near_ties, compared: outputs that differed from plain decoding at a near tie, of all that were compared.
         interrupted: Ctrl-C ended it; `in_search` before the confirmation.
         profile: what to keep; None where an interrupt left too few measurements to choose by.
@@ -66,7 +67,8 @@ class Tuning:
     settings: dict[str, tuple[float, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
-    left_out: int = 0
+    left_out: Sequence[str] = ()
+    beyond: Sequence[str] = ()
     near_ties: int = 0
     compared: int = 0
     interrupted: bool = False
@@ -121,6 +123,7 @@ def tune(
         info.name, conditions.dtype, str(info.device), conditions.threads, len(prompts), size, skipped=dict(tried.skipped)
     )
     found.prompts = size * len(groups)
+    found.beyond = [setting.words(found.threads) for setting in tried.beyond]
     try:
         _decide(found, trial, elapsed=lambda: clock() - start, budget=budget, progress=progress)
     finally:
@@ -144,7 +147,7 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
         return
     affordable = max(3, int((SEARCH * budget - elapsed()) / (2 * look)))
     arms = min(len(words), affordable)
-    found.left_out = len(words) - arms
+    found.left_out = words[arms:]
     raced = race(
         arms,
         items[::2] if apart else items,
@@ -208,7 +211,7 @@ def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
 
 
 def _profile(found: Tuning, chosen: Setting, conditions: Conditions, *, budget: float, max_tokens: int) -> Profile:
-    config = None if chosen.config is None else dict(chosen.config)
+    config = None if chosen.config is None else with_prediction(chosen.config)
     if config is not None and chosen.fixed:
         config["disable_by_batch_size"] = FIXED_UP_TO * found.batch_size + 1
     measured = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 """Settings in the table."""
+
+NAMED = 6
+"""Settings in a remark."""
 
 SCATTER = 2.0
 """Upper over lower bound of a gain from which on a remark is made."""
@@ -141,10 +144,17 @@ def words(found: Tuning, path: Path | None) -> str:
         lines += [*_table(found, width), ""]
     remarks = [f"refused: {name}: {why}" for name, why in found.refused.items()]
     remarks += [f"not tried: {name}: {why}" for name, why in found.skipped.items()]
-    if found.left_out:
-        remarks.append(f"not tried: {_count(found.left_out, 'setting')} for which the budget is too short; give more --budget")
+    remarks += _untried(found.left_out, "for which the budget is too short; give more --budget")
+    remarks += _untried(found.beyond, "less promising than those that the search starts with")
     lines += [*_wrapped(remarks, width, "  "), ""] if remarks else []
     return "\n".join([*lines, *_wrapped(_verdict(found), width), *_kept(found, path)])
+
+
+def _untried(settings: Sequence[str], why: str) -> list[str]:
+    if not settings:
+        return []
+    more = f", and {len(settings) - NAMED} more (--json names them)" if len(settings) > NAMED else ""
+    return [f"not tried: {_count(len(settings), 'setting')} {why}: {'; '.join(settings[:NAMED])}{more}"]
 
 
 def _wrapped(paragraphs: Iterable[str], width: int, indent: str = "") -> list[str]:

@@ -37,7 +37,7 @@ _STRENGTH: Final = 4.0
 _DECAY: Final = 0.99
 _REFRESH: Final = 64
 _SURPRISE, _FORGET = 0.05, 0.6
-_OWN_DECAY, _OWN_STRENGTH = 0.98, 8.0
+_OWN_DECAY, _OWN_STRENGTH = 0.99, 24.0
 
 
 class Tally:
@@ -170,6 +170,10 @@ class Acceptance:
             chance = chance * odds[source] / (1.0 + chance * (odds[source] - 1.0))
             reach.append(chance if parent < 0 else chance * reach[parent])
         return reach
+
+    def chances(self, own: Own, source: int) -> tuple[list[float], float]:
+        """Of one drafter, for `pick.chain_count`: the chances of its cells, and the odds of this sequence."""
+        return self.sources[source].chance, own.odds[source]
 
     def _chain_reach(self, own: Own, source: int, confidence: Sequence[float]) -> list[float]:
         """`reach` of a chain by one drafter."""

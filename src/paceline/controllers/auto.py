@@ -28,10 +28,11 @@ from paceline.controllers.cost_model import CostModel, batch_bucket, context_buc
 from paceline.controllers.ear import EVERY as LISTEN_EVERY
 from paceline.controllers.ear import Ear, cheap_ones
 from paceline.controllers.gate import Gate
-from paceline.controllers.pick import choose, cut, fixed_shape
-from paceline.controllers.prices import Prices, Rates, best_depth, hopeless, row_seconds, try_cost, try_depth
+from paceline.controllers.pick import chain_count, choose, cut, fixed_shape
+from paceline.controllers.prices import Owed, Prices, Rates, best_depth, hopeless, row_seconds, try_cost, try_depth
 from paceline.controllers.voice import Drafting, Voice, note_all
 from paceline.controllers.watch import Mode, Watch
+from paceline.tree.chain_columns import lone_source
 from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
 
@@ -44,9 +45,8 @@ logger = logging.getLogger("paceline.controllers")
 
 CHEAP: Final = 0.01  # a drafter whose question costs less than this share of a plain step is asked even while it sleeps
 FIRST_ROWS: Final = 8
-LEARN_EVERY: Final = 16  # of the steps in which nothing may be drafted, one in so many teaches the cost model
 RECHECK: Final = 4096  # steps after which a drafter that could not pay at all is timed again
-LOOK_EVERY, SETTLED = 4, 64  # after so many steps a single sequence's costs and prospects are looked up once in so many
+LOOK_EVERY, LEARN_EVERY, SETTLED = 4, 3, 64  # after so many steps, costs are looked up and outcomes learned once in so many
 
 
 class AutoController:
@@ -59,7 +59,7 @@ class AutoController:
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
     Attributes:
-        idle: nothing is drafted in this step.
+        idle: nothing is drafted in this step. resting: nor in so many further ones.
     Raises:
         ConfigError: a limit below 1.
     """
@@ -92,7 +92,8 @@ class AutoController:
         self._levels: list[int | None] = []
         self._table, self._rate = [0.0, 1.0], 1.0
         self.idle = self._never = False
-        self._size = self._plain_steps = self._context = self._ready = 0
+        self._size = self._context = self._ready = self._tick = self.resting = 0
+        self._owed = Owed()
         self._looked = (0, 0, 0)
         self.listens, self._ear = list[int](), Ear()
         self._alone: int | None = None  # the sequence that runs by itself
@@ -103,6 +104,9 @@ class AutoController:
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
         size = len(signals)
+        self._return_rest()
+        if size != self._size:
+            self._owed.take()
         self._worths, self._counts = {}, ((), ())
         self._size, self._batch, self._context = size, [], max([signal.length for signal in signals], default=0)
         self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
@@ -110,8 +114,9 @@ class AutoController:
         alone, self._alone = self._alone, signals[0].key if size == 1 else None
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
-            now = size == 1 and not self._never and self._plain_steps % LISTEN_EVERY == 0
-            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if now else []
+            waits = size == 1 and gate.wait > 0
+            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if waits else []
+            self.resting = LISTEN_EVERY - 1 if self._never else gate.rest(LISTEN_EVERY - 1)
             return
         for signal in signals:
             sequence = self._known.get(signal.key)
@@ -131,6 +136,12 @@ class AutoController:
         )
         if looked != self._looked or self.cost.steps < SETTLED:
             self._look_up(size)
+
+    def _return_rest(self) -> None:
+        """Other sequences run than those that could rest: give their steps back to the gate."""
+        if self.resting and not self._never and (gate := self._gates.get(batch_bucket(self._size))):
+            gate.wait += self.resting
+        self.resting = 0
 
     def _look_up(self, size: int) -> None:
         """What rows and drafters cost at present, and which drafter cannot pay."""
@@ -181,6 +192,8 @@ class AutoController:
         if self.idle:
             return list(trees)
         note_all(self._batch, trees, self._yields, self._levels)
+        if len(trees) == 1 and (source := lone_source(trees[0])) >= 0 and not self._batch[0].tried:
+            return self._select_chain(trees, source)
         chosen, rows, pool = list(trees), len(trees), []
         for i, tree in enumerate(trees):
             if fixed_shape(tree):
@@ -196,14 +209,28 @@ class AutoController:
         self._counts = trees, chosen
         return chosen
 
+    def _select_chain(self, trees: Sequence[TokenTree], source: int) -> list[TokenTree]:
+        """`select` for a single chain, as it comes most often."""
+        (tree,), own = trees, self._batch[0].own
+        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self._table, self._rate)
+        if 1 + count > self._ready:
+            self._prepare(1 + count)
+        chosen = [cut(tree, range(count), len(tree.tokens))]
+        self._counts = trees, chosen
+        return chosen
+
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Learn costs, acceptance and the rate, and judge every drafter that was asked."""
-        size = len(trees)
+        size, seconds = len(trees), times.score + times.verify + sum(times.draft) + times.other
         if self.idle:
-            self._observe_plain(size, times)
+            self._observe_plain(size, seconds, times)
             return
-        tokens = sum(len(verdict.path) for verdict in verdicts) + size
-        self._guard(tokens, times)
+        self._owed.add(sum(len(verdict.path) for verdict in verdicts) + size, seconds)
+        self._tick += any(map(len, trees))
+        if self._tick % LEARN_EVERY and self._settled():
+            return
+        steps, tokens, seconds = self._owed.take()
+        self._guard(tokens, seconds, steps)
         accepted = [
             self.acceptance.observe(sequence.own, tree, verdict.path)
             for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
@@ -212,9 +239,9 @@ class AutoController:
         predicted = self._table[min(times.rows, len(self._table) - 1)] + sum(
             line.at(levels) for line, levels in zip(self._lines, self._levels, strict=True) if levels is not None
         )
-        spent = times.score + times.verify + sum(times.draft) + (0.0 if self.cost.disturbed else times.other)
         self.cost.observe(size, self._context, times, self.names, self._levels)
-        self._rates.count(size, tokens, min(spent, 3 * predicted) if self.cost.steps > 8 else spent)
+        most = 3 * predicted * steps
+        self._rates.count(size, tokens, min(seconds, most) if self.cost.steps > 8 else seconds, steps)
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
@@ -228,6 +255,11 @@ class AutoController:
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
         return explain(self, index)
+
+    def _settled(self) -> bool:
+        """Whether nothing is being tried or judged anew, so that outcomes may wait."""
+        gate = self._gates[batch_bucket(self._size)]
+        return self.cost.steps >= SETTLED and gate.settled and all(one.settled() for one in self._batch)
 
     # Estimates
 
@@ -262,22 +294,19 @@ class AutoController:
 
     # The outcome
 
-    def _observe_plain(self, size: int, times: StepTimes) -> None:
-        """A step without drafts teaches little, and learning takes time: most are passed over."""
-        self._plain_steps += 1
-        if self._plain_steps % 4 == 0 or not self._gates[batch_bucket(size)].wait:
-            self._guard(size, times)
-        timed = not self._never and not self._gates[batch_bucket(size)].wait
-        if timed or self._plain_steps % LEARN_EVERY == 0:
-            self.cost.observe(size, self._context, times, always=True)
+    def _observe_plain(self, size: int, seconds: float, times: StepTimes) -> None:
+        """A step without drafts; most of them never come here (`resting`)."""
+        self._guard(size, seconds)
+        self.cost.observe(size, self._context, times, always=True)
 
-    def _guard(self, tokens: int, times: StepTimes) -> None:
-        """Tell the gate what the whole step took."""
+    def _guard(self, tokens: int, seconds: float, steps: int = 1) -> None:
+        """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed:
             return
-        seconds, gate = times.score + times.verify + sum(times.draft) + times.other, self._gates[batch_bucket(self._size)]
+        gate = self._gates[batch_bucket(self._size)]
         asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
-        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table)
+        admitted, table = not self.idle, self._table
+        gate.record(self._size, tokens, seconds, admitted=admitted, asked=asked, table=table, steps=steps)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Charge every asked drafter its measured drafting time and its rows, against the tokens it brought."""

@@ -53,7 +53,8 @@ class Controller(Protocol):
     they say nothing (`words.decision`). It may have `idle: bool`, true from `plan` on where no sequence gets a budget in this step:
     nobody is asked then, neither for budgets nor for drafts. While it is idle on a single sequence, it may name drafters in
     `listens`; one of them is then asked for a guess that is not scored, and `hear(drafter, matched)` later says how many of its
-    tokens came true (`engine.listening`).
+    tokens came true (`engine.listening`). It may have `resting: int`, set by `plan`: for so many further steps of the same
+    sequences nothing is drafted, and it needs neither `plan` nor `observe`; the engine counts it down.
     """
 
     name: str

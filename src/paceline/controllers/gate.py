@@ -23,6 +23,9 @@ TRY: Final = 6
 PATIENCE: Final = 24
 """Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
 
+SETTLED: Final = 64
+"""Steps after which an open gate counts as settled."""
+
 CLEARLY: Final = 0.75
 """Drafting that brings less than this share of what plain steps bring loses clearly."""
 
@@ -67,6 +70,11 @@ class Gate:
         """Whether the next step begins a try."""
         return not self.wait and not self._timing and not self._steps
 
+    @property
+    def settled(self) -> bool:
+        """Whether drafting has gone on long enough to be no try any more."""
+        return self._steps >= SETTLED
+
     def admits(self, *, new: bool) -> bool:
         """Whether this step may draft.
 
@@ -90,30 +98,38 @@ class Gate:
             return False
         return True
 
+    def rest(self, most: int) -> int:
+        """Take up to `most` steps off the wait, for the engine to pass through without asking again; returns how many."""
+        taken = min(self.wait, most)
+        self.wait -= taken
+        return taken
+
     def open(self) -> None:
         """Begin a try now, on a sign that it may pay."""
         self.wait = 0
         self._begin()
 
-    def record(self, size: int, tokens: int, seconds: float, *, admitted: bool, asked: bool, table: Sequence[float]) -> None:
-        """What a step brought.
+    def record(
+        self, size: int, tokens: int, seconds: float, *, admitted: bool, asked: bool, table: Sequence[float], steps: int = 1
+    ) -> None:
+        """What steps brought.
 
         Args:
-            tokens: committed by all its sequences together.
-            seconds: of the whole step.
-            admitted: the step could draft. asked: some drafter was used because the plan wants it.
+            tokens: committed by all their sequences together.
+            seconds: of the whole steps.
+            admitted: they could draft. asked: some drafter was used because the plan wants it.
             table: expected seconds of a step by rows.
         """
         if not admitted:
             known = self._plain.get(size, seconds)
             self._plain[size] = known + _RATE * (min(seconds, _CLIP * known) - known)
             return
-        self._steps += 1
+        self._steps += steps
         if not self._plain:
             return
-        plain = self.plain_seconds(size, table)
-        self._brought = self._brought * _DECAY + tokens / size * plain
-        self._spent = self._spent * _DECAY + min(seconds, 4 * plain)
+        plain, decay = self.plain_seconds(size, table), _DECAY**steps
+        self._brought = self._brought * decay + tokens / size * plain
+        self._spent = self._spent * decay + min(seconds, 4 * plain * steps)
         patient = asked and self._brought > CLEARLY * self._spent
         if self._steps >= (PATIENCE if patient else TRY) and self._brought < self._spent:
             self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0

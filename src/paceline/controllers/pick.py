@@ -6,12 +6,14 @@ drawn trials, whose shape must not depend on what came up.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from operator import ge
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.controllers.acceptance import BINS, DEPTH_BUCKET, EDGES
 from paceline.tree.chain_columns import chain_columns, chain_sources, lone_source
 from paceline.tree.merge import prune
 from paceline.tree.token_tree import EMPTY_TREE
@@ -51,6 +53,24 @@ def choose(pool: Sequence[Candidate], table: Sequence[float], rows: int, rate: f
     for _, index, node in order[: best_count([reach for reach, _, _ in order], first, table, rows, rate)]:
         kept[index].append(node)
     return {index: sorted(nodes) for index, nodes in kept.items()}
+
+
+def chain_count(known: tuple[Sequence[float], float], confidence: Sequence[float], table: Sequence[float], rate: float) -> int:
+    """How many nodes of a single sequence's chain to keep: `best_count` of its reaches, found on the way.
+
+    Args:
+        known: `Acceptance.chances` of its drafter.
+    """
+    (chances, odds), last, base = known, len(table) - 1, table[1]
+    reach, gain, best, best_worth = 1.0, 0.0, 0, 0.0
+    for depth, sure in enumerate(confidence, start=1):
+        chance = chances[DEPTH_BUCKET[depth] * BINS + bisect_right(EDGES, sure)]
+        reach *= chance * odds / (1.0 + chance * (odds - 1.0))
+        gain += reach
+        worth = gain - rate * (table[depth + 1 if depth < last else last] - base)
+        if worth > best_worth:
+            best, best_worth = depth, worth
+    return best
 
 
 def order_by_reach(pool: Sequence[Candidate]) -> tuple[list[Ranked], int]:

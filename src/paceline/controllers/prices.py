@@ -33,10 +33,31 @@ class Rates:
         tokens, seconds = self._sums.get(batch_bucket(size), (0.0, 1.0))
         return tokens / seconds
 
-    def count(self, size: int, tokens: int, seconds: float) -> None:
+    def count(self, size: int, tokens: int, seconds: float, steps: int = 1) -> None:
+        """What further steps brought."""
+        old, decay = self._sums.get(batch_bucket(size), (0.0, 0.0)), _DECAY**steps
+        self._sums[batch_bucket(size)] = (old[0] * decay + tokens, old[1] * decay + seconds)
+
+
+class Owed:
+    """What steps brought that nothing was learned from yet: learning takes time, so that once settled it is done now and then."""
+
+    __slots__ = ("seconds", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
         """One more step."""
-        old = self._sums.get(batch_bucket(size), (0.0, 0.0))
-        self._sums[batch_bucket(size)] = (old[0] * _DECAY + tokens, old[1] * _DECAY + seconds)
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+    def take(self) -> tuple[int, int, float]:
+        """Steps, tokens and seconds since the last time."""
+        found = self.steps, self.tokens, self.seconds
+        self.__init__()  # type: ignore[misc]  # its own
+        return found
 
 
 @dataclass(frozen=True, slots=True)

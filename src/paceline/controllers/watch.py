@@ -39,10 +39,10 @@ class Watch:
     was against it, as soon as the plan has changed.
     """
 
-    __slots__ = ("asleep", "count", "distrusted", "hits", "interval", "limit", "mean", "square", "wait")
+    __slots__ = ("_before", "asleep", "count", "distrusted", "hits", "interval", "limit", "mean", "square", "wait")
 
     def __init__(self) -> None:
-        self.asleep = self.distrusted = False
+        self.asleep = self.distrusted = self._before = False
         self.interval = self.wait = FIRST_INTERVAL
         self.limit = 64
         self.hits = 0
@@ -52,6 +52,7 @@ class Watch:
         """A watch that begins with what this one found, but looks again soon."""
         other = Watch()
         other.asleep, other.distrusted, other.limit = self.asleep, self.distrusted, self.limit
+        other._before = self.settled and not self.asleep
         other.interval = other.wait = min(self.interval, NEW_SEQUENCE_INTERVAL)
         return other
 
@@ -103,9 +104,14 @@ class Watch:
                 self.wait = self.interval = min(2 * self.interval, self.limit)
         return False
 
+    @property
+    def settled(self) -> bool:
+        """Whether it has been judged often enough to be no try any more."""
+        return self._before or self.count >= _MANY / 2
+
     def sleep(self) -> None:
         """Stop using the drafter for now."""
-        self.asleep, self.hits = True, 0
+        self.asleep, self._before, self.hits = True, False, 0
         self.wait = self.interval = min(self.interval, self.limit)
 
     def look_now(self) -> None:
@@ -122,7 +128,7 @@ class Watch:
         self.mean += delta / self.count
         self.square = self.square * _DECAY + delta * (net - self.mean)
         deviation = sqrt(max(self.square, 0.0)) / self.count
-        bound = -deviation if self.count < _MANY else 0.0
+        bound = -deviation * (2.0 if self.count < _MANY else 1.0)
         if self.count >= _FEW and self.mean < bound:
             self.sleep()
             self.distrusted = True

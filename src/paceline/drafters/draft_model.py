@@ -6,7 +6,7 @@ Not here: loading models, accepting tokens, how much to draft (controllers).
 The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens, other
 drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
 
-Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `draft_tree`.
+Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `tree_policies`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_quick import ChainRunner, quick_chains
 from paceline.drafters.draft_state import DraftState
-from paceline.drafters.draft_tree import TreeDraft, draft_trees
+from paceline.drafters.grow import grow
+from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
-
-MAX_WIDTH = 64
 
 
 class DraftModelDrafter:
@@ -36,9 +35,16 @@ class DraftModelDrafter:
         draft_sample_method: above temperature 0, "probabilistic" draws from the draft's law, "greedy" takes its most likely
             tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of their own, which then
             get the tokens of that seed whatever is drafted.
-        tree_width: children of a node, and nodes that are expanded on a level; 1 drafts chains.
+        tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds node by node
+            where the draft expects most, "dyspec_threshold" all that is worth `tree_threshold`, level by level; "eagle2" ranks all
+            nodes again in the end; "static" fills the shape `speculative_token_tree`; "ppd" fills the best shape of the budget's
+            size, that of controller "ppd" where it decides. The last three take tokens by rank at every temperature.
+        tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on a level.
+        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is 1 / nodes.
+        speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0, 0)]".
     Raises:
-        ConfigError: a value outside its range. CapabilityError: a tree from a draft model whose runner scores chains only.
+        ConfigError: a value outside its range, an option that the policy does not have. CapabilityError: a tree from a draft model
+            whose runner scores chains only.
     """
 
     name = "draft_model"
@@ -52,25 +58,31 @@ class DraftModelDrafter:
         model: str | None = None,
         num_speculative_tokens: int | None = None,
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
-        tree_width: int = 1,
+        tree_policy: Literal["levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd"] | None = None,
+        tree_width: int | None = None,
+        tree_threshold: float | None = None,
+        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
     ) -> None:
         methods = ("probabilistic", "greedy")
         need(draft_sample_method in (None, *methods), "draft_sample_method", f"be one of {', '.join(methods)}", draft_sample_method)
-        whole = isinstance(tree_width, int) and not isinstance(tree_width, bool)
-        need(whole and 1 <= tree_width <= MAX_WIDTH, "tree_width", f"be an integer in 1..{MAX_WIDTH}", tree_width)
+        self.policy = policy_of(tree_policy, width=tree_width, threshold=tree_threshold, paths=speculative_token_tree)
+        clash = self.policy.points and draft_sample_method == "probabilistic"
+        need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", draft_sample_method)
         limit = num_speculative_tokens
         need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
         if not isinstance(model, str) or args.load_runner is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'draft_model', got {model!r}")
         self.runner = args.load_runner(model)
-        if tree_width > 1 and not self.runner.capabilities.trees:
+        self._chains = self.policy.name == "chain"
+        if not self._chains and not self.runner.capabilities.trees:
             raise CapabilityError(
-                f"tree_width={tree_width} needs a draft model that scores trees, {model!r} cannot; use tree_width=1"
+                f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {model!r} cannot; leave it out and use "
+                "tree_width=1"
             )
-        self.index, self.vocab_size, self.limit, self.width = args.index, args.vocab_size, limit, tree_width
+        self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
         self.method = draft_sample_method
         same = self.runner.info.vocab_size == args.vocab_size
-        self._quick = tree_width == 1 and same and isinstance(self.runner, ChainRunner)
+        self._quick = self._chains and same and isinstance(self.runner, ChainRunner)
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
@@ -115,15 +127,15 @@ class DraftModelDrafter:
 
     def _drawn(self, state: DraftState) -> bool:
         draws = self.method == "probabilistic" or (self.method is None and not state.context.seeded)
-        return draws and state.context.temperature > 0
+        return draws and not self.policy.points and state.context.temperature > 0
 
     def _draft_quick(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         return quick_chains(self.runner, states, budgets, steps, self.index)
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))
-        if self.width == 1:
+        if self._chains:
             chains = [ChainDraft(state, count, budget.go_on, self._drawn(state)) for state, budget, count in each]
             return draft_chains(self.runner, chains, self.vocab_size, self.index)
-        grown = [TreeDraft(s, budget.nodes, count, self.width, budget.go_on, self._drawn(s)) for s, budget, count in each]
-        return draft_trees(self.runner, grown, self.vocab_size, self.index)
+        growing = [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
+        return grow(self.runner, growing, self.vocab_size, self.index)

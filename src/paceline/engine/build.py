@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from paceline import registry
@@ -30,6 +31,9 @@ logger = logging.getLogger("paceline")
 
 TURNS = {"model": 1, "self": 1, "head": 1, "fusion": 2}
 """Kinds of drafters that run after the table-driven ones, since their budget depends on what those found; fusions look at all trees."""
+
+METHODS = ("begin", "propose", "observe", "fork", "end")
+"""Of every drafter."""
 
 
 def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_remote_code: bool = False) -> Runner:
@@ -141,11 +145,22 @@ def _drafter(
         raise
     except Exception as error:  # a third party's constructor
         raise ConfigError(f"speculative_config of {name!r}: {type(error).__name__}: {error}") from error
-    lacking = [part for part in ("name", "taps", "begin", "propose", "observe", "fork", "end") if not hasattr(drafter, part)]
+    lacking = [part for part in ("name", "taps", *METHODS) if not hasattr(drafter, part)]
     if lacking:
         raise DrafterError(f"{name!r} is no drafter: it has no {', '.join(lacking)}; see paceline.drafters.base.Drafter")
     _check_taps(drafter, name, runner)
     return drafter
+
+
+def _check_class(name: str, factory: Any) -> None:
+    """Refuse what makes no drafters before it is called: whatever else "module:Class" names might do anything."""
+    made = factory.func if isinstance(factory, partial) else factory
+    lacking = [part for part in METHODS if not callable(getattr(made, part, None))]
+    if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
+        raise ConfigError(
+            f"{name!r} names no drafter class: {shortened(made)} has no {', '.join(lacking)}; give module:Class of a class with the "
+            "methods of paceline.drafters.base.Drafter"
+        )
 
 
 def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
@@ -161,6 +176,7 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     """The keyword arguments of a drafter's constructor."""
     name = str(config.method)
+    _check_class(name, factory)
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError) as error:

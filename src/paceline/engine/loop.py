@@ -25,7 +25,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.errors import NumericsError
 from paceline.models.base import Runner
-from paceline.tree.token_tree import TokenTree
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Scores, Verdict
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.greedy import GreedyVerifier
@@ -67,6 +67,7 @@ class Engine:
         self.parts = parts
         self.times = TimeSplit()
         self.watchers: list[Watcher] = []
+        self._planned: list[int] = []  # keys of the sequences that the controller planned for last
         self._learning = 0.0  # seconds that the controller took to learn from the step before
         self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
@@ -118,11 +119,16 @@ class Engine:
         """One step: draft, score, verify, commit, observe."""
         batch, parts = list(running), self.parts
         start = perf_counter()
-        parts.controller.plan([sequence.signal() for sequence in batch])
-        self._start_clocks(batch, perf_counter() - start)
+        rests = self._rests(batch)
         roots, lengths = [s.root for s in batch], [len(s.context.tokens) for s in batch]
-        proposed, draft_seconds = parts.crew.propose(batch, parts.controller)
-        trees = parts.controller.select(proposed)
+        if rests:
+            trees, draft_seconds = [EMPTY_TREE] * len(batch), (0.0,) * len(parts.crew.names)
+            proposed = trees
+        else:
+            parts.controller.plan([sequence.signal() for sequence in batch])
+            self._start_clocks(batch, perf_counter() - start)
+            proposed, draft_seconds = parts.crew.propose(batch, parts.controller)
+            trees = self.scheduler.fit(batch, parts.controller.select(proposed))
         drafted = perf_counter()
         scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.taps)
         scored = perf_counter()
@@ -132,7 +138,9 @@ class Engine:
         committed = perf_counter()
         draft, score, verify = sum(draft_seconds), scored - drafted, verified - scored
         other = committed - verified + drafted - start - draft + self._learning
-        self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
+        if not rests:
+            self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
+        self._forget_ended(batch)
         self._learning = perf_counter() - committed
         times = TimeSplit(0.0, draft, score, verify, committed - verified, drafted - start - draft + self._learning)
         self.times.add(times)
@@ -140,6 +148,16 @@ class Engine:
             names = parts.crew.names
             watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, times))
         return chunks
+
+    def _rests(self, batch: Seq[Sequence]) -> bool:
+        """Whether the controller asked to be left alone in this step; counted down here."""
+        controller: Any = self.parts.controller
+        left, keys = getattr(controller, "resting", 0), [sequence.key for sequence in batch]
+        if left and keys == self._planned:
+            controller.resting = left - 1
+            return True
+        self._planned = keys
+        return False
 
     def _start_clocks(self, batch: Seq[Sequence], planning: float) -> None:
         """Leave the first planning out of the generation time: it is when a new machine is measured."""
@@ -209,6 +227,8 @@ class Engine:
         if logger.isEnabledFor(logging.DEBUG):
             for index, sequence in enumerate(batch):
                 logger.debug("request %s: %s", sequence.request.id, decision(self.parts.controller, index).replace("\n", " "))
+
+    def _forget_ended(self, batch: Seq[Sequence]) -> None:
         for sequence in batch:
             if sequence.output.finish_reason is not None:
                 self.parts.controller.forget(sequence.key)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from paceline.models.base import Runner
+from paceline.models.base import Runner, memory_of
 from paceline.tree.token_tree import TokenTree
 
 REPEATS = 5
@@ -24,9 +24,13 @@ class Probe:
         self.runner = runner
 
     def __call__(self, rows: int, context: int) -> float:
-        """Least seconds of scoring a root and a chain of rows - 1 nodes after `context` cached tokens."""
+        """Least seconds of scoring a root and a chain of rows - 1 nodes after `context` cached tokens, fewer where no more fit.
+
+        Raises:
+            RuntimeError: the caches of the running sequences leave no room for so many rows.
+        """
         info = self.runner.info
-        context = max(1, min(context, info.max_context - rows - 1))
+        context = self._fitting(rows, max(1, min(context, info.max_context - rows - 1)))
         cache = self.runner.open()
         try:
             for start in range(0, context, 512):
@@ -36,6 +40,18 @@ class Probe:
             return min(self._once(cache, tree) for _ in range(REPEATS))
         finally:
             self.runner.release(cache)
+
+    def _fitting(self, rows: int, context: int) -> int:
+        """The context, halved until the cache has room for it; a sequence that grows holds three times its size while it moves."""
+        memory = memory_of(self.runner)
+        if memory is None:
+            return context
+        left = memory.left()
+        while 3 * memory.blocks_for(context + rows) > left:
+            if context == 1:
+                raise RuntimeError(f"the cache has room for {left * memory.block_size} more tokens, {rows} rows need three times theirs")
+            context //= 2
+        return context
 
     def _once(self, cache: object, tree: TokenTree) -> float:
         start = perf_counter()

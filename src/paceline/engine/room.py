@@ -1,11 +1,12 @@
 """Whether the caches of the sequences fit into the memory they may have, now and in the step to come.
 
-In: sequences with their lengths, requests. Out: yes or no; a refusal in words. Not here: who waits or makes way (engine.scheduler),
-blocks themselves (models.cache_memory).
+In: sequences with their lengths, requests, trees. Out: yes or no; a refusal in words; the trees that there is room for. Not here: who
+waits or makes way (engine.scheduler), blocks themselves (models.cache_memory).
 
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts as the
-largest one scored so far; if one is larger, the cache grows beyond its limit by what is lacking, once. Engines around the same
-weights share the limit; each may always go on with one sequence, so that none waits for another.
+largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not depend on any drawn
+token, so that the cut keeps the output law (`tree.select`). Engines around the same weights share the limit; each may always go on
+with one sequence, so that none waits for another.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence
 from paceline.errors import PromptError
 from paceline.models.base import CacheMemory
+from paceline.tree.select import select
+from paceline.tree.token_tree import PROBE, TokenTree
 
 
 class Room:
@@ -30,6 +33,7 @@ class Room:
     def __init__(self, memory: CacheMemory, prefixes: PrefixCache | None) -> None:
         self._memory, self._prefixes = memory, prefixes
         self._seen = -1  # changes of hands when plenty was found
+        self._short = False  # not even the next step of those that cannot make way fits
 
     @property
     def plenty(self) -> bool:
@@ -53,7 +57,7 @@ class Room:
     def enough(self, active: Seq[Sequence]) -> bool:
         """Whether all of these can be filled and make their next step; decides how generously they take blocks meanwhile."""
         memory = self._memory
-        self._seen = -1
+        self._seen, self._short = -1, False
         # a sequence may take what is kept of its beginning, then move to a run of twice its size
         whole = sum(3 * memory.blocks_for(len(sequence.context.tokens) + memory.widest) for sequence in active)
         if whole <= memory.spare() or whole <= memory.left():
@@ -65,7 +69,30 @@ class Room:
             return True
         for sequence in active:
             memory.trim(sequence.cache, self._inputs(sequence))
-        return self._demand(active) <= memory.left()
+        self._short = self._demand(active) > memory.left()
+        return not self._short
+
+    def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree], active: Seq[Sequence]) -> Seq[TokenTree]:
+        """The trees of a step, those that are larger than any so far cut to what there is room for.
+
+        Args:
+            active: all sequences with a cache, those of the batch among them.
+        """
+        memory = self._memory
+        if not self._short and all(_bound(tree) < memory.widest for tree in trees):
+            return trees
+        left = memory.left()
+        share, found = (left - self._demand(active)) // len(batch), []
+        for sequence, tree in zip(batch, trees, strict=True):
+            length = sequence.cache.length
+            most = (memory.blocks_for(length + memory.widest) + share) * memory.block_size - length - 1
+            probes = int((tree.kinds == PROBE).sum()) if len(tree) else 0
+            found.append(tree if _bound(tree) <= most else select(tree, most - probes))
+        whole = sum(3 * memory.blocks_for(s.cache.length + 1 + len(tree)) for s, tree in zip(batch, found, strict=True))
+        if whole > left:
+            self._seen = -1
+            memory.save(lean=True)
+        return found
 
     def admits(self, request: Request, tokens: int, active: Seq[Sequence]) -> bool:
         """Whether `tokens` tokens of a request can join these, with a block to grow for all; always, where nobody is active."""
@@ -88,3 +115,9 @@ class Room:
 
     def _shared(self, request: Request, active: Seq[Sequence]) -> int:
         return 0 if self._prefixes is None else self._prefixes.expected(request, active)
+
+
+def _bound(tree: TokenTree) -> int:
+    """So many nodes `select` may be told to keep for it to keep all: it counts a draw before it looks where it fell."""
+    named = [trial.node for trials in tree.trials.values() for trial in trials]
+    return len(tree) + (len(named) > len(set(named)))

@@ -26,6 +26,7 @@ from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models.base import Runner, memory_of
+from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
 
 Filling = tuple[Sequence, list[Sequence]]
@@ -182,6 +183,10 @@ class Scheduler:
             sequence.prompt_taps = []
             if sequence.request.prompt_logprobs is not None:
                 del sequence.request.prompt_logprobs[1:]
+
+    def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[TokenTree]:
+        """The trees of the running sequences' next step, cut to the room that there is."""
+        return trees if self.room is None else self.room.fit(batch, trees, self._active())
 
     def _load(self) -> int:
         return len(self.running) + sum(1 + len(others) for _, others in self.filling)

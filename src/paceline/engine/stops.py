@@ -5,7 +5,7 @@ safe to show. Not here: which tokens come (sampling, `min_tokens` in the logits)
 
 A step may commit several tokens. They are looked at one by one, so that the output ends at the very token where plain decoding
 would have ended it. The order of the rules is vLLM's: end token, stop token, limits, and a stop string found in the text of the
-same token takes the credit.
+same token takes the credit; so does one in the text that was held back until the end.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class StopChecker:
         if self._include or not ended_by_token:
             delta = self._read(token)
         if not self._check_text(len(delta)) and self.finished:
-            self.flush()
+            self._check_text(len(self.flush()))
         return self.finished
 
     def _read(self, token: int) -> str:
@@ -165,7 +165,7 @@ class StopChecker:
             self.finish_reason = "length"
 
     def _check_text(self, new_chars: int) -> bool:
-        """Look for a stop string in the text of the last token; cut the text there and end the output."""
+        """Look for a stop string in the text that came last; cut the text there and end the output."""
         if not self._stops or not new_chars or (self._min_tokens and self.num_tokens <= self._min_tokens):
             return False
         found = find_stop(self.text, self._stops, new_chars)

@@ -6,6 +6,10 @@ In:  the template of a checkpoint (Jinja) and messages. Out: a prompt text, spec
 Templates are data from strangers: they run in Jinja's immutable sandbox and see plain JSON values only. The environment (whitespace
 control, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`) is the one that the Hugging Face
 documentation of chat templates describes.
+
+A message has a role and a content. Content is missing only where an assistant's message holds calls or thoughts instead. A list of
+text parts goes to the template as it is; a template that cannot take it (it fails, or prints the list as Python would) gets the
+parts' texts joined by newlines, as in vLLM. Parts of other types are refused: nothing here reads images or sounds.
 """
 
 from __future__ import annotations
@@ -14,12 +18,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from paceline.checking import shortened
 from paceline.errors import CheckpointError, PromptError
 
 if TYPE_CHECKING:
     import jinja2
+
+INSTEAD: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+"""What an assistant's message may hold in place of content."""
+
+Chat = list[dict[str, Any]]
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -27,13 +37,12 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
 
     Args:
         messages: dicts with "role" and "content" (and whatever else the template reads); keys that hold None are left out.
+            Content is a text or a list of `{"type": "text", "text": ...}`.
         variables: `add_generation_prompt`, special tokens, and other names the template may use.
     Raises:
-        PromptError: no messages, not a list of dicts, or messages that the template refuses.
+        PromptError: no messages, not a list of dicts, a message without role or content, or messages that the template refuses.
         CheckpointError: the template itself is broken.
     """
-    import jinja2
-
     if (
         isinstance(messages, str)
         or not isinstance(messages, Sequence)
@@ -42,15 +51,61 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
         raise PromptError(f"messages must be a list of dicts with 'role' and 'content', got {type(messages).__name__}")
     if not messages:
         raise PromptError("messages must hold at least one message, got none")
-    chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    names = {key: _plain(value) for key, value in {"tools": None, "documents": None, **variables, "messages": chat}.items()}
+    chat: Chat = [{str(key): _plain(value) for key, value in message.items() if value is not None} for message in messages]
+    for index, message in enumerate(chat):
+        _check(index, message)
+    names = {key: _plain(value) for key, value in {"tools": None, "documents": None, **variables}.items()}
+    if not any(isinstance(message.get("content"), list) for message in chat):
+        return _whole(_rendered(template, chat, names), chat)
     try:
-        text = _compile(template).render(names)
+        return _whole(_rendered(template, chat, names), chat)
+    except PromptError:
+        flat = [{**m, "content": _joined(m["content"])} if isinstance(m.get("content"), list) else m for m in chat]
+        return _whole(_rendered(template, flat, names), flat)
+
+
+def _check(index: int, message: Mapping[str, Any]) -> None:
+    """Refuse a message without a role, or with a content that no text model takes."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise PromptError(f"message {index} must have a text under 'role', got {shortened(role)}; give 'user', 'assistant', 'system'")
+    if content is None:
+        if role != "assistant" or not any(message.get(key) for key in INSTEAD):
+            raise PromptError(f"message {index} (role {role!r}) has no content; give it a text under 'content'")
+        return
+    if not isinstance(content, str | list | dict):
+        raise PromptError(f"content of message {index} must be a text or a list of text parts, got {shortened(content)}")
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            raise PromptError(
+                f"content of message {index} may hold parts {{'type': 'text', 'text': ...}} only, got {shortened(part)}; "
+                "this model reads text"
+            )
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(part["text"] for part in parts)
+
+
+def _whole(text: str, chat: Chat) -> str:
+    """The rendered text, unless a content that is no text was printed as Python would print it, or a part of a list is not in it."""
+    for index, message in enumerate(chat):
+        content = message.get("content", "")
+        missing = isinstance(content, list) and any(part["text"].strip() not in text for part in content)
+        if missing or (content and not isinstance(content, str) and str(content) in text):
+            raise PromptError(f"the chat template cannot take the content of message {index}, a {type(content).__name__}; give a text")
+    return text
+
+
+def _rendered(template: str, chat: Chat, names: Mapping[str, Any]) -> str:
+    import jinja2
+
+    try:
+        return _compile(template).render({**names, "messages": chat})
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template cannot be read: {error.message} (line {error.lineno})") from error
     except (jinja2.TemplateError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise PromptError(f"the chat template refused the messages: {' '.join(str(error).split())}") from error
-    return text
 
 
 def _plain(value: Any) -> Any:

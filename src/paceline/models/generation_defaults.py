@@ -2,10 +2,16 @@
 
 In:  generation_config.json, with config.json and the tokenizer behind it. Out: GenerationDefaults.
 Not here: what a user asked for (`config.SamplingParams` wins over all of this).
+
+End tokens are those of transformers: a generation_config.json decides alone, even where it names none; only without that file
+config.json decides, for a composite model its text part where the outer part is silent. transformers would never end the output of
+a checkpoint that has no generation_config.json and no end token in config.json. There, and nowhere else, the tokenizer's own end
+token counts, which vLLM takes too.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +23,11 @@ from paceline.models.tokenizer import read_json
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer
+
+logger = logging.getLogger("paceline")
+
+TEXT_PARTS: Final = ("decoder", "generator", "text_config")
+"""Where config.json of a composite model describes the part that writes text; the first that there is counts."""
 
 SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p")
 """Keys that count only with `do_sample`, as in transformers."""
@@ -30,7 +41,7 @@ class GenerationDefaults:
     """Recommendations of a checkpoint.
 
     Attributes:
-        eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none.
+        eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none (see the top of this file).
         sampling: keyword arguments of SamplingParams, used where a user gives no sampling parameters at all (vLLM's
             `generation_config="auto"`).
     """
@@ -42,23 +53,24 @@ class GenerationDefaults:
     def load(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> GenerationDefaults:
         """Read a checkpoint folder; files that are missing leave their part empty.
 
-        End tokens come from generation_config.json, else from config.json (of its text part, where it has one), else they are the
-        tokenizer's.
-
         Raises:
             CheckpointError: a file that cannot be read, or a value of the wrong type or out of range.
         """
         path = Path(folder)
-        generation, config = read_json(path / "generation_config.json"), read_json(path / "config.json")
-        text = config.get("text_config")
-        candidates = [
-            generation.get("eos_token_id"),
-            config.get("eos_token_id"),
-            text.get("eos_token_id") if isinstance(text, Mapping) else None,
-            None if tokenizer is None else tokenizer.eos_id,
-        ]
-        declared = next((value for value in candidates if value is not None and value != []), None)
+        file = path / "generation_config.json"
+        generation = read_json(file)
+        declared = generation.get("eos_token_id") if file.is_file() else _of_config(read_json(path / "config.json"), tokenizer)
+        if declared in (None, []) and file.is_file() and tokenizer is not None and tokenizer.eos_id is not None:
+            logger.warning("%s names no end token, so outputs end at max_tokens only; add eos_token_id to it", file)
         return cls(_ids(declared, path), _sampling(generation, path))
+
+
+def _of_config(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> object:
+    """The end tokens of a checkpoint without generation_config.json."""
+    text = next((config[name] for name in TEXT_PARTS if config.get(name)), None)
+    found = [config.get("eos_token_id"), text.get("eos_token_id") if isinstance(text, Mapping) else None]
+    own = None if tokenizer is None else tokenizer.eos_id
+    return next((value for value in found if value is not None and value != []), own)
 
 
 def _ids(value: object, folder: Path) -> tuple[int, ...]:

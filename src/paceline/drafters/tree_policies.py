@@ -1,0 +1,116 @@
+"""The ways in which a draft model grows trees, by name.
+
+In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here: growing (one file
+a policy), running the model (`grow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline.checking import need, number
+from paceline.drafters.draft_tree import TreeDraft
+from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
+from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
+from paceline.drafters.grow_static import StaticDraft
+from paceline.drafters.grow_threshold import ThresholdDraft
+from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, parse_paths
+
+if TYPE_CHECKING:
+    from paceline.drafters.draft_state import DraftState
+    from paceline.drafters.grow import Growth
+    from paceline.tree.types import Budget
+
+MAX_WIDTH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TreePolicy:
+    """How trees grow.
+
+    Attributes:
+        name: one of POLICIES, or "chain".
+        points: always chooses tokens by rank, above temperature 0 as well.
+        width: children of a node and nodes expanded on a level; threshold: least v (None: 1 / nodes); shape: of static trees.
+    """
+
+    name: str
+    points: bool = False
+    width: int = 1
+    threshold: float | None = None
+    shape: Shape | None = None
+
+    def start(self, state: DraftState, budget: Budget, depth: int, *, drawn: bool) -> Growth:
+        """An empty tree that will grow within a budget of at least one node and level."""
+        return POLICIES[self.name](self, state, budget, depth, drawn)
+
+
+def tree_policy(name: str | None, *, width: int | None, threshold: float | None, paths: object) -> TreePolicy:
+    """The policy that the options name; without a name, static trees where `paths` are given, else levels, or chains of width 1.
+
+    Raises:
+        ConfigError: an unknown name, a value outside its range, an option that the policy does not have.
+    """
+    need(name is None or (isinstance(name, str) and name in POLICIES), "tree_policy", f"be one of {', '.join(POLICIES)}", name)
+    whole = isinstance(width, int) and not isinstance(width, bool)
+    need(width is None or (whole and 1 <= width <= MAX_WIDTH), "tree_width", f"be an integer in 1..{MAX_WIDTH}", width)
+    name = name or ("static" if paths is not None else "levels")
+    need(width is None or name in ("levels", "eagle2"), "tree_width", f"be left out with tree_policy {name!r}", width)
+    need(threshold is None or name == "dyspec_threshold", "tree_threshold", f"be left out with tree_policy {name!r}", threshold)
+    need(
+        (paths is not None) == (name == "static"),
+        "speculative_token_tree",
+        'be given with tree_policy "static", and only then',
+        paths,
+    )
+    if name == "levels":
+        return TreePolicy("chain" if width in (None, 1) else name, width=width or 1)
+    if name == "eagle2":
+        return TreePolicy(name, points=True, width=width or WIDTH)
+    if name == "static":
+        return TreePolicy(name, points=True, shape=from_paths(parse_paths(paths, max_rank=MAX_WIDTH - 1)))
+    if threshold is not None:
+        number("tree_threshold", threshold, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
+    return TreePolicy(name, points=name == "ppd", threshold=threshold)
+
+
+def _levels(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    return TreeDraft(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width)
+
+
+def _dyspec(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    form = DySpecDraft if drawn else DySpecPoints
+    return form(state, budget.nodes, depth, budget.go_on, drawn)
+
+
+def _threshold(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    least = 1.0 / budget.nodes if policy.threshold is None else policy.threshold
+    return ThresholdDraft(state, budget.nodes, depth, budget.go_on, drawn, threshold=least)
+
+
+def _eagle2(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    return Eagle2Draft(state, budget.nodes, depth, budget.go_on, width=policy.width)
+
+
+def _static(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    """A given shape, or (ppd) the controller's, or what is best before anything was learned."""
+    shape = policy.shape or getattr(budget, "shape", None) or _unlearned(budget.nodes)
+    return StaticDraft(state, budget.nodes, depth, budget.go_on, shape=shape)
+
+
+@lru_cache(maxsize=64)
+def _unlearned(nodes: int) -> Shape:
+    return best_shapes(PRIOR, nodes)
+
+
+POLICIES: Final[dict[str, Callable[[TreePolicy, Any, Any, int, bool], Growth]]] = {
+    "levels": _levels,
+    "dyspec": _dyspec,
+    "dyspec_threshold": _threshold,
+    "eagle2": _eagle2,
+    "static": _static,
+    "ppd": _static,
+}

@@ -1,0 +1,156 @@
+"""PPD's controller in worlds where acceptance depends on rank alone and time is a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from controllers.steps import plan
+
+from paceline import ConfigError
+from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.cost_model import CostModel
+from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
+from paceline.tree.static_shapes import ShapedBudget, best_shapes, choose
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import NO_BUDGET, Verdict
+
+GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)
+LEVEL = 0.05
+Seconds = Callable[[int], float]
+
+
+def flat(rows: int) -> float:
+    return 1.0
+
+
+def rising(rows: int) -> float:
+    return 1.0 + 0.08 * (rows - 1)
+
+
+def made(seconds: Seconds = rising, **options: Any) -> PPDController:
+    return PPDController(CostModel(probe=lambda rows, context: seconds(rows)), ["draft"], **options)
+
+
+def drawn_ranks(chances: Sequence[float], rng: np.random.Generator, depth: int) -> list[int]:
+    """The rank that the target takes at each depth."""
+    return [int(rank) for rank in rng.choice(len(chances) + 1, depth, p=[*chances, 1 - sum(chances)])]
+
+
+def step(controller: PPDController, chances: Sequence[float], seconds: Seconds, rng: np.random.Generator) -> tuple[int, float]:
+    """One step of one sequence; tokens and seconds."""
+    controller.plan([Signal(0, 10, 1000, 0.0)])
+    budget = controller.budget(0, 0, EMPTY_TREE)
+    tree, path = EMPTY_TREE, []
+    if budget.nodes:
+        assert isinstance(budget, ShapedBudget)
+        assert budget.shape is not None
+        tree = TokenTree.build(budget.shape.ranks_n, budget.shape.parents_n)
+        assert len(tree) <= budget.nodes
+        for rank in drawn_ranks(chances, rng, tree.max_depth + 1):
+            children = {int(tree.tokens[node]): node for node in tree.children(path[-1] if path else -1)}
+            if rank not in children:
+                break
+            path.append(children[rank])
+    (tree,) = controller.select([tree])
+    draft, score = LEVEL * tree.max_depth, seconds(1 + len(tree))
+    verdict = Verdict(tuple(path), tuple(int(tree.tokens[node]) for node in path), 99)
+    controller.observe([tree], [verdict], StepTimes((draft,), score, 0.0, 0.0, 1 + len(tree)))
+    return len(path) + 1, draft + score
+
+
+def run(controller: PPDController, chances: Sequence[float], seconds: Seconds, steps: int) -> float:
+    """Tokens per second."""
+    rng = np.random.default_rng(0)
+    tokens, times = zip(*(step(controller, chances, seconds, rng) for _ in range(steps)), strict=True)
+    return sum(tokens) / sum(times)
+
+
+@pytest.mark.parametrize("seconds", [flat, rising])
+def test_it_comes_near_the_best_static_tree_of_the_world(seconds: Seconds) -> None:
+    controller = made(seconds)
+    run(controller, GOOD, seconds, 600)
+    shape = best_shapes(GOOD, 32, max_depth=8)
+    table = [0.0, *(seconds(rows) for rows in range(1, 34))]
+    ideal = choose(shape, table, level_seconds=[LEVEL * depth for depth in range(9)])
+    assert run(controller, GOOD, seconds, 1500) > 0.95 * ideal.rate
+
+
+def test_dear_rows_make_small_trees() -> None:
+    sizes = []
+    for slope in (0.01, 0.08, 0.2):
+        controller = made(lambda rows, slope=slope: 1.0 + slope * (rows - 1))
+        run(controller, GOOD, lambda rows, slope=slope: 1.0 + slope * (rows - 1), 400)
+        sizes.append(controller._now.nodes)
+    assert sizes[0] > sizes[1] > sizes[2] > 0
+
+
+def test_where_drafts_never_stand_it_decodes_plainly_and_seldom_tries() -> None:
+    controller = made()
+    assert run(controller, BAD, rising, 4000) > 0.97
+    assert "Nothing would pay" in plan(controller).explain(0)
+
+
+def test_where_not_even_perfect_drafts_would_pay_it_hardly_ever_tries() -> None:
+    """Rows that cost as much as steps, and a slow drafter."""
+
+    def dear(rows: int) -> float:
+        return float(rows)
+
+    controller = made(dear)
+    assert run(controller, (0.99,), dear, 4000) > 0.995
+    assert controller._hopeless
+
+
+def test_it_wakes_when_drafts_begin_to_stand() -> None:
+    controller = made()
+    run(controller, BAD, rising, 500)
+    assert run(controller, GOOD, rising, 2000) > 1.15
+
+
+def test_the_learned_chances_are_the_worlds_and_nothing_is_learned_of_what_was_not_reached() -> None:
+    controller = made(flat)
+    run(controller, GOOD, flat, 1500)
+    assert controller.acceptance.chances()[0, :4] == pytest.approx(GOOD, abs=0.08)
+    controller = made(flat)
+    tree = TokenTree.build([5, 6, 7], [-1, -1, 0])
+    plan(controller)
+    controller.observe([tree], [Verdict((1,), (6,), 9)], StepTimes((0.0,), 1.0, 0.0, 0.0, 4))
+    assert controller.acceptance.tries_dr[0, :3].tolist() == [1, 1, 0]
+    assert controller.acceptance.hits_dr[0, :3].tolist() == [0, 1, 0]
+    assert not controller.acceptance.tries_dr[1:].any(), "below a rejected node, and below one without children"
+
+
+def test_limits() -> None:
+    controller = made(flat, max_nodes=6, max_depth=2, disable_by_batch_size=3)
+    budget = plan(controller).budget(0, 0, EMPTY_TREE)
+    assert (budget.nodes, budget.depth) == (6, 2)
+    assert controller.budget(0, 1, TokenTree.chain([1, 2])).nodes == 4
+    assert plan(controller, remaining=2).budget(0, 0, EMPTY_TREE).depth == 1
+    assert plan(controller, remaining=1).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert controller.explain(0) == "Nothing is drafted: this is the last token."
+    assert plan(controller, size=3).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert controller.idle
+    assert controller.explain().startswith("ppd: ")
+    assert "A static tree of 6 nodes and 2 levels" in plan(controller).explain(0)
+    for name in ("max_nodes", "max_depth"):
+        with pytest.raises(ConfigError, match=name):
+            made(**{name: 0})
+
+
+def test_a_large_batch_drafts_less() -> None:
+    controller = made()
+    sizes = [len(plan(controller, size=size).budget(0, 0, EMPTY_TREE).shape or ()) for size in (1, 4)]
+    assert sizes[0] > sizes[1]
+
+
+def test_choices_are_made_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, made_at = made(flat), []
+    real = controller._choose
+    monkeypatch.setattr(controller, "_choose", lambda *args: made_at.append(controller._steps) or real(*args))
+    for _ in range(SETTLED + 2 * EVERY):
+        plan(controller)
+    assert made_at[:2] == [1, 1 + FIRST]
+    assert made_at[-1] - made_at[-2] == EVERY

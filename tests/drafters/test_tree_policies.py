@@ -1,0 +1,50 @@
+"""Options of tree policies: what is refused, and with which words; what all policies share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from drafters.test_draft_model import VOCAB, begin, drafter_of, propose
+from toys import ToyRunner
+
+from paceline.drafters.tree_policies import POLICIES
+from paceline.errors import CapabilityError, ConfigError, DrafterError
+
+OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"speculative_token_tree": "[(0,), (1,), (0, 0)]"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tree_policy": "best"}, "tree_policy must be one of levels, dyspec, dyspec_threshold, eagle2, static, ppd, got 'best'"),
+        ({"tree_policy": ["dyspec"]}, "tree_policy must be one of"),
+        ({"tree_policy": "dyspec", "tree_width": 2}, "tree_width must be left out with tree_policy 'dyspec'"),
+        ({"tree_policy": "dyspec", "tree_threshold": 0.1}, "tree_threshold must be left out with tree_policy 'dyspec'"),
+        ({"tree_policy": "eagle2", "speculative_token_tree": "[(0,)]"}, "speculative_token_tree must be given with"),
+        ({"tree_policy": "static"}, 'speculative_token_tree must be given with tree_policy "static", and only then, got None'),
+        ({"speculative_token_tree": "[(0,), (64,)]"}, "ranks in 0..63"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        drafter_of(ToyRunner(VOCAB), **options)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_trees_need_a_draft_model_that_scores_them(policy: str) -> None:
+    with pytest.raises(CapabilityError, match=f"tree_policy '{policy}' needs a draft model that scores trees"):
+        drafter_of(ToyRunner(VOCAB, trees=False), tree_policy=policy, **OPTIONS.get(policy, {}))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nan_from_the_draft_model_is_an_error(policy: str) -> None:
+    for temperature in (0.0, 1.0):
+        drafter = drafter_of(ToyRunner(VOCAB, nan_from=3), tree_policy=policy, **OPTIONS.get(policy, {}))
+        with pytest.raises(DrafterError, match="NaN"):
+            propose(drafter, begin(drafter, temperature=temperature), 4)
+
+
+def test_levels_of_width_1_are_chains() -> None:
+    drafter = drafter_of(ToyRunner(VOCAB, trees=False), tree_policy="levels", tree_width=1)
+    assert propose(drafter, begin(drafter), 4).is_chain

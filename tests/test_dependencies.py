@@ -1,0 +1,55 @@
+"""What the package needs is what it imports, and scripts that need more say so."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MODULES = {"huggingface-hub": "huggingface_hub"}
+"""Distribution -> module, where the names differ."""
+
+
+def modules_of(requirements: list[str]) -> set[str]:
+    names = [Requirement(one).name for one in requirements]
+    return {MODULES.get(name, name) for name in names}
+
+
+def imported(folder: Path) -> set[str]:
+    """Top-level modules that the files of a folder import anywhere."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+                found.add(node.module.split(".")[0])
+    return found
+
+
+def test_every_dependency_is_imported_by_the_package() -> None:
+    needed, used = modules_of(PROJECT["dependencies"]), imported(ROOT / "src")
+    assert needed <= used
+    assert "matplotlib" not in used  # which only benchmarks draw with
+    assert not modules_of(["matplotlib>=3"]) <= used
+
+
+def test_what_only_benchmarks_import_is_an_extra() -> None:
+    assert "matplotlib" in imported(ROOT / "benchmarks")
+    assert modules_of(PROJECT["optional-dependencies"]["bench"]) == {"matplotlib"}
+
+
+def test_a_script_that_cannot_draw_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.delitem(sys.modules, "common", raising=False)
+    common = __import__("common")
+    sys.modules.pop("common")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"pip install 'paceline\[bench\]'"):
+        common.pyplot()
