@@ -116,7 +116,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
     "no class but a function": (
         ("generate", "x", "-s", '{"method": "os:system"}'),
-        "'os:system' names no drafter class: <built-in function system> has no begin, propose, observe, fork, end; give module:Class",
+        "'os:system' names no drafter class: <built-in function system> has no begin, propose, observe, fork, end; give module:",
     ),
     "a class of something else": (("generate", "x", "-s", '{"method": "subprocess:Popen"}'), "Popen'> has no begin, propose"),
     "no controller": (("generate", "x", "-s", '{"controller": "json:dumps"}'), "controller 'json:dumps': TypeError"),

@@ -120,7 +120,12 @@ def test_words_of_an_interrupt() -> None:
 
 
 def test_refusals_and_what_was_left_out_are_said() -> None:
-    said = words(tuning(refused={"x, 5 tokens": "output differs"}, skipped={"medusa": "needs a head"}, left_out=["y"], beyond=list("abcdefgh")), None)
+    said = words(
+        tuning(
+            refused={"x, 5 tokens": "output differs"}, skipped={"medusa": "needs a head"}, left_out=["y"], beyond=list("abcdefgh")
+        ),
+        None,
+    )
     said = " ".join(said.split())
     assert "refused: x, 5 tokens: output differs" in said
     assert "not tried: medusa: needs a head" in said

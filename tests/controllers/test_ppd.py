@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from controllers.steps import plan
+from controllers.test_lengths import PROMPT, VOCAB, drafts, p_value
+from engine.harness import engine, run, tokens
+from tools.gtest import ERROR
+from toys import ToyRunner
 
 from paceline import ConfigError
+from paceline.config import SamplingParams
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
@@ -61,35 +66,35 @@ def step(controller: PPDController, chances: Sequence[float], seconds: Seconds, 
     return len(path) + 1, draft + score
 
 
-def run(controller: PPDController, chances: Sequence[float], seconds: Seconds, steps: int) -> float:
+def rate(controller: PPDController, chances: Sequence[float], seconds: Seconds, steps: int) -> float:
     """Tokens per second."""
     rng = np.random.default_rng(0)
-    tokens, times = zip(*(step(controller, chances, seconds, rng) for _ in range(steps)), strict=True)
-    return sum(tokens) / sum(times)
+    counts, times = zip(*(step(controller, chances, seconds, rng) for _ in range(steps)), strict=True)
+    return sum(counts) / sum(times)
 
 
 @pytest.mark.parametrize("seconds", [flat, rising])
 def test_it_comes_near_the_best_static_tree_of_the_world(seconds: Seconds) -> None:
     controller = made(seconds)
-    run(controller, GOOD, seconds, 600)
+    rate(controller, GOOD, seconds, 600)
     shape = best_shapes(GOOD, 32, max_depth=8)
     table = [0.0, *(seconds(rows) for rows in range(1, 34))]
     ideal = choose(shape, table, level_seconds=[LEVEL * depth for depth in range(9)])
-    assert run(controller, GOOD, seconds, 1500) > 0.95 * ideal.rate
+    assert rate(controller, GOOD, seconds, 1500) > 0.95 * ideal.rate
 
 
 def test_dear_rows_make_small_trees() -> None:
     sizes = []
     for slope in (0.01, 0.08, 0.2):
         controller = made(lambda rows, slope=slope: 1.0 + slope * (rows - 1))
-        run(controller, GOOD, lambda rows, slope=slope: 1.0 + slope * (rows - 1), 400)
+        rate(controller, GOOD, lambda rows, slope=slope: 1.0 + slope * (rows - 1), 400)
         sizes.append(controller._now.nodes)
     assert sizes[0] > sizes[1] > sizes[2] > 0
 
 
 def test_where_drafts_never_stand_it_decodes_plainly_and_seldom_tries() -> None:
     controller = made()
-    assert run(controller, BAD, rising, 4000) > 0.97
+    assert rate(controller, BAD, rising, 4000) > 0.97
     assert "Nothing would pay" in plan(controller).explain(0)
 
 
@@ -100,19 +105,19 @@ def test_where_not_even_perfect_drafts_would_pay_it_hardly_ever_tries() -> None:
         return float(rows)
 
     controller = made(dear)
-    assert run(controller, (0.99,), dear, 4000) > 0.995
+    assert rate(controller, (0.99,), dear, 4000) > 0.995
     assert controller._hopeless
 
 
 def test_it_wakes_when_drafts_begin_to_stand() -> None:
     controller = made()
-    run(controller, BAD, rising, 500)
-    assert run(controller, GOOD, rising, 2000) > 1.15
+    rate(controller, BAD, rising, 500)
+    assert rate(controller, GOOD, rising, 2000) > 1.15
 
 
 def test_the_learned_chances_are_the_worlds_and_nothing_is_learned_of_what_was_not_reached() -> None:
     controller = made(flat)
-    run(controller, GOOD, flat, 1500)
+    rate(controller, GOOD, flat, 1500)
     assert controller.acceptance.chances()[0, :4] == pytest.approx(GOOD, abs=0.08)
     controller = made(flat)
     tree = TokenTree.build([5, 6, 7], [-1, -1, 0])
@@ -154,3 +159,28 @@ def test_choices_are_made_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
         plan(controller)
     assert made_at[:2] == [1, 1 + FIRST]
     assert made_at[-1] - made_at[-2] == EVERY
+
+
+class Fixed(CostModel):
+    """Costs that real time does not change."""
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def steady() -> PPDController:
+    return PPDController(Fixed(probe=lambda rows, context: 1.0), ["draft"])
+
+
+@pytest.mark.parametrize("policy", ["dyspec", "ppd"])
+def test_outputs_follow_the_target(policy: str) -> None:
+    """What this check catches: `test_lengths`."""
+    assert p_value(steady(), tree_policy=policy) > ERROR
+
+
+def test_greedy_text_is_the_targets() -> None:
+    target = ToyRunner(VOCAB, order=2, sharpness=1.0)
+    live = engine(target, [drafts(target, tree_policy="ppd")], controller=steady())
+    requests = run(live, [PROMPT, [1, 5, 2]], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    assert tokens(requests) == [[target.greedy(PROMPT, 40)], [target.greedy([1, 5, 2], 40)]]
+    assert all(request.metrics.num_accepted_tokens for request in requests)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from controllers.test_lengths import p_value
 from drafters.test_draft_model import VOCAB, begin, drafter_of, propose
+from tools.gtest import ERROR
 from toys import ToyRunner
 
+from paceline.controllers.fixed import FixedController
 from paceline.drafters.tree_policies import POLICIES
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
@@ -43,6 +46,12 @@ def test_nan_from_the_draft_model_is_an_error(policy: str) -> None:
         drafter = drafter_of(ToyRunner(VOCAB, nan_from=3), tree_policy=policy, **OPTIONS.get(policy, {}))
         with pytest.raises(DrafterError, match="NaN"):
             propose(drafter, begin(drafter, temperature=temperature), 4)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_outputs_follow_the_target(policy: str) -> None:
+    """Through the engine; what this check catches: `controllers.test_lengths`, and exactly: `test_grow_dyspec`."""
+    assert p_value(FixedController(6), tree_policy=policy, **OPTIONS.get(policy, {})) > ERROR
 
 
 def test_levels_of_width_1_are_chains() -> None:

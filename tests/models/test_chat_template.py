@@ -98,7 +98,10 @@ READS = (
         ({"role": 3, "content": "a"}, "message 1 must have a text under 'role', got 3"),
         ({"role": "user", "content": 5}, "content of message 1 must be a text or a list of text parts, got 5"),
         ({"role": "user", "content": True}, "must be a text or a list of text parts, got True"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "got .*image_url.* this model reads text"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "got .*image_url.* this model reads text",
+        ),
         ({"role": "user", "content": [{"type": "text"}]}, "this model reads text"),
         ({"role": "user", "content": ["a"]}, "this model reads text"),
         ({"role": "user", "content": {"a": 1}}, "cannot take the content of message 1, a dict"),

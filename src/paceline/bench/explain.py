@@ -20,7 +20,8 @@ from paceline.bench.advice import summarize
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
-    from paceline.llm import LLM, Prompt
+    from paceline.engine.prompts import Prompt
+    from paceline.llm import LLM
 
 WARM_UP: Final = 48
 """Most tokens of the run before the recorded one."""
@@ -95,8 +96,8 @@ def explain(
 def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     """Decode the beginning of an answer once, so that what happens at first use only (compiling, measured costs) is over.
 
-    That is done by an engine of its own around the same weights, and by a tenant of its own: no table, no cache and no controller of
-    the run to come learns from it.
+    That is done by an engine of its own around the same weights, and for a tenant of its own: no table, no cache and no controller
+    of the run to come learns from it.
 
     Raises:
         ConfigError, PromptError: as `Recorder.run`.

@@ -47,8 +47,9 @@ from paceline.checking import need
 from paceline.config import SamplingParams
 from paceline.engine.detokenize import IncrementalDetokenizer
 from paceline.engine.outputs import RequestOutput, StreamChunk
+from paceline.engine.prompts import Prompt
 from paceline.engine.record import StepRecord, watching
-from paceline.llm import BUNDLED, LLM, Prompt
+from paceline.llm import BUNDLED, LLM
 from paceline.models.base import ModelInfo
 from paceline.tree.types import Budget
 

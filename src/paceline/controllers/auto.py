@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.checking import need
 from paceline.config import GREEDY_EPSILON
-from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL, Acceptance
+from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
+from paceline.controllers.curve import Line
 from paceline.controllers.ear import EVERY as LISTEN_EVERY
 from paceline.controllers.ear import Ear, cheap_ones
 from paceline.controllers.gate import Gate
-from paceline.controllers.pick import chain_count, choose, cut, fixed_shape
-from paceline.controllers.prices import Owed, Prices, Rates, best_depth, hopeless, row_seconds, try_cost, try_depth
+from paceline.controllers.judging import Charge, judge
+from paceline.controllers.pick import chain_count, cut, fixed_shape, keep
+from paceline.controllers.prices import Owed, Prices, Rates, best_gain, hopeless, row_seconds, try_cost, try_depth
 from paceline.controllers.voice import Drafting, Voice, note_all
 from paceline.controllers.watch import Mode, Watch
 from paceline.tree.chain_columns import lone_source
@@ -37,7 +39,6 @@ from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
-    from paceline.controllers.curve import Line
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
@@ -82,18 +83,15 @@ class AutoController:
         self.acceptance = Acceptance(len(self.names))
         self._known: dict[int, Drafting] = {}
         self._latest: dict[tuple[int, bool], Watch] = {}
-        self._rates = Rates()
+        self._rates, self._owed = Rates(), Owed()
         self._gates: dict[int, Gate] = {}
-        self._yields = [1.0] * len(self.names)
-        self._batch: list[Drafting] = []
+        self._yields, self._batch = [1.0] * len(self.names), list[Drafting]()
         self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
         self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
-        self._lines: list[Line] = []
-        self._levels: list[int | None] = []
+        self._lines, self._levels = list[Line](), list[int | None]()
         self._table, self._rate = [0.0, 1.0], 1.0
         self.idle = self._never = False
         self._size = self._context = self._ready = self._tick = self.resting = 0
-        self._owed = Owed()
         self._looked = (0, 0, 0)
         self.listens, self._ear = list[int](), Ear()
         self._alone: int | None = None  # the sequence that runs by itself
@@ -130,10 +128,8 @@ class AutoController:
         if self.cost.stale or self._ready < size + FIRST_ROWS - 1:
             self._prepare(size + FIRST_ROWS - 1)
         self._levels = [None] * len(self.names)
-        looked, self._looked = (
-            self._looked,
-            (size, context_bucket(self._context), self.cost.steps // (1 if size > 1 else LOOK_EVERY)),
-        )
+        every = LOOK_EVERY if size == 1 else 1
+        looked, self._looked = self._looked, (size, context_bucket(self._context), self.cost.steps // every)
         if looked != self._looked or self.cost.steps < SETTLED:
             self._look_up(size)
 
@@ -194,16 +190,9 @@ class AutoController:
         note_all(self._batch, trees, self._yields, self._levels)
         if len(trees) == 1 and (source := lone_source(trees[0])) >= 0 and not self._batch[0].tried:
             return self._select_chain(trees, source)
-        chosen, rows, pool = list(trees), len(trees), []
-        for i, tree in enumerate(trees):
-            if fixed_shape(tree):
-                rows += len(tree)
-            elif len(tree):
-                pool.append((i, self.acceptance.reach(self._batch[i].own, tree), self._batch[i].forced(tree)))
-        if pool:
-            for i, nodes in choose(pool, self._table, rows, self._rate).items():
-                chosen[i] = cut(trees[i], nodes, len(trees[i]))
-                rows += len(nodes)
+        pairs = zip(trees, self._batch, strict=True)
+        found = [None if fixed_shape(t) or not len(t) else (self.acceptance.reach(o.own, t), o.forced(t)) for t, o in pairs]
+        chosen, rows = keep(trees, found, self._table, self._rate)
         if rows > self._ready:
             self._prepare(rows)
         self._counts = trees, chosen
@@ -265,14 +254,9 @@ class AutoController:
 
     def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
-        size, levels = len(self._batch), self.acceptance.levels(sequence.own, drafter)
-        chance = levels[1]
-        if len(so_far):
-            rival = self.acceptance.node(sequence.own, int(so_far.sources[0]), 1, float(so_far.confidence[0]))
-            chance = min(levels[RIVAL], 1.0 - rival)
-        taken, width, line = len(so_far), self.acceptance.sources[drafter].width, self._lines[drafter]
-        best = best_depth(chance, levels, depth, Prices(self._table, size, self._rate, taken, line.per_level), width)
-        return self._yields[drafter] * best - self._rate / size * line.fixed
+        prices = Prices(self._table, len(self._batch), self._rate, len(so_far), self._lines[drafter].per_level)
+        best = best_gain(self.acceptance, sequence.own, drafter, so_far, depth=depth, prices=prices)
+        return self._yields[drafter] * best - self._rate / len(self._batch) * self._lines[drafter].fixed
 
     def _worth_lately(self, sequence: Drafting, drafter: int, depth: int) -> float:
         """`_worth` beside nothing else, found anew with the costs."""
@@ -284,13 +268,13 @@ class AutoController:
         return worth
 
     def _prepare(self, rows: int) -> None:
-        self.cost.prepare(rows, self._context)
         self._ready = rows
+        self.cost.prepare(rows, self._context)
 
     def _new(self, signal: Signal) -> Drafting:
         greedy = signal.temperature < GREEDY_EPSILON
-        latest = [self._latest.get((drafter, greedy)) for drafter in range(len(self.names))]
-        return Drafting(greedy, [Watch() if watch is None else watch.for_new_sequence() for watch in latest])
+        latest = [self._latest.get((drafter, greedy), Watch()) for drafter in range(len(self.names))]
+        return Drafting(greedy, [watch.for_new_sequence() for watch in latest])
 
     # The outcome
 
@@ -309,21 +293,10 @@ class AutoController:
         gate.record(self._size, tokens, seconds, admitted=admitted, asked=asked, table=table, steps=steps)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
-        """Charge every asked drafter its measured drafting time and its rows, against the tokens it brought."""
-        size, table = len(trees), self._table
-        nodes = times.rows - size
-        row = (table[min(times.rows, len(table) - 1)] - table[size]) / nodes if nodes > 0 else 0.0
-        for drafter, name in enumerate(self.names):
-            asked = [i for i, one in enumerate(self._batch) if one.modes[drafter] is not Mode.SKIP]
-            if not asked or not self.cost.knows(name, size):
-                continue
-            levels = self._levels[drafter]
-            seconds = times.draft[drafter] if levels is None else min(times.draft[drafter], 2 * self._lines[drafter].at(levels))
-            for i in asked:
-                sequence = self._batch[i]
-                scored = trees[i].sources.tolist().count(drafter)
-                net = accepted[i][drafter] - self._rate * (seconds / len(asked) + scored * row)
-                watch = sequence.watches[drafter]
-                if watch.record(net, sequence.modes[drafter], scored, accepted[i][drafter]) and logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("%s %s\n%s", name, "sleeps" if watch.asleep else "wakes", self.explain())
-                self._latest[drafter, sequence.greedy] = watch
+        """Have every asked drafter's guard told what it brought."""
+        asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
+        charge = Charge(self._table, self._rate, self._lines, self._levels)
+        for drafter, sequence, turned in judge(asked, self._batch, trees, accepted, times=times, charge=charge):
+            watch = self._latest[drafter, sequence.greedy] = sequence.watches[drafter]
+            if turned and logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s %s\n%s", self.names[drafter], "sleeps" if watch.asleep else "wakes", self.explain())

@@ -55,6 +55,24 @@ def choose(pool: Sequence[Candidate], table: Sequence[float], rows: int, rate: f
     return {index: sorted(nodes) for index, nodes in kept.items()}
 
 
+def keep(
+    trees: Sequence[TokenTree], known: Sequence[tuple[list[float], Sequence[int]] | None], table: Sequence[float], rate: float
+) -> tuple[list[TokenTree], int]:
+    """The trees of a batch, cut to what is worth its rows.
+
+    Args:
+        known: per tree the reach of its nodes and which of them must stay; None where the tree stays whole.
+    Returns:
+        the trees, and how many rows they take, roots included.
+    """
+    chosen, rows = list(trees), len(trees) + sum(len(tree) for tree, one in zip(trees, known, strict=True) if one is None)
+    pool = [(i, *one) for i, one in enumerate(known) if one is not None]
+    for i, nodes in (choose(pool, table, rows, rate) if pool else {}).items():
+        chosen[i] = cut(trees[i], nodes, len(trees[i]))
+        rows += len(nodes)
+    return chosen, rows
+
+
 def chain_count(known: tuple[Sequence[float], float], confidence: Sequence[float], table: Sequence[float], rate: float) -> int:
     """How many nodes of a single sequence's chain to keep: `best_count` of its reaches, found on the way.
 

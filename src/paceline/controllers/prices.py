@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from paceline.controllers.acceptance import DEPTH_BUCKET
+from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL
 from paceline.controllers.cost_model import batch_bucket
 
 if TYPE_CHECKING:
+    from paceline.controllers.acceptance import Acceptance, Own
     from paceline.controllers.curve import Line
+    from paceline.tree.token_tree import TokenTree
 
 _DECAY = 0.98
 _LEAST_REACH = 0.05
@@ -99,6 +101,16 @@ def best_depth(chance: float, levels: Sequence[float], depth: int, prices: Price
         elif reach < _LEAST_REACH:
             break
     return best
+
+
+def best_gain(acceptance: Acceptance, own: Own, drafter: int, so_far: TokenTree, *, depth: int, prices: Prices) -> float:
+    """`best_depth` of a drafter that is asked beside what `so_far` holds: there it matters only where that fails."""
+    levels = acceptance.levels(own, drafter)
+    chance = levels[1]
+    if len(so_far):
+        rival = acceptance.node(own, int(so_far.sources[0]), 1, float(so_far.confidence[0]))
+        chance = min(levels[RIVAL], 1.0 - rival)
+    return best_depth(chance, levels, depth, prices, acceptance.sources[drafter].width)
 
 
 def row_seconds(taken: int, size: int, table: Sequence[float]) -> float:

@@ -30,7 +30,7 @@ from paceline.verifiers.greedy import GreedyVerifier
 logger = logging.getLogger("paceline")
 
 TURNS = {"model": 1, "self": 1, "head": 1, "fusion": 2}
-"""Kinds of drafters that run after the table-driven ones, since their budget depends on what those found; fusions look at all trees."""
+"""Kinds of drafters that run after the table-driven ones: their budget depends on what those found; fusions look at all trees."""
 
 METHODS = ("begin", "propose", "observe", "fork", "end")
 """Of every drafter."""
@@ -158,8 +158,8 @@ def _check_class(name: str, factory: Any) -> None:
     lacking = [part for part in METHODS if not callable(getattr(made, part, None))]
     if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
         raise ConfigError(
-            f"{name!r} names no drafter class: {shortened(made)} has no {', '.join(lacking)}; give module:Class of a class with the "
-            "methods of paceline.drafters.base.Drafter"
+            f"{name!r} names no drafter class: {shortened(made)} has no {', '.join(lacking)}; give module:Class of a class with "
+            "the methods of paceline.drafters.base.Drafter"
         )
 
 

@@ -122,8 +122,8 @@ class Engine:
         rests = self._rests(batch)
         roots, lengths = [s.root for s in batch], [len(s.context.tokens) for s in batch]
         if rests:
-            trees, draft_seconds = [EMPTY_TREE] * len(batch), (0.0,) * len(parts.crew.names)
-            proposed = trees
+            trees: Seq[TokenTree] = [EMPTY_TREE] * len(batch)
+            proposed, draft_seconds = trees, (0.0,) * len(parts.crew.names)
         else:
             parts.controller.plan([sequence.signal() for sequence in batch])
             self._start_clocks(batch, perf_counter() - start)

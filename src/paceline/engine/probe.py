@@ -49,7 +49,9 @@ class Probe:
         left = memory.left()
         while 3 * memory.blocks_for(context + rows) > left:
             if context == 1:
-                raise RuntimeError(f"the cache has room for {left * memory.block_size} more tokens, {rows} rows need three times theirs")
+                raise RuntimeError(
+                    f"the cache has room for {left * memory.block_size} more tokens, {rows} rows need three times theirs"
+                )
             context //= 2
         return context
 

@@ -68,7 +68,9 @@ def _check(index: int, message: Mapping[str, Any]) -> None:
     """Refuse a message without a role, or with a content that no text model takes."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise PromptError(f"message {index} must have a text under 'role', got {shortened(role)}; give 'user', 'assistant', 'system'")
+        raise PromptError(
+            f"message {index} must have a text under 'role', got {shortened(role)}; give 'user', 'assistant', 'system'"
+        )
     if content is None:
         if role != "assistant" or not any(message.get(key) for key in INSTEAD):
             raise PromptError(f"message {index} (role {role!r}) has no content; give it a text under 'content'")
@@ -88,12 +90,14 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _whole(text: str, chat: Chat) -> str:
-    """The rendered text, unless a content that is no text was printed as Python would print it, or a part of a list is not in it."""
+    """The rendered text, unless a content that is no text was printed as Python would print it, or a part of a list is missing."""
     for index, message in enumerate(chat):
         content = message.get("content", "")
         missing = isinstance(content, list) and any(part["text"].strip() not in text for part in content)
         if missing or (content and not isinstance(content, str) and str(content) in text):
-            raise PromptError(f"the chat template cannot take the content of message {index}, a {type(content).__name__}; give a text")
+            raise PromptError(
+                f"the chat template cannot take the content of message {index}, a {type(content).__name__}; give a text"
+            )
     return text
 
 
