@@ -26,7 +26,7 @@ from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.hub import resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
-from paceline.profiles import DEFAULT, adopt
+from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.verifiers.draws import draw_seed
 
 logger = logging.getLogger("paceline")
@@ -59,6 +59,8 @@ class LLM:
         CheckpointError: nothing to load there, or not enough memory.
         ConfigError: a bad argument.
     """
+
+    profile: Profile | None = None
 
     def __init__(
         self,
@@ -97,14 +99,11 @@ class LLM:
         self.speculative = SpeculativeConfig.parse(speculative_config)
         check_methods(self.speculative)
         self.default_draft = str(BUNDLED / "draft") if model is None else None
-        self._trust = trust_remote_code
-        self._turns = Turns()
+        self._trust, self._turns = trust_remote_code, Turns()
         self._drafts: dict[str, Runner] = {}
         self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
-        tuned = profile and speculative_config is DEFAULT
-        self.profile = adopt(self.runner.info, self.folder, threads=self.config.threads) if tuned else None
-        if self.profile is not None:
-            self.speculative = self.profile.speculative
+        if profile and speculative_config is DEFAULT:
+            self._adopt_profile()
         self._assemble()
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
         self._count = count()
@@ -132,6 +131,11 @@ class LLM:
         self._exact: list[Exactness] = []
         if self.config.exactness == "strict":
             _ = self.exactness
+
+    def _adopt_profile(self) -> None:
+        self.profile = adopt(self.runner.info, self.folder, threads=self.config.threads)
+        if self.profile is not None:
+            self.speculative = self.profile.speculative
 
     @property
     def exactness(self) -> Exactness:

@@ -88,14 +88,12 @@ class AutoController:
         self._yields, self._batch = [1.0] * len(self.names), list[Drafting]()
         self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
         self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
-        self._lines, self._levels = list[Line](), list[int | None]()
-        self._table, self._rate = [0.0, 1.0], 1.0
-        self.idle = self._never = False
+        self._lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
+        self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self._tick = self.resting = 0
         self._looked = (0, 0, 0)
         self.listens, self._ear = list[int](), Ear()
         self._alone: int | None = None  # the sequence that runs by itself
-        self._hopeless: list[bool] = []
 
     # The step
 

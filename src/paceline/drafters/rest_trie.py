@@ -145,6 +145,15 @@ def _rule(token: int, tokens: IntArray, chances: FloatArray, count: int) -> floa
 
 
 @compiled
+def _trusted(trust: FloatArray, seen: int, length: int) -> float:
+    """How far a place is trusted that was seen so often after a match of so many tokens."""
+    bucket = 0
+    while bucket < len(trust) - 1 and seen >= 2 << bucket:
+        bucket += 1
+    return trust[bucket, min(length, trust.shape[1] - 1)]  # type: ignore[no-any-return]  # a float
+
+
+@compiled
 def _take(  # noqa: PLR0917 - compiled code has no keyword arguments
     trie: IntArray,
     trust: FloatArray,
@@ -163,11 +172,8 @@ def _take(  # noqa: PLR0917 - compiled code has no keyword arguments
     size, taken, node, above = 0, 0, 0, -1
     reach[0] = 1.0
     while True:
-        bucket, seen = 0, trie[node, 4]
-        while bucket < len(trust) - 1 and seen >= 2 << bucket:
-            bucket += 1
-        depth = links[above, 2] if above >= 0 else 0
-        trusted = trust[bucket, min(length + depth, trust.shape[1] - 1)]
+        seen, depth = trie[node, 4], links[above, 2] if above >= 0 else 0
+        trusted = _trusted(trust, seen, length + depth)
         child = trie[node, 2]
         while child:
             chance[child] = trusted * trie[child, 4] / seen
