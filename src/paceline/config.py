@@ -149,8 +149,8 @@ class SpeculativeConfig:
         model: draft model of `draft_model`.
         acceptance_method: "rejection_sampler" (exact), "typical_acceptance_sampler" (approximate).
         posterior_threshold, posterior_alpha: of typical acceptance.
-        controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where num_speculative_tokens
-            is given, else "auto".
+        controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
+            num_speculative_tokens is given, else "auto".
         disable_by_batch_size: no drafts at or above this number of running sequences.
         options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller (`threshold`,
             ...); one that neither knows is refused, and one that both know (see `engine.policy`).

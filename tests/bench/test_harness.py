@@ -133,11 +133,11 @@ def test_a_failing_prompt_is_counted_and_does_not_end_the_run(llm: LLM, monkeypa
 def test_ctrl_c_keeps_what_was_done(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, calls = Harness._timed, []
 
-    def once(self: Harness, *arguments: Any) -> Any:
+    def once(self: Harness, *arguments: Any, **more: Any) -> Any:
         calls.append(1)
         if len(calls) == 2 + 8 + 3:  # warm-ups, the first repeat, and a bit of the second
             raise KeyboardInterrupt
-        return timed(self, *arguments)
+        return timed(self, *arguments, **more)
 
     monkeypatch.setattr(Harness, "_timed", once)
     made = bench(llm, [NGRAM])

@@ -87,7 +87,7 @@ def test_a_new_sequence_by_itself_waits_less_but_longer_after_every_try_that_los
     for _ in range(4):
         waits.append(wait_of_a_new_sequence(gate))
         drive(gate, gate.wait, losing)
-    assert waits == [2 * NEW - 1, 4 * NEW - 1, 8 * NEW - 1, 8 * NEW - 1]
+    assert waits == [2 * NEW - 1, 4 * NEW - 1, 8 * NEW - 1, 16 * NEW - 1]
 
 
 def test_a_try_that_paid_makes_new_sequences_wait_little_again() -> None:

@@ -58,8 +58,13 @@ def remembers(name: str) -> bool:
     return bool(getattr(drafter, "keeps_trajectory", False) or getattr(drafter, "shares_state", False))
 
 
+def named(options: dict[str, Any]) -> str:
+    """The options for a test's name, without what differs from run to run."""
+    return str([(key, "..." if key == "datastore" else value) for key, value in options.items()])
+
+
 def over(cases: Sequence[tuple[str, dict[str, Any]]]) -> Any:
-    return pytest.mark.parametrize(("name", "options"), cases, ids=lambda v: v if isinstance(v, str) else str(list(v.items())))
+    return pytest.mark.parametrize(("name", "options"), cases, ids=lambda v: v if isinstance(v, str) else named(v))
 
 
 each_drafter, each_of_the_text = over(CASES), over([case for case in CASES if not remembers(case[0])])

@@ -144,7 +144,7 @@ class Harness:
         self.progress(f"{stage}: warm-up", 0, len(cells))
         for done, (cell, engine) in enumerate(zip(cells, engines, strict=True)):
             if groups:
-                self._timed(_scratch(cell), engine, 0, 0)
+                self._timed(_scratch(cell), engine, 0, 0, turn="warm-up")
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
         turns: list[Turn] = [partial(self._turn, cell, engine) for cell, engine in zip(cells, engines, strict=True)]
         turns += self.guests.turns(cells[0]) if self.guests is not None else []
@@ -168,11 +168,11 @@ class Harness:
             found[piece.token_ids] = tuple(out.outputs[0].token_ids)
         return found
 
-    def _timed(self, cell: Cell, engine: LLM, group: int, repeat: int) -> Run:
+    def _timed(self, cell: Cell, engine: LLM, group: int, repeat: int, *, turn: str | None = None) -> Run:
         """One run of one group, with everything that is measured on the way."""
         pieces = cell.groups[group]
         seed = None if cell.claimed == "equal in law" else self.options.seed
-        prompts, params = prompts_of(pieces), params_of(pieces, cell.temperature, seed)
+        prompts, params = prompts_of(pieces, turn or f"repeat {repeat}"), params_of(pieces, cell.temperature, seed)
         log, before, outputs, error = StepLog(), copy(engine.engine.times), None, None
         self.memory.start()
         self.energy.start()

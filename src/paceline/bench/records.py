@@ -109,9 +109,14 @@ class Results:
     interrupted: bool = False
 
 
-def prompts_of(pieces: Sequence[Piece]) -> list[Any]:
-    """The pieces as `LLM.generate` takes them."""
-    return [{"prompt_token_ids": list(piece.token_ids)} for piece in pieces]
+def prompts_of(pieces: Sequence[Piece], turn: str = "once") -> list[Any]:
+    """The pieces as `LLM.generate` takes them.
+
+    Args:
+        turn: names the pass over the workload. Tables and caches that outlive a request are kept apart by it, so that a drafter may
+            learn from other prompts, but never from its own answer in an earlier repeat.
+    """
+    return [{"prompt_token_ids": list(piece.token_ids), "cache_salt": turn} for piece in pieces]
 
 
 def seed_of(piece: Piece, seed: int) -> int:

@@ -119,10 +119,8 @@ def tune(
     threads = thread_counts(conditions.threads, cores, info.device.type)
     tried = candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
-    found = Tuning(
-        info.name, conditions.dtype, str(info.device), conditions.threads, len(prompts), size, skipped=dict(tried.skipped)
-    )
-    found.prompts = size * len(groups)
+    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, size * len(groups), size)
+    found.skipped = dict(tried.skipped)
     found.beyond = [setting.words(found.threads) for setting in tried.beyond]
     try:
         _decide(found, trial, elapsed=lambda: clock() - start, budget=budget, progress=progress)

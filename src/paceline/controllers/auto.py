@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from paceline.checking import need
@@ -83,7 +84,7 @@ class AutoController:
         self.acceptance = Acceptance(len(self.names))
         self._known: dict[int, Drafting] = {}
         self._latest: dict[tuple[int, bool], Watch] = {}
-        self._rates, self._owed = Rates(), Owed()
+        self._rates, self._owed, self._quiet = Rates(), Owed(), inf
         self._gates: dict[int, Gate] = {}
         self._yields, self._batch = [1.0] * len(self.names), list[Drafting]()
         self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
@@ -91,8 +92,7 @@ class AutoController:
         self._lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
         self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self._tick = self.resting = 0
-        self._looked = (0, 0, 0)
-        self.listens, self._ear = list[int](), Ear()
+        self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
         self._alone: int | None = None  # the sequence that runs by itself
 
     # The step
@@ -277,8 +277,9 @@ class AutoController:
     # The outcome
 
     def _observe_plain(self, size: int, seconds: float, times: StepTimes) -> None:
-        """A step without drafts; most of them never come here (`resting`)."""
-        self._guard(size, seconds)
+        """A step without drafts. Most never come here (`resting`): they go without the planning that this one has had."""
+        self._quiet = min(times.other, 1.02 * self._quiet)
+        self._guard(size, seconds - times.other + self._quiet)
         self.cost.observe(size, self._context, times, always=True)
 
     def _guard(self, tokens: int, seconds: float, steps: int = 1) -> None:
@@ -287,8 +288,7 @@ class AutoController:
             return
         gate = self._gates[batch_bucket(self._size)]
         asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
-        admitted, table = not self.idle, self._table
-        gate.record(self._size, tokens, seconds, admitted=admitted, asked=asked, table=table, steps=steps)
+        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table, steps=steps)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""

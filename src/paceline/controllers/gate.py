@@ -41,7 +41,7 @@ _DECAY = 0.98
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
-_MOST_LOST = 3
+_MOST_LOST = 6
 
 
 class Gate:
