@@ -18,6 +18,8 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
 from time import perf_counter
 from typing import Any
 
@@ -26,8 +28,10 @@ from common import RESULTS, alternate, ratio, save
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench.demo import bundled_prompts
+from paceline.drafters.datastore_build import Writer
 from paceline.llm import BUNDLED
 from paceline.models import native
+from paceline.models.tokenizer import Tokenizer
 
 GUESSES = {"num_speculative_tokens": 6}
 NGRAM = {"method": "ngram", **GUESSES}
@@ -36,6 +40,9 @@ PROVEN = "strict, proven by self-test"
 LENGTHS = (96, 224, 160, 288)
 """New tokens of a request, in turn."""
 ROUND = 5000
+
+NAMES = ("ngram", "draft_model", "list", "auto", "suffix", "copyspec", "token_recycling", "aded", "jacobi", "prediction")
+NAMES += ("lookahead", "rest", "rasd", "corrupted_oracle")
 
 Request = tuple[list[int], SamplingParams]
 
@@ -55,8 +62,12 @@ def requests(llm: LLM, turn: int, tokens: int = ROUND, temperature: float = 0.0)
     return found
 
 
-def decode(llm: LLM, given: Sequence[Request]) -> list[RequestOutput]:
-    found = llm.generate([{"prompt_token_ids": ids} for ids, _ in given], [params for _, params in given])
+def decode(llm: LLM, given: Sequence[Request], plain: Sequence[RequestOutput] = ()) -> list[RequestOutput]:
+    """The outputs of the requests; `plain` ones, with one token in nine changed, are what they say they expect."""
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids, _ in given]
+    for prompt, one in zip(prompts, plain, strict=False):
+        prompt["prediction"] = [token if i % 9 else 7 for i, token in enumerate(one.outputs[0].token_ids)]
+    found = llm.generate(prompts, [params for _, params in given])
     for one in found:
         one.raise_for_error()
     return found
@@ -90,15 +101,30 @@ def compare(plain: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> d
 
 
 def settings(plain: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Every drafter of the registry, alone and together."""
+    """Every drafter of the registry, alone and together; those that read a datastore are given what plain decoding says."""
     record = {tuple(one.prompt_token_ids): list(one.outputs[0].token_ids) for one in plain}
     return {
         "ngram": NGRAM,
         "draft_model": DRAFT,
         "list": {"method": [NGRAM, DRAFT], "num_speculative_tokens": 12},
         "auto": {"method": "auto", "model": DRAFT["model"]},
+        **{name: {"method": name, **GUESSES} for name in ("suffix", "copyspec", "token_recycling", "aded", "jacobi", "prediction")},
+        "lookahead": {"method": "lookahead", "num_speculative_tokens": 18},
+        "rest": {"method": "rest", "datastore": store(plain), **GUESSES},
+        "rasd": {"method": [DRAFT, {"method": "rasd", "datastore": store(plain)}], "num_speculative_tokens": 12},
         "corrupted_oracle": {"method": "corrupted_oracle", "continuations": record, "acceptance": 0.8, **GUESSES},
     }
+
+
+def store(plain: Sequence[RequestOutput]) -> str:
+    """A datastore of these outputs."""
+    folder = Path(mkdtemp(prefix="paceline-strict-"))
+    with Writer(folder / "outputs.datastore", Tokenizer.load(BUNDLED / "target")) as writer:
+        for one in plain:
+            writer.add([*one.prompt_token_ids, *one.outputs[0].token_ids])
+            writer.end_document()
+        writer.finish(1)
+    return str(folder / "outputs.datastore")
 
 
 def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int]) -> None:
@@ -116,16 +142,17 @@ def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int]) -> None:
 
 def _drafters(loaded: Mapping[tuple[str, int], LLM], dtype: str, batches: Sequence[int], turn: int) -> None:
     """One round of every drafter at temperature 0."""
-    names = [(batch, name) for batch in batches for name in (*settings(()), *(["plain"] if batch > 1 else []))]
+    names = [(batch, name) for batch in batches for name in (*NAMES, *(["plain"] if batch > 1 else []))]
     left = [(batch, name) for batch, name in names if _rounds(_key(dtype, batch, name)) <= turn]
     if not left:
         return
     alone = loaded[dtype, 1]
     given = requests(alone, turn)
     plain = decode(alone, given)
+    known = settings(plain) | {"plain": None}
     for batch, name in left:
-        llm = loaded[dtype, batch].with_speculative_config((settings(plain) | {"plain": None})[name])
-        _add(_key(dtype, batch, name), compare(plain, decode(llm, given)))
+        llm = loaded[dtype, batch].with_speculative_config(known[name])
+        _add(_key(dtype, batch, name), compare(plain, decode(llm, given, plain if name == "prediction" else ())))
 
 
 def _seeds(loaded: Mapping[tuple[str, int], LLM], dtype: str, turn: int) -> None:

@@ -45,6 +45,8 @@ METHODS: dict[str, Any] = {
     "suffix, 12 tokens": {"method": "suffix", "num_speculative_tokens": 12},
     "suffix, 24 tokens, depth 64": {"method": "suffix", "num_speculative_tokens": 24, "suffix_decoding_max_tree_depth": 64},
     "auto": {"method": "auto"},
+    "suffix + draft_model": {"method": ["suffix", "draft_model"]},
+    "ngram + draft_model": {"method": ["ngram", "draft_model"]},
     "suffix + ngram + draft_model": {"method": ["suffix", "ngram", "draft_model"]},
 }
 
@@ -203,7 +205,7 @@ def main() -> None:
     parser.add_argument("--name", default="suffix", help="name of the result file")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    plain, parts, result = LLM(speculative_config=None), given.only.split(","), {}
+    plain, parts, result = LLM(speculative_config=None, enable_prefix_caching=False), given.only.split(","), {}
     if "tree" in parts:
         result["tree"] = tree(plain, given.data)
     if "load" in parts:

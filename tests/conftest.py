@@ -16,5 +16,8 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _settings() -> None:
+    """As above for every test, whatever the one before has set."""
     torch.manual_seed(0)
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)

@@ -86,11 +86,11 @@ def test_outputs_that_differ_exit_with_1(run: Command, arguments: list[str], mon
 def test_ctrl_c_writes_what_was_done(run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, calls = Harness._timed, []
 
-    def stop(self: Harness, *given: Any) -> Any:
+    def stop(self: Harness, *given: Any, **more: Any) -> Any:
         calls.append(1)
         if len(calls) > 7:
             raise KeyboardInterrupt
-        return timed(self, *given)
+        return timed(self, *given, **more)
 
     monkeypatch.setattr(Harness, "_timed", stop)
     found = run(*arguments, "--json", tmp_path / "run.json")
