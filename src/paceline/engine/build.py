@@ -19,7 +19,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.engine.crew import Crew
 from paceline.engine.loop import Parts
-from paceline.engine.policy import build_controller, split_options
+from paceline.engine.policy import auto_table, build_controller, split_options
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
 from paceline.models.hub import resolve
@@ -109,7 +109,8 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
-    found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method="ngram", options=config.options)]
+    table = SpeculativeConfig(method=auto_table(config.options), options=config.options)
+    found = [SpeculativeConfig(method="prediction"), table]
     return found + ([SpeculativeConfig(method="draft_model", model=draft)] if draft else [])
 
 

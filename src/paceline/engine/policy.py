@@ -29,6 +29,10 @@ GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "draf
 """Parameters of a controller that the engine fills in."""
 
 
+AUTO_TABLES = ("suffix", "ngram")
+"""Tables that `auto` may read, one at a time: the first is right more often where requests resemble each other."""
+
+
 def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[str, Any]]:
     """The configuration without the controller's own options, and these.
 
@@ -104,10 +108,23 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _drafter_options(config: SpeculativeConfig) -> list[str]:
-    """Options that the drafter of a single method has; "auto" passes them to the first drafter, beside a list there are none."""
+    """Options that the drafter of a single method has; "auto" passes them to the table that knows them, beside a list there are
+    none."""
     if not isinstance(config.method, str):
         return []
-    factory = registry.load("drafters", "ngram" if config.method == "auto" else config.method)
+    if config.method == "auto":
+        return [key for name in AUTO_TABLES for key in options_of(name)]
+    return options_of(config.method)
+
+
+def auto_table(options: Mapping[str, Any]) -> str:
+    """Which table `auto` reads: the first that knows all of these options."""
+    return next((name for name in AUTO_TABLES if set(options) <= set(options_of(name))), AUTO_TABLES[0])
+
+
+def options_of(name: str) -> list[str]:
+    """Keyword options of a drafter's constructor."""
+    factory = registry.load("drafters", name)
     try:
         return [key for key in inspect.signature(factory).parameters if key not in ("args", "self", "num_speculative_tokens")]
     except (TypeError, ValueError):  # `engine.build` says what is wrong with it
