@@ -9,6 +9,7 @@ the batch is large and run together. Outputs must be equal, or differ first at a
 from __future__ import annotations
 
 import argparse
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ from paceline.bench.compare import first_difference
 from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
 
 WARM_UP = 3
+RUNS = count()
 
 
 def prompts_of(llm: LLM, batch: int) -> list[list[int]]:
@@ -31,7 +33,9 @@ def prompts_of(llm: LLM, batch: int) -> list[list[int]]:
 
 
 def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+    """Under a name of its own each time, so that no drafter profits from its answers in an earlier run."""
+    turn = f"run {next(RUNS)}"
+    found = llm.generate([{"prompt_token_ids": ids, "cache_salt": turn} for ids in prompts], params)
     return [one.outputs[0].token_ids for one in found]
 
 
