@@ -52,7 +52,7 @@ def provenance() -> dict[str, Any]:
             packages[name] = "absent"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "python": platform.python_version(),
@@ -62,6 +62,11 @@ def provenance() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _without_folders(word: str) -> str:
+    """A word of the command line, of a path only its last part: folders are this machine's own."""
+    return Path(word).name if "/" in word else word
 
 
 def _cpu() -> str:
