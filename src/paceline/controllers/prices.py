@@ -58,7 +58,7 @@ class Owed:
     def take(self) -> tuple[int, int, float]:
         """Steps, tokens and seconds since the last time."""
         found = self.steps, self.tokens, self.seconds
-        self.__init__()  # type: ignore[misc]  # its own
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0
         return found
 
 
