@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -43,8 +45,10 @@ def hf_generate(model: Any, ids: list[int], tokens: int, **options: Any) -> list
     return out[0, len(ids) :].tolist()
 
 
-def ours(llm: LLM, ids: list[int], tokens: int) -> list[int]:
-    (found,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=tokens))
+def ours(llm: LLM, ids: list[int], tokens: int, turn: str = "") -> list[int]:
+    """The tokens of one request; what it taught a drafter stays within its turn, so that nobody copies an earlier answer."""
+    prompt = {"prompt_token_ids": ids, "cache_salt": turn} if turn else {"prompt_token_ids": ids}
+    (found,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=tokens))
     return found.outputs[0].token_ids
 
 
@@ -147,20 +151,24 @@ def demo(repeats: int) -> dict[str, Any]:
     ids = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in prompts]
     tokens = 128
     runs: dict[str, Any] = {
-        "transformers plain": lambda p: hf_generate(model, p, tokens),
-        "transformers assisted": lambda p: hf_generate(model, p, tokens, assistant_model=draft),
-        "transformers prompt lookup": lambda p: hf_generate(model, p, tokens, prompt_lookup_num_tokens=8),
-        "paceline plain": lambda p: ours(off, p, tokens),
-        "paceline auto": lambda p: ours(llm, p, tokens),
+        "transformers plain": lambda p, _: hf_generate(model, p, tokens),
+        "transformers assisted": lambda p, _: hf_generate(model, p, tokens, assistant_model=draft),
+        "transformers prompt lookup": lambda p, _: hf_generate(model, p, tokens, prompt_lookup_num_tokens=8),
+        "paceline plain": lambda p, turn: ours(off, p, tokens, turn),
+        "paceline auto": lambda p, turn: ours(llm, p, tokens, turn),
     }
-    outputs = {name: [run(p) for p in ids] for name, run in runs.items()}
+    turns = count()
+
+    def decode(name: str, picked: list[int]) -> list[list[int]]:
+        turn = f"turn {next(turns)}"
+        return [runs[name](ids[i], turn) for i in picked]
+
+    outputs = {name: decode(name, list(range(len(ids)))) for name in runs}
     base = outputs["paceline plain"]
     agreement = {name: must_agree(off, ids, base, out, name) for name, out in outputs.items()}
     found: dict[str, Any] = {"agreement": agreement}
     for group, picked in (("all", list(range(len(ids)))), ("with repetition", [i for i, p in enumerate(prompts) if p.repetitive])):
-        seconds = alternate(
-            {name: (lambda run=run, picked=picked: [run(ids[i]) for i in picked]) for name, run in runs.items()}, repeats
-        )
+        seconds = alternate({name: partial(decode, name, picked) for name in runs}, repeats)
         made = {name: sum(len(outputs[name][i]) for i in picked) for name in runs}
         per_token = {name: [s / made[name] for s in values] for name, values in seconds.items()}
         found[group] = {
