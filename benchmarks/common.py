@@ -6,21 +6,17 @@ In: callables to time. Out: medians, ratios with 95 % intervals, JSON under `ben
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
+from paceline.bench import machine
 from paceline.bench.random_model import open_folder
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,36 +40,17 @@ def pyplot() -> Any:
 
 def provenance() -> dict[str, Any]:
     """Machine, versions, command, commit: what a figure must come with."""
-    packages = {}
-    for name in ("paceline", "torch", "transformers", "numpy", "tokenizers"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "absent"
+    made = machine.provenance(seed=0)
+    here, script = made["machine"], f"python benchmarks/{Path(sys.argv[0]).name}"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": made["command"].replace("paceline", script, 1),
+        "date": made["date"],
         "commit": commit,
-        "python": platform.python_version(),
-        "packages": packages,
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": made["python"],
+        "packages": {"paceline": made["paceline"], **made["packages"]},
+        **{name: here[name] for name in ("cpu", "cores", "threads", "gpu")},
     }
-
-
-def _without_folders(word: str) -> str:
-    """A word of the command line, of a path only its last part: folders are this machine's own."""
-    return Path(word).name if "/" in word else word
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int, *, progress: bool = True) -> dict[str, list[float]]:
@@ -106,17 +83,9 @@ def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, 
     }
 
 
-def read_bandwidth(megabytes: int = 256, repeats: int = 9, device: str = "cpu") -> float:
+def read_bandwidth(device: str = "cpu") -> float:
     """Bytes per second of summing a large float32 tensor: the measured speed of reading memory."""
-    megabytes *= 1 if device == "cpu" else 16
-    data = torch.ones(megabytes * 1024 * 1024 // 4, device=device)
-    data.sum().item()
-    seconds = []
-    for _ in range(repeats):
-        start = perf_counter()
-        data.sum().item()
-        seconds.append(perf_counter() - start)
-    return megabytes * 1024 * 1024 / median(seconds)
+    return float(machine.read_bandwidth(torch.device(device))["bytes_per_second"])
 
 
 def random_llama(folder: Path) -> Path:

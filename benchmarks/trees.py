@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from batches import must_agree, prompts_of
-from common import RESULTS, save
+from common import RESULTS, pyplot, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
@@ -111,13 +111,8 @@ def to_dict(estimate: stats.Estimate | None) -> dict[str, Any]:
 COLOURS = dict(zip(POLICIES, ("#777777", "#31a354", "#d62728", "#e6550d", "#3182bd", "#756bb1"), strict=True))
 
 
-def plot(found: Mapping[str, Any]) -> None:
-    """Tokens per pass, greedy and at temperature 1, and times plain decoding, by budget."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+def plot(found: Mapping[str, Any], plt: Any) -> None:
+    """Tokens per pass, greedy and at temperature 1, and times plain decoding, by budget; `plt` is `pyplot`."""
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
     nodes, settings = found["nodes"], found["settings"]
     for name, colour in COLOURS.items():
@@ -145,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--nodes", default="4,8,16,32")
     parser.add_argument("--plot-only", action="store_true", help="draw the plot again from results/trees.json")
-    given = parser.parse_args()
+    given, plt = parser.parse_args(), pyplot()
     if not given.plot_only:
         save("trees", measure(given, [int(one) for one in given.nodes.split(",")]))
     found = json.loads((RESULTS / "trees.json").read_text())
@@ -154,7 +149,7 @@ def main() -> None:
         ratio = f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f}) times plain"
         rate = one["tokens_per_second"]["value"]
         print(f"{name:20s} {lengths[0]:.2f} tokens a pass, {lengths[1]:.2f} at temperature 1, {rate:.0f} tokens/s, {ratio}")
-    plot(found)
+    plot(found, plt)
 
 
 if __name__ == "__main__":

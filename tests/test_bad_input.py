@@ -122,11 +122,22 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         "'os:system' names no drafter class: <built-in function system> has no begin, propose, observe, fork, end; give module:",
     ),
     "a class of something else": (("generate", "x", "-s", '{"method": "subprocess:Popen"}'), "Popen'> has no begin, propose"),
-    "no controller": (("generate", "x", "-s", '{"controller": "json:dumps"}'), "controller 'json:dumps': TypeError"),
+    "no controller": (
+        ("generate", "x", "-s", '{"controller": "json:dumps"}'),
+        "has no plan, budget, select, observe, forget; give module:Class of a class with the methods of paceline.controllers.base",
+    ),
+    "no controller of a missing model": (
+        ("generate", "x", "-m", MISSING, "-s", '{"controller": "os:abort"}'),
+        "'os:abort' names no controller class: <built-in function abort> has no plan,",
+    ),
     "a module of a controller": (("generate", "x", "-s", '{"controller": "math:pi"}'), "names no controller class"),
     "no policy": (("generate", "x", "-s", '{"controller": "builtins:dict"}'), "names no controller class"),
     "another kind of object": (
         ("generate", "x", "-s", '{"controller": "collections:UserDict"}'),
+        "'collections:UserDict' names no controller class",
+    ),
+    "a controller without a name": (
+        ("generate", "x", "-s", '{"controller": "nameless:Policy"}'),
         "is no controller: it has no name",
     ),
     "taps of no list": (("generate", "x", "-s", '{"method": "bad_taps:Word"}'), "must be a tuple of layers in -1.."),
@@ -306,6 +317,19 @@ def test_checkpoints(run: Command, folder: Path, case: str) -> None:
     assert line in found.line
     with pytest.raises(CheckpointError):
         LLM(folder)
+
+
+@pytest.mark.parametrize(
+    ("weights", "line"), [("model.gguf", "holds GGUF weights only"), ("adapter_model.safetensors", "holds a LoRA or other adapter")]
+)
+def test_what_is_refused_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
+    (tmp_path / weights).write_bytes(b"GGUF")
+    if weights.startswith("adapter"):
+        (tmp_path / "adapter_config.json").write_text("{}")
+    draft = json.dumps({"method": "draft_model", "model": str(tmp_path)})
+    for found in (run("generate", "x", "-m", tmp_path), run("generate", "x", "-s", draft)):
+        assert (found.code, found.out) == (2, "")
+        assert line in found.line
 
 
 def test_a_gguf_file(run: Command, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from paceline import ConfigError, SamplingParams, SpeculativeConfig
 from paceline.config import EngineConfig
@@ -94,3 +96,11 @@ def test_the_speculative_dialect() -> None:
 def test_bad_engine_sizes_are_named(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(given))):
         EngineConfig(**given)
+
+
+@pytest.mark.parametrize("given", [{"temperature": np.float32(0.5)}, {"max_tokens": np.int64(3)}, {"top_p": torch.tensor(0.5)}])
+def test_numbers_of_other_libraries_are_named(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ConfigError, match=rf"{name} must be a plain number of Python's \(x\.item\(\) makes one\), got "):
+        SamplingParams(**given)
+    assert getattr(SamplingParams(**{name: given[name].item()}), name) == given[name]

@@ -23,7 +23,7 @@ ALLOWED = {
     "engine": METHODS | {"drafters", "verifiers", "controllers", "constraints", "models"},
     "claims": LOW,
     "llm": METHODS | {"engine", "models", "constraints", "verifiers", "profiles"},
-    "bench": METHODS | {"llm", "engine", "models", "verifiers", "constraints", "profiles"},
+    "bench": METHODS | {"llm", "engine", "models", "verifiers", "controllers", "constraints", "profiles"},
     "cli": METHODS | {"llm", "engine", "drafters", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "constraints"},
     "__main__": {"cli"},

@@ -13,7 +13,9 @@ import pytest
 import torch
 from tiny_checkpoint import edit_json, edit_weights, write
 
-from paceline import LLM, ConfigError
+from paceline import LLM, ConfigError, SamplingParams
+from paceline.controllers.cost_model import CostModel
+from paceline.controllers.curve import Line
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir
 
@@ -188,6 +190,33 @@ class TestPickUp:
         tuned = LLM(dtype="float32")
         assert tuned.speculative is None
         assert tuned.drafter_methods == []
+
+    @pytest.mark.parametrize("config", [None, {"method": "ngram", "num_speculative_tokens": 4}])
+    def test_a_prediction_is_drafted_from_although_the_choice_reads_none(
+        self, llm: LLM, config: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(CostModel, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
+        monkeypatch.setattr(CostModel, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7))
+        stored(config, here=Conditions.of(llm.runner.info, BUNDLED / "target"), threads=torch.get_num_threads())
+        tuned, params = LLM(dtype="float32"), SamplingParams(temperature=0, max_tokens=24)
+        expected = tuned.generate("def f(x):", params)[0]
+        prompt = {"prompt": "def f(x):", "prediction": expected.outputs[0].token_ids}
+        assert "prediction" not in expected.metrics.drafters
+        for found in (tuned.generate(["x", prompt], params)[1], list(tuned.stream(prompt, params))[-1].output):
+            assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+            assert found.metrics.drafters["prediction"].num_accepted_tokens > 0
+        assert "prediction" not in tuned.generate("def f(x):", params)[0].metrics.drafters
+
+    @pytest.mark.parametrize("method", ["ngram", "prediction", "auto"])
+    def test_a_prediction_that_the_users_methods_do_not_read_is_named(
+        self, llm: LLM, caplog: pytest.LogCaptureFixture, method: str
+    ) -> None:
+        chosen = llm.with_speculative_config({"method": method})
+        found = chosen.generate({"prompt": "x", "prediction": "y"}, SamplingParams(temperature=0, max_tokens=2))[0]
+        assert "prediction" not in found.metrics.drafters or method != "ngram"
+        warned = [one.getMessage() for one in caplog.records if "a prediction is not used" in one.getMessage()]
+        assert len(warned) == (method == "ngram")
+        assert all("['ngram'] reads it" in line for line in warned)
 
     @pytest.mark.parametrize("given", [{"method": "auto"}, '{"method": "auto"}', dict(DEFAULT), None])
     def test_what_the_user_writes_wins(self, given: Any) -> None:

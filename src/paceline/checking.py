@@ -35,6 +35,7 @@ def shortened(value: object, most: int = 200) -> str:
 
 def number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
     """Raise ConfigError unless `value` is a number in low..high (without `low` itself if `open_low`)."""
+    _plain(name, value)
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     if fine and low <= value <= high and value > MAX_NUMBER:  # type: ignore[operator]
         need(False, name, f"be at most {MAX_NUMBER:g}", value)
@@ -43,9 +44,16 @@ def number(name: str, value: object, low: float, high: float, rule: str, *, open
 
 def integer(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
     """Raise ConfigError unless `value` is an integer in low..high."""
+    _plain(name, value)
     fine = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     unbounded = high == MAX_COUNT and not (isinstance(value, int) and value > high)
     need(fine, name, f"be an integer of {low} or more" if unbounded else f"be an integer in {low}..{high}", value)
+
+
+def _plain(name: str, value: object) -> None:
+    """Name what would look right in a message: a number of NumPy or PyTorch."""
+    foreign = hasattr(value, "item") and not isinstance(value, int | float)
+    need(not foreign, name, "be a plain number of Python's (x.item() makes one)", value)
 
 
 def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from paceline.engine.prompts import Prompt, as_list, read_prompt
 from paceline.engine.request import Request, check_prompt
 from paceline.models.base import Runner
 from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.hub import resolve
+from paceline.models.hub import read_config, resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
 from paceline.profiles import DEFAULT, Profile, adopt
@@ -61,6 +61,7 @@ class LLM:
     """
 
     profile: Profile | None = None
+    _predicting: Driver | None = None  # beside a profile that reads no predictions
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class LLM:
 
             torch.set_num_threads(self.config.threads)
         self.folder = folder = resolve(name, revision=revision, code=self._trust)
+        read_config(folder)  # what is refused by name often has no tokenizer, which would be missed first
         words = folder if tokenizer is None else resolve(str(tokenizer))
         self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
@@ -185,7 +187,7 @@ class LLM:
         items = as_list(prompts)
         params = self._params(sampling_params, len(items))
         requests = [self._request(item, one) for item, one in zip(items, params, strict=True)]
-        self._driver.run(requests)
+        self._serving(requests).run(requests)
         return [request.result() for request in requests]
 
     def chat(
@@ -209,8 +211,9 @@ class LLM:
         """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the request."""
         (params,) = self._params(sampling_params, 1)
         request = self._request(prompt, params)
-        self.engine.check(request)
-        return self._driver.stream(request)
+        driver = self._serving([request])
+        driver.engine.check(request)
+        return driver.stream(request)
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from the texts so far; returns the files.
@@ -240,6 +243,20 @@ class LLM:
         need(fine, "sampling_params", "be SamplingParams, or a list of them", given)
         need(len(given) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(given))
         return list(given)
+
+    def _serving(self, requests: Sequence[Request]) -> Driver:
+        """Who decodes these together. A profile is the machine's choice and was made without predictions: where its methods read
+        none, requests with some are drafted for from these alone. Methods that the user chose are used as they are."""
+        if "prediction" in self.drafter_methods or not any(request.prediction for request in requests):
+            return self._driver
+        if self.profile is not None:
+            with self._turns.turn():
+                if self._predicting is None:
+                    self._predicting = self.with_speculative_config({"method": "prediction"})._driver
+            return self._predicting
+        if self.drafter_methods:
+            logger.warning("a prediction is not used: none of the methods %s reads it; add prediction", self.drafter_methods)
+        return self._driver
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         read = read_prompt(prompt, self.tokenizer.encode)

@@ -8,9 +8,10 @@ Not here: building anything.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
@@ -206,3 +207,21 @@ def load(family: str, name: str) -> Any:
     except Exception as error:  # a third party's module may raise anything
         where = "" if entry.target == name else f" from {entry.target!r}"
         raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r}{where}: {error}") from error
+
+
+def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
+    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do anything.
+
+    Args:
+        methods: of every member.
+    Raises:
+        ConfigError: not callable, or without those methods.
+    """
+    made = factory.func if isinstance(factory, partial) else factory
+    lacking = [part for part in methods if not callable(getattr(made, part, None))]
+    if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
+        kind = family.removesuffix("s")
+        raise ConfigError(
+            f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; give module:Class of a class with "
+            f"the methods of paceline.{family}.base.{kind.capitalize()}"
+        )

@@ -15,6 +15,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench.replay import Recorder
 from paceline.bench.replay_step import LIKELIEST, _untried, places
 from paceline.constraints.rules import Rules
+from paceline.controllers.base import Controller, Signal
 from paceline.controllers.fixed import FixedController
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
@@ -148,13 +149,20 @@ class Stubborn(FixedController):
         return [tree if len(tree) < 2 else TokenTree.chain([int(tree.tokens[0])], confidence=[0.5]) for tree in trees]
 
 
-class Silent:
-    """A controller without words."""
+class Silent(Controller):
+    """A controller without words, which rests after every other step."""
+
+    name = "silent"
 
     def __init__(self) -> None:
-        self.inner = FixedController(2)
-        self.name, self.plan, self.budget, self.select = "silent", self.inner.plan, self.inner.budget, self.inner.select
-        self.observe, self.forget = self.inner.observe, self.inner.forget
+        self.rested = 0
+
+    def plan(self, signals: Sequence[Signal]) -> None:
+        self.rested += self.resting == 0
+        self.resting = 1
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        return Budget(2, 2)
 
 
 @pytest.fixture
@@ -190,6 +198,14 @@ def test_budgets_stops_and_cuts_are_heard(governed: Any) -> None:
 
 def test_nothing_is_said_for_a_controller_without_words(governed: Any) -> None:
     assert {step["words"] for step in recorded(governed(Silent()))["steps"]} == {""}
+
+
+def test_a_controller_that_rests_is_left_alone(governed: Any) -> None:
+    controller = Silent()
+    steps = recorded(governed(controller))["steps"]
+    drafted = [len(step["nodes"]) > 0 for step in steps]
+    assert drafted[:4] == [True, False, True, False]
+    assert controller.rested == sum(drafted), "before every plan but the first it had been counted down"
 
 
 def test_sampled_drafts_carry_q_and_what_came_after_a_draw_that_stood_was_not_tried(llm: LLM) -> None:

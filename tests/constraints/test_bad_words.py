@@ -10,6 +10,8 @@ from transformers import NoBadWordsLogitsProcessor
 
 from paceline.constraints.bad_words import BadWords, bad_word_token_ids
 from paceline.errors import ConfigError
+from paceline.llm import BUNDLED
+from paceline.models.tokenizer import Tokenizer
 
 TABLE = {"cat": [3], " cat": [4], "Dursley": [5, 6, 7], " Dursley": [8, 7], "x": [9], " x": [9]}
 
@@ -32,6 +34,11 @@ def test_no_tokenizer_and_no_tokens_are_refused() -> None:
         bad_word_token_ids(["cat"], None)
     with pytest.raises(ConfigError, match="bad_words must have tokens"):
         bad_word_token_ids(["\u0000"], lambda text: [])
+
+
+def test_a_word_that_is_no_unicode_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"bad_words must be valid Unicode, got '\\ud800'"):
+        bad_word_token_ids(["cat", "\ud800"], Tokenizer.load(BUNDLED / "target").encode)
 
 
 def test_the_prefix_may_reach_from_the_text_into_the_path() -> None:

@@ -43,7 +43,7 @@ def test_siblings_of_the_accepted_child_are_failures_and_deeper_nodes_are_not_ev
     tree = TokenTree.build([1, 2, 3, 4], [-1, -1, 1, 0], confidence=[0.3, 0.3, 0.9, 0.6])
     assert acceptance.observe(own, tree, [0, 3]) == [2]
     tallies = [(tally.hits, tally.tries) for tally in acceptance.sources[0].bins if tally.tries]
-    assert tallies == [(pytest.approx(0.99), pytest.approx(1.99)), (1.0, 1.0)]
+    assert tallies == [(pytest.approx(0.995), pytest.approx(1.995)), (1.0, 1.0)]
 
 
 def test_reach_is_the_product_along_the_path() -> None:

@@ -32,14 +32,39 @@ def test_only_what_is_needed_is_measured_and_only_once() -> None:
     cost = CostModel(probe=probe)
     assert probe.asked == []
     cost.prepare(5)
-    assert probe.asked == [1, 2, 4, 8]
-    cost.prepare(8)
-    assert probe.asked == [1, 2, 4, 8]
-    cost.prepare(9)
-    assert probe.asked == [1, 2, 4, 8, 16]
+    assert probe.asked == [1, 2, 4, 6]
+    cost.prepare(6)
+    assert probe.asked == [1, 2, 4, 6]
+    cost.prepare(7)
+    assert probe.asked == [1, 2, 4, 6, 8]
     cost.prepare(10_000)
     assert probe.asked == list(GRID)
     assert cost.verify(3) == pytest.approx(0.013)
+
+
+class Quick(Probe):
+    """A model of short passes, beside which something else runs at first; then as fast as it is, but for one number of rows."""
+
+    def __call__(self, rows: int, context: int) -> float:
+        self.asked.append(rows)
+        busy = self.asked.count(rows) == 1 or rows == 4
+        return (1e-4 + 2e-5 * rows) * (5.0 if busy else 1.0)
+
+
+def test_a_quick_model_is_measured_repeatedly_and_no_fewer_rows_cost_more() -> None:
+    probe = Quick()
+    cost = CostModel(probe=probe)
+    cost.prepare(2)
+    assert probe.asked == [1, 2, *(2 * [1, 2, 4, 6, 8, 12, 16])], "more than was asked for, since that takes no time"
+    assert [cost.verify(rows) for rows in (1, 2, 6, 16)] == pytest.approx([1.2e-4, 1.4e-4, 2.2e-4, 4.2e-4])
+    assert cost.verify(4) == cost.verify(6), "what was spoilt costs as much as more rows do"
+
+
+def test_a_quick_model_is_measured_anew_in_every_process(tmp_path: Path) -> None:
+    CostModel(KEY, probe=Quick(), directory=tmp_path).prepare(8)
+    probe = Quick()
+    CostModel(KEY, probe=probe, directory=tmp_path).prepare(8)
+    assert probe.asked.count(8) >= 2
 
 
 def test_before_the_first_measurement_the_guess_is_optimistic() -> None:
@@ -176,7 +201,7 @@ def test_a_broken_or_foreign_file_is_measured_again_with_a_log_line(
     probe = Probe()
     with caplog.at_level(logging.INFO, "paceline.controllers"):
         CostModel(KEY, probe=probe, directory=tmp_path).prepare(8)
-    assert probe.asked == [1, 2, 4, 8]
+    assert probe.asked == [1, 2, 4, 6, 8]
     assert "measuring again" in caplog.text
 
 

@@ -17,7 +17,7 @@ from paceline.controllers.cost_model import CostModel
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.voice import Voice
 from paceline.controllers.watch import Mode, Watch
-from paceline.controllers.words import Decided, auto_words, count, decision, drafter_words, off_words
+from paceline.controllers.words import Decided, auto_words, count, drafter_words, off_words
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 
@@ -46,13 +46,6 @@ def test_a_fixed_number_says_so_and_why_it_is_less() -> None:
     plain = FixedController(0)
     plain.plan(signals())
     assert plain.explain(0) == "Nothing is drafted: 0 speculative tokens are plain decoding."
-
-
-def test_a_controller_without_words_says_nothing() -> None:
-    assert decision(object(), 0) == ""
-    fixed = FixedController(2)
-    fixed.plan(signals())
-    assert decision(fixed, 0) == fixed.explain(0) != ""
 
 
 @pytest.mark.parametrize(

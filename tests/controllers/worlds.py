@@ -72,6 +72,8 @@ class Guesser:
 
 def join(tree: TokenTree, tokens: Sequence[int], confidence: Sequence[float], source: int) -> TokenTree:
     """Add a chain to a tree, sharing what is already there."""
+    if not len(tree) and tokens:
+        return TokenTree.chain(tokens, confidence=confidence, source=source)
     rows = list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.confidence.tolist(), tree.sources.tolist(), strict=True))
     place = {(parent, token): node for node, (token, parent, _, _) in enumerate(rows)}
     parent = -1

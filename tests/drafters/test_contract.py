@@ -21,6 +21,7 @@ VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
+RECORD = [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}]
 TENANTS = ("default", "tenant 0", "tenant 1")
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ngram": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"num_speculative_tokens": 2}],
@@ -47,7 +48,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
     "token_recycling": [{}, {"num_speculative_tokens": 2}],
     "prediction": [{}, {"num_speculative_tokens": 2}],
-    "corrupted_oracle": [{"continuations": [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}], "acceptance": 0.6}],
+    "corrupted_oracle": [
+        {"continuations": RECORD, "acceptance": 0.6},
+        {"continuations": RECORD, "acceptance": 0.6, "spread": 1.0, "num_speculative_tokens": 3},
+        {"continuations": RECORD, "acceptance": 0.4, "tree_width": 3},
+        {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "dyspec"},
+        {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "dyspec_threshold", "spread": 1.0},
+        {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "eagle2", "spread": 0.5, "num_speculative_tokens": 4},
+        {"continuations": RECORD, "acceptance": 0.4, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"},
+        {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "ppd"},
+    ],
 }
 CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
 

@@ -92,8 +92,17 @@ def test_bad_records_get_one_line(given: Any) -> None:
         drafter(continuations=given)
 
 
+@pytest.mark.parametrize(("told", "heard"), [(None, 0.25), (0.97, 0.97)])
+def test_it_may_lie_about_its_chances(told: float | None, heard: float) -> None:
+    one = drafter(continuations={PROMPT: RECORD}, acceptance=0.25, confidence=told)
+    (tree,) = one.propose(one.begin([Context("r", list(PROMPT), len(PROMPT))]), [Budget(4, 4)], [EMPTY_TREE])
+    assert tree.confidence.tolist() == pytest.approx([heard] * 4)
+
+
 def test_bad_options() -> None:
     with pytest.raises(DrafterError, match="needs 'continuations'"):
         drafter()
     with pytest.raises(ConfigError, match=r"acceptance must be in 0\.\.1"):
         drafter(continuations={}, acceptance=1.5)
+    with pytest.raises(ConfigError, match=r"confidence must be in 0\.\.1"):
+        drafter(continuations={}, confidence=1.5)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 from datastores import write, written
+from engine.harness import engine, run
+from tools.gtest import ERROR, g_test
+from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.rasd import RasdDrafter
 from paceline.drafters.rest import RestDrafter
 from paceline.engine.build import TURNS
 from paceline.errors import ConfigError
-from paceline.registry import DRAFTERS
+from paceline.registry import DRAFTERS, load
 from paceline.tree.merge import merge
 from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import Budget
@@ -129,8 +136,8 @@ def test_options_are_checked(value: object) -> None:
         rasd(prune_top_k=value)
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"tree_width": 3, "num_speculative_tokens": 2}])
+def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
     """The datastore holds what is said, so that nothing that is refused hides a mistake in what is taken."""
     plain = LLM(speculative_config=None, dtype="float32")
     prompts = ["def area(width, height):\n    return", "SELECT name FROM"]
@@ -139,8 +146,47 @@ def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, wi
     said = [[*plain.tokenizer.encode(text), *one.outputs[0].token_ids] for text, one in zip(prompts, expected, strict=True)]
     path = write(tmp_path / "said", said, tokenizer=plain.tokenizer)  # type: ignore[arg-type]
     methods: list[dict[str, Any]] = [{"method": "rasd", "datastore": str(path)}]
-    methods += [{"method": "draft_model", "tree_width": width, "num_speculative_tokens": 2}]
-    other = plain.with_speculative_config({"method": methods, "num_speculative_tokens": 24})
+    methods += [{"method": "draft_model", **options}]
+    other = plain.with_speculative_config({"method": methods, "num_speculative_tokens": 8})
     found = other.generate(prompts, params)
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected]
-    assert sum(one.metrics.drafters["rasd"].num_accepted_tokens for one in found) > 0
+    assert all(sum(one.metrics.drafters[name].num_accepted_tokens for one in found) for name in ("draft_model", "rasd"))
+
+
+SMALL, LENGTH, PROMPT = 6, 3, [1, 2, 1, 2, 3, 1, 2]
+
+
+class Careless(FixedController):
+    """Wrong: leaves a tree whole where the draws fell on what was found, so that it is small enough."""
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        return [tree if len(tree) <= self.num_speculative_tokens else self._cut(tree) for tree in trees]
+
+
+def p_value(controller: type[FixedController], outputs: int) -> float:
+    """Of drawn drafts that share a fixed number of nodes with retrieved ones, against the target's law."""
+    target, draft = (ToyRunner(SMALL, order=2, sharpness=1.5, noise=noise) for noise in (0.0, 0.3))
+    documents = [[*PROMPT, *draft.greedy(PROMPT, LENGTH)]]
+    made = []
+    for index, (name, options) in enumerate([("draft_model", {"model": "toy"}), ("rasd", {"datastore": written(documents)})]):
+        args = DrafterArgs(vocab_size=SMALL, index=index, max_context=64, target=target, load_runner=lambda name: draft)
+        made.append(load("drafters", name)(args, **options))
+    live = engine(target, made, controller=controller(2, drafters=("draft_model", "rasd")))
+    params = SamplingParams(temperature=0.9, max_tokens=LENGTH, n=64, ignore_eos=True)
+    requests = run(live, [PROMPT] * (outputs // 64), params, seed=1)
+    taken = {name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests) for name in live.parts.crew.names}
+    assert min(taken.values()) > outputs / 50, taken
+    counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
+    law = {}
+    for output in product(range(SMALL), repeat=LENGTH):
+        rows = [(target.logits([*PROMPT, *output[:i]]).double() / 0.9).softmax(-1) for i in range(LENGTH)]
+        law[output] = prod(float(row[token]) for row, token in zip(rows, output, strict=True))
+    return g_test([counts[output] for output in law], list(law.values()))
+
+
+def test_sharing_a_fixed_number_of_nodes_keeps_the_law() -> None:
+    assert p_value(FixedController, 1920) > ERROR
+
+
+def test_the_check_catches_a_share_that_looks_at_what_was_drawn() -> None:
+    assert p_value(Careless, 1920) < ERROR

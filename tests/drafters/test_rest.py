@@ -69,7 +69,7 @@ def test_the_trie_is_that_of_all_places(shard_tokens: int) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 4, 20).tolist() for _ in range(30)]
     one = drafter(documents, shard_tokens=shard_tokens, max_matches=1000)
-    store = one.retriever.store
+    store = one.store
     pieces = [store.data[at : at + n].tolist() for at, _, n in store.shards.tolist()]
     for text in ([0, 1, 2, 3], [3, 3], [1, 0, 1, 0, 1]):
         tree = propose(one, text, nodes=500, depth=3)

@@ -18,6 +18,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.recycling_rows import CANDIDATES, learn
 from paceline.drafters.token_recycling import CONFIDENCE, CandidateTable, TokenRecyclingDrafter, template
 from paceline.errors import ConfigError, DrafterError
+from paceline.tree.static_shapes import Shape, ShapedBudget, from_paths
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -39,9 +40,9 @@ def proposal(drafter: TokenRecyclingDrafter, state: Any, nodes: int = 80, depth:
     return tree
 
 
-def taught(**options: Any) -> tuple[TokenRecyclingDrafter, Any]:
+def taught(target: Any = None, **options: Any) -> tuple[TokenRecyclingDrafter, Any]:
     """A drafter that knows of every token: t is followed by t + 1, t + 2, ... in this order."""
-    drafter = TokenRecyclingDrafter(args(), **options)
+    drafter = TokenRecyclingDrafter(args(target), **options)
     state = begun(drafter)
     state.table.candidates_vk[:] = (np.arange(VOCAB)[:, None] + 1 + np.arange(CANDIDATES)) % VOCAB
     return drafter, state
@@ -103,16 +104,51 @@ def test_where_little_is_known_the_next_likely_nodes_take_the_place() -> None:
     assert sorted(proposal(drafter, state).tokens.tolist()) == [*range(10, 18), 20, 21]  # the template gives (3,) two children
 
 
+SHAPE = from_paths([(7,), (7, 6), (0,), (0, 0), *((0,) * n for n in range(3, 9))])
+
+
+def shaped(drafter: TokenRecyclingDrafter, state: Any, shape: Shape = SHAPE) -> set[tuple[int, ...]]:
+    """Paths of the tree under a controller that has a shape in mind."""
+    (tree,) = drafter.propose([state], [ShapedBudget(len(shape), 9, shape=shape)], [EMPTY_TREE])
+    tree.check(VOCAB, len(shape))
+    return {tuple(int(tree.tokens[i]) for i in tree.path(node)) for node in range(len(tree))}
+
+
+def tokens_of(shape: Shape, root: int = 2) -> set[tuple[int, ...]]:
+    """What `taught` makes of a shape: rank r after token t is t + 1 + r."""
+    return {tuple(root + i + 1 + sum(ranks[: i + 1]) for i in range(len(ranks))) for ranks in shape.paths()}
+
+
+def test_a_shape_that_the_controller_has_in_mind_is_filled() -> None:
+    drafter, state = taught()
+    assert shaped(drafter, state) == tokens_of(SHAPE)
+    assert (10, 17) in shaped(drafter, state)
+    assert (10, 17) not in {tuple(ranks) for ranks in template_paths(drafter, state)}, "the template has no such node"
+    assert len(shaped(*taught(num_speculative_tokens=3))) == 3
+    state.table.candidates_vk[10] = -1
+    assert shaped(drafter, state) == tokens_of(SHAPE) - {(10, 17)}, "what is not known is left out"
+
+
+def template_paths(drafter: TokenRecyclingDrafter, state: Any) -> list[list[int]]:
+    tree = proposal(drafter, state)
+    return [[int(tree.tokens[i]) for i in tree.path(node)] for node in range(len(tree))]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, from_paths([(0,), (8,)])])
+def test_shapes_that_do_not_fit_give_way_to_the_template(shape: Shape) -> None:
+    """Branches for a target that scores chains, and ranks that the table does not have."""
+    drafter, state = taught(ToyRunner(VOCAB, trees=shape is not SHAPE))
+    expected = {tuple(path) for path in template_paths(drafter, state)[: len(shape)]}
+    assert shaped(drafter, state, shape) == expected
+
+
 def test_a_new_table_says_nothing() -> None:
     drafter = TokenRecyclingDrafter(args())
     assert proposal(drafter, begun(drafter)) is EMPTY_TREE
 
 
 def test_targets_that_score_chains_get_chains() -> None:
-    drafter = TokenRecyclingDrafter(args(ToyRunner(VOCAB, trees=False)))
-    state = begun(drafter)
-    state.table.candidates_vk[:] = (np.arange(VOCAB)[:, None] + 1 + np.arange(CANDIDATES)) % VOCAB
-    tree = proposal(drafter, state)
+    tree = proposal(*taught(ToyRunner(VOCAB, trees=False)))
     assert tree.is_chain
     assert tree.tokens.tolist() == [3, 4, 5, 6, 7, 8]
 

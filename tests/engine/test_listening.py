@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.controllers.fixed import FixedController
 from paceline.engine.listening import Listening
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 
-class Heard:
+class Heard(FixedController):
     def __init__(self) -> None:
+        super().__init__(0)
+        self.listens = [0, 1]
         self.calls: list[tuple[int, int]] = []
 
     def hear(self, drafter: int, matched: int) -> None:
@@ -27,10 +30,10 @@ def says(tokens: list[int]) -> Any:
 
 def after(guess: list[int], came: list[int]) -> list[tuple[int, int]]:
     listening, heard, one = Listening(), Heard(), sequence(3, [5, 6])
-    listening.step(one, [0, 1], heard, says(guess))  # type: ignore[arg-type]
+    listening.step(one, heard, says(guess))
     one.context.tokens += came
-    listening.step(one, [0, 1], heard, says([]))  # type: ignore[arg-type]
-    listening.step(one, [0, 1], heard, says([]))  # type: ignore[arg-type]
+    listening.step(one, heard, says([]))
+    listening.step(one, heard, says([]))
     return heard.calls
 
 
@@ -44,6 +47,6 @@ def test_tokens_that_came_true_are_counted_up_to_the_first_that_did_not() -> Non
 
 def test_another_sequence_is_not_held_against_the_guess() -> None:
     listening, heard = Listening(), Heard()
-    listening.step(sequence(1, [5]), [1], heard, says([7]))  # type: ignore[arg-type]
-    listening.step(sequence(2, [5, 7]), [1], heard, says([7]))  # type: ignore[arg-type]
+    listening.step(sequence(1, [5]), heard, says([7]))
+    listening.step(sequence(2, [5, 7]), heard, says([7]))
     assert heard.calls == []

@@ -23,10 +23,10 @@ def controller(given: dict[str, Any]) -> Any:
 
 def test_options_reach_the_controller_and_the_drafter() -> None:
     built = controller({"method": "ngram", "controller": "kangaroo", "threshold": 0.4, "steps": 3, "prompt_lookup_max": 2})
-    assert (built.name, built.threshold, built.steps) == ("kangaroo", 0.4, 3)
+    assert (built.name, built.threshold, built.levels) == ("kangaroo", 0.4, 3)
     built = controller({"method": "ngram", "controller": "specdec_pp", "bound": [1, 9], "num_speculative_tokens": 7})
     assert (built.bound, built.num_speculative_tokens) == ((1, 9), 7)
-    assert controller({"method": "auto", "controller": "swift", "stop_threshold": 0.5}).stop_threshold == 0.5
+    assert controller({"method": "auto", "controller": "swift", "stop_threshold": 0.5}).threshold == 0.5
     assert controller({"method": "ngram", "max_depth": 3}).max_depth == 3
 
 
@@ -78,7 +78,7 @@ def test_an_option_that_both_have_must_say_whose_it_is() -> None:
     ):
         controller({"method": "ngram", "controller": mine, "prompt_lookup_max": 4})
     beside = controller({"method": [{"method": "ngram", "prompt_lookup_max": 5}], "controller": mine, "prompt_lookup_max": 4})
-    assert beside.steps == 4
+    assert beside.levels == 4
 
 
 def parameters(family: str, name: str, without: tuple[str, ...]) -> set[str]:

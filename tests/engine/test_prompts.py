@@ -45,6 +45,16 @@ REFUSED = {
     "an empty salt": ({"prompt": "a", "cache_salt": ""}, "cache_salt must be a text"),
     "a long salt": ({"prompt": "a", "cache_salt": "x" * 300}, "cache_salt must be a text"),
     "another kind of prediction": ({"prompt": "a", "prediction": {"type": "image"}}, "prediction must be"),
+    "fractions as prediction": (
+        {"prompt": "a", "prediction": [0.5]},
+        "prediction token ids must be integers of 0 or more, got 0.5",
+    ),
+    "texts as prediction": (
+        {"prompt": "a", "prediction": ["b", "c"]},
+        "prediction token ids must be integers of 0 or more, got 'b'",
+    ),
+    "a negative prediction": ({"prompt": "a", "prediction": [3, -1]}, "prediction token ids must be integers of 0 or more, got -1"),
+    "truth as prediction": ({"prompt": "a", "prediction": [True]}, "prediction token ids must be integers of 0 or more, got True"),
     "a number as prediction": ({"prompt": "a", "prediction": 5}, "must be a string, a list"),
 }
 

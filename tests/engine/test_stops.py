@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import paceline
 from paceline.config import SamplingParams
 from paceline.engine.stops import StopChecker, find_stop, open_length
+from paceline.engine.transcript import Transcript
 from paceline.models.tokenizer import Tokenizer
 
 PIECES = ["a", "b", "ab", "ba", "aab", "", "c", "abc", "<eos>", "<eot>"]
@@ -231,3 +232,20 @@ def test_a_stop_string_in_what_was_held_back_until_the_end_cuts(
         assert (found.text, found.finish_reason, found.stop_reason) == (plain, "stop" if end == "end token" else "length", None)
     else:
         assert (found.text, found.finish_reason, found.stop_reason) == (behind if include else before, "stop", stop)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize(("stop", "before", "behind"), CUT_SHORT)
+def test_a_stop_string_in_what_was_held_back_until_an_abort_cuts(
+    stop: str, before: str | None, behind: str | None, include: bool, streamed: bool
+) -> None:
+    tokenizer = Tokenizer.load(Path(paceline.__file__).parent / "bundled" / "target")
+    ids = tokenizer.encode("a🙂")[:-1]
+    params = SamplingParams(max_tokens=None, stop=[stop], include_stop_str_in_output=include)
+    found = Transcript(params, [], tokenizer, [], 100, at_once=not streamed)
+    shown, kept = found.push(ids, [None] * len(ids))
+    assert (kept, found.finish_reason) == (len(ids), None)
+    text = "".join(piece for piece, _ in (*shown, *found.flush()))
+    assert text == found.text == ("a\ufffd" if before is None else behind if include else before)
+    assert found.flush() == ()

@@ -71,7 +71,7 @@ def _no_json(folder: Path) -> None:
         (_cut_header, "cut off in its header"),
         (_cut_data, "half-written: .* bytes of"),
         (_empty, "cut off in its header"),
-        (_text, "no safetensors file"),
+        (_text, "pointer of Git LFS, not the weights; run `git lfs pull`"),
         (_no_json, "no safetensors file"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from paceline.models import one_layer
 from paceline.models.kernels import draft_tiles
 from paceline.models.kernels.program import ROWS
 from paceline.models.load import load_runner
-from paceline.models.one_layer_chain import MOST_STEPS, Chains
+from paceline.models.one_layer_chain import Chains
+from paceline.models.one_layer_tables import MOST_STEPS
 
 VOCAB, CONTEXT = 150, 640
 TEXTS = [[5, 9, 60, 44, 7, 3, 9, 21], [1], [(7 * i) % VOCAB for i in range(100)], [2, 149, 0]]
@@ -26,29 +28,32 @@ CLOSE = {"float32": 1e-4, "bfloat16": 0.1}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("chain"))
+
+
+def checkpoint(path: Path) -> Path:
+    """A random model of one layer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        intermediate_size=80, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
+        intermediate_size=96, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    path = tmp_path_factory.mktemp("chain")
     model.save_pretrained(path)
     return path
 
 
-def load(folder: Path, dtype: str, bytes_head: bool | None = None) -> Any:
-    runner: Any = load_runner(folder, dtype=dtype, draft=True)
+def load(folder: Path, dtype: str, in_bytes: bool | None = None) -> Any:
+    """The runner; `in_bytes` False: weights of its own dtype wherever the test runs."""
+    with patch.object(draft_tiles, "fits", draft_tiles.fits if in_bytes is not False else lambda *inputs: False):
+        runner: Any = load_runner(folder, dtype=dtype, draft=True)
     if runner.chains is None:
         pytest.skip("this machine runs no compiled passes")
-    if bytes_head is not None:
-        if bytes_head and not draft_tiles.has_bytes():
-            pytest.skip("no instructions for 8-bit products")
-        runner.chains._strips = None if not bytes_head else runner.chains._strips
-        if not bytes_head:
-            runner.chains._fill()
+    if in_bytes and not draft_tiles.has_bytes():
+        pytest.skip("no instructions for 8-bit products")
+    assert in_bytes is None or runner.chains.tables.in_bytes == in_bytes
     return runner
 
 
@@ -69,9 +74,9 @@ def faults(runner: Any, text: Sequence[int], tokens: Sequence[int], chances: Seq
     return found
 
 
-@pytest.mark.parametrize(("dtype", "bytes_head"), [("float32", None), ("bfloat16", True), ("bfloat16", False)])
-def test_tokens_and_chances_are_the_numpy_steps(folder: Path, dtype: str, bytes_head: bool | None) -> None:
-    runner = load(folder, dtype, bytes_head)
+@pytest.mark.parametrize(("dtype", "in_bytes"), [("float32", None), ("bfloat16", True), ("bfloat16", False)])
+def test_tokens_and_chances_are_the_numpy_steps(folder: Path, dtype: str, in_bytes: bool | None) -> None:
+    runner = load(folder, dtype, in_bytes)
     for text in TEXTS:
         ((tokens, chances),) = runner.draft_chains([runner.open()], [text], [12], [without_end])
         assert len(tokens) == 12
@@ -81,15 +86,22 @@ def test_tokens_and_chances_are_the_numpy_steps(folder: Path, dtype: str, bytes_
 def test_the_comparison_catches_wrong_weights_and_a_wrong_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative controls: scales of the head that belong to other tokens, and rotations of the position before."""
     runner = load(folder, "bfloat16", True)
-    scales = runner.chains._strips[1]
+    scales = runner.chains.tables.strips[1]
     kept = scales.clone()
     scales[:, 1] = scales[:, 1].flip(1)
     ((tokens, chances),) = runner.draft_chains([runner.open()], [TEXTS[0]], [12], [without_end])
     assert faults(runner, TEXTS[0], tokens, chances, CLOSE["bfloat16"])
     scales.copy_(kept)
+    for matrix in (2, 4, 6):
+        weights = runner.chains.tables.strips[matrix]
+        kept = weights.clone()
+        weights.copy_(kept.flip(1))
+        ((tokens, chances),) = runner.draft_chains([runner.open()], [TEXTS[0]], [12], [without_end])
+        assert faults(runner, TEXTS[0], tokens, chances, CLOSE["bfloat16"]), f"matrix {matrix}"
+        weights.copy_(kept)
     runner = load(folder, "float32")
-    runner.chains._arrays[3] = np.roll(runner.cos, 1, 0)
-    runner.chains._fill()
+    runner.chains.tables.arrays[3] = np.roll(runner.cos, 1, 0)
+    runner.chains.tables.fill()
     ((tokens, chances),) = runner.draft_chains([runner.open()], [TEXTS[0]], [12], [without_end])
     assert faults(runner, TEXTS[0], tokens, chances, CLOSE["float32"])
 
@@ -153,7 +165,7 @@ def test_nan_is_an_error(folder: Path) -> None:
     runner = load(folder, "float32")
     runner.table[7] = np.nan
     for chains in (runner.chains, None):
-        runner.chains = chains
+        runner.chains, runner.grown = chains, None
         with pytest.raises(DrafterError, match="NaN"):
             runner.draft_chains([runner.open()], [[1, 7]], [3], [None])
 

@@ -1,4 +1,4 @@
-"""models/kernels/quantized.py: integer products against float64, and passes over int8 weights."""
+"""models/kernels/quantized.py: integer products against float64, and passes over int8 and int4 weights."""
 
 from __future__ import annotations
 
@@ -7,58 +7,64 @@ import pytest
 import torch
 from llvmlite import ir
 from numba import njit
-from tiny_llama import CPU, close, spec_of, tiny_llama, tokens, weights_of
+from tiny_llama import CPU, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.models.kernels import choose, try_out
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.matrix import pack, steps_of, strip_size, strip_sums
+from paceline.models.kernels.nibbles import BLOCK
 from paceline.models.kernels.pages import Pages
 from paceline.models.kernels.quantized import half_pitch, to_bytes
-from paceline.models.kernels.tiles import BYTES, dot_bytes, has_dot_bytes
+from paceline.models.kernels.tiles import BYTES, NIBBLES, dot_bytes, has_dot_bytes
 from paceline.models.kernels.vectors import I32V, Int, Nothing, load_at, lowered, store_at
 from paceline.models.native import NativeRunner
-from paceline.models.quantize import dequantized, quantize, quantize_rows
+from paceline.models.quantize import dequantized, quantize, quantize_groups, quantize_rows
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}
 IDS = tokens(150)
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
+FORMS = {"int8": quantize_rows, "int4": quantize_groups}
+EACH = pytest.mark.parametrize("form", FORMS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 @njit
-def _product(weights, inputs, strips, x, rows, work, pitch, sums, out):
-    steps = steps_of(BYTES, inputs)
+def _product(kind, weights, inputs, strips, x, rows, work, pitch, sums, out):
+    steps = steps_of(kind, inputs)
     for row in range(rows):
-        to_bytes(x + 4 * inputs * row, inputs, work + row * pitch, pitch)
+        to_bytes(x + 4 * inputs * row, inputs, work + row * pitch, pitch, kind == NIBBLES)
     for strip in range(strips):
-        strip_sums(BYTES, weights + strip * strip_size(BYTES, steps), steps, work, pitch, rows, sums.ctypes.data)
+        strip_sums(kind, weights + strip * strip_size(kind, steps), steps, work, pitch, rows, sums.ctypes.data)
         out[:, strip * 64 : strip * 64 + 64] = sums[: rows * 64].reshape(rows, 64)
 
 
-def product(packed, x):
-    """(rows, outputs) of packed bytes and (rows, inputs) float32."""
+def product(packed, x, filling=0):
+    """(rows, outputs) of packed weights and (rows, inputs) float32; `filling` is what the work space held before."""
     rows, inputs = x.shape
     pitch = 2 * half_pitch(inputs)
-    work, sums = torch.zeros(rows * pitch, dtype=torch.uint8), np.zeros(2 * rows * 64, np.float32)
+    work, sums = torch.full((rows * pitch,), filling, dtype=torch.uint8), np.zeros(2 * rows * 64, np.float32)
     out = np.zeros((rows, packed.count * 64), np.float32)
-    _product(packed.address, inputs, packed.count, x.data_ptr(), rows, work.data_ptr(), pitch, sums, out)
+    padded, kind = torch.nn.functional.pad(x.flatten(), (0, 64)), NIBBLES if packed.strips.shape[-1] == BLOCK else BYTES
+    given = packed.address, inputs, packed.count, padded.data_ptr(), rows, work.data_ptr(), pitch
+    _product(kind, *given, sums, out)
     return torch.from_numpy(out)[:, : packed.outputs]
 
 
-def case(outputs, inputs, rows, seed=0):
+def case(form, outputs, inputs, rows, seed=0):
+    """Weights of `form`, their scales, and what they are multiplied with."""
     generator = torch.Generator().manual_seed(seed)
     weight, x = torch.randn(outputs, inputs, generator=generator), torch.randn(rows, inputs, generator=generator)
-    return *quantize_rows(weight / inputs**0.5), x
+    return *FORMS[form](weight / inputs**0.5), x
 
 
 def exact(whole, scale, x):
-    return x.double() @ (whole.double() * scale.double()[:, None]).T
+    return x.double() @ dequantized({"a.weight": whole, "a.scale": scale})["a.weight"].T
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 16), (70, 96), (1, 1024), (130, 2816)])
 def test_packing_keeps_every_weight_and_scale_once(outputs, inputs):
-    whole, scale, _ = case(outputs, inputs, 1)
+    whole, scale, _ = case("int8", outputs, inputs, 1)
     strips = pack(whole, Pages(), scale=scale).strips
     body = (strips[:, :-1] ^ 128).view(torch.int8).view(len(strips), inputs // 4, 64, 4).transpose(1, 2).reshape(-1, inputs)
     assert torch.equal(body[:outputs], whole)
@@ -67,31 +73,41 @@ def test_packing_keeps_every_weight_and_scale_once(outputs, inputs):
     assert torch.equal(scales[:outputs], scale)
 
 
-def test_paired_packing_moves_scales_with_their_rows():
-    whole, scale, x = case(2 * 40, 32, 3)
-    out = product(pack(whole, Pages(), paired=True, scale=scale), x)
+@EACH
+def test_paired_packing_moves_scales_with_their_rows(form):
+    whole, scale, x = case(form, 2 * 40, 64, 3)
     both, want = pack(whole, Pages(), paired=True, scale=scale), exact(whole, scale, x)
     assert both.count == 2
-    gate, up = want.split(40, 1)
-    assert close(out[:, :32], gate[:, :32].float())
-    assert close(out[:, 32:64], up[:, :32].float())
-    assert close(out[:, 64:72], gate[:, 32:].float())
+    out, (gate, up) = product(both, x), want.split(40, 1)
+    assert torch.allclose(torch.cat((out[:, :32], out[:, 64:72]), 1).double(), gate, atol=1e-3)
+    assert torch.allclose(out[:, 32:64].double(), up[:, :32], atol=1e-3)
+    assert not torch.allclose(out[:, :32].double(), up[:, :32], atol=1e-3)
 
 
-@pytest.mark.parametrize("inputs", [16, 96, 1024, 2816])
+@EACH
+@pytest.mark.parametrize("inputs", [16, 32, 96, 1024, 2816])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16])
-def test_products_err_less_than_bfloat16_activations(inputs, rows):
-    whole, scale, x = case(130, inputs, rows)
+def test_products_err_less_than_bfloat16_activations(form, inputs, rows):
+    whole, scale, x = case(form, 130, inputs, rows)
     x[:, 3] = 20.0  # one large element takes the scale of its row
     x[0] *= 1e-20
-    packed, want = pack(whole, Pages(), scale=scale), exact(whole, scale, x)
-    error = (product(packed, x).double() - want).abs().mean(1)
+    want = exact(whole, scale, x)
+    error = (product(pack(whole, Pages(), scale=scale), x).double() - want).abs().mean(1)
     rounded = (exact(whole, scale, x.bfloat16()) - want).abs().mean(1)
     assert (error < rounded).all()
-    shuffled = pack(whole.roll(1, 0), Pages(), scale=scale)
-    wrong = pack(whole, Pages(), scale=scale * 1.01)
-    for other in (shuffled, wrong):
-        assert not ((product(other, x).double() - want).abs().mean(1) < rounded).any()
+    wrong = [(whole.roll(1, 0), scale), (whole.roll(1, 1), scale), (whole, scale * 1.02)]
+    for other, factor in [*wrong, (whole ^ 1, scale)] if form == "int4" else wrong:
+        assert not ((product(pack(other, Pages(), scale=factor), x).double() - want).abs().mean(1) < rounded).any()
+
+
+@EACH
+def test_a_product_has_the_same_bits_among_any_number_of_rows(form):
+    whole, scale, x = case(form, 70, 1056, 16)
+    packed = pack(whole, Pages(), scale=scale)
+    want = product(packed, x)
+    for rows in range(1, 16):
+        assert torch.equal(product(packed, x[:rows]), want[:rows])
+    assert not torch.equal(product(packed, x[1:2]), want[:1])
 
 
 def test_sums_are_exact_at_the_widest_rows():
@@ -104,8 +120,9 @@ def test_sums_are_exact_at_the_widest_rows():
         assert torch.allclose(product(pack(whole, Pages(), scale=torch.ones(64)), x).double(), want, rtol=1e-6, atol=4.0)
 
 
-def test_rows_of_zeros_and_rows_that_are_not_finite():
-    whole, scale, x = case(64, 32, 4)
+@EACH
+def test_rows_of_zeros_and_rows_that_are_not_finite(form):
+    whole, scale, x = case(form, 64, 32, 4)
     x[0], x[1, 3], x[2, 5] = 0.0, torch.nan, -torch.inf
     out = product(pack(whole, Pages(), scale=scale), x)
     assert not out[0].any()
@@ -139,9 +156,9 @@ def test_the_instruction_and_its_replacement_give_the_same_integers():
     assert (want != 7 + (a.astype(np.int8).astype(np.int64) * b).reshape(16, 4).sum(1)).any()
 
 
-def small_runner(dtype=torch.float32, **changes):
+def small_runner(form, dtype=torch.float32, **changes):
     model = tiny_llama(**WIDE | changes).to(dtype)
-    weights = quantize(weights_of(model), spec_of(model.config))
+    weights = quantize(weights_of(model), spec_of(model.config), form)
     runner = NativeRunner(spec_of(model.config), dict(weights), name="t", device=CPU, dtype=dtype, cache_slots=64)
     assert isinstance(runner.passes, FusedDecoder)
     return runner, weights
@@ -160,9 +177,10 @@ def stepwise(runner, ids, width=1):
     return torch.cat(rows)
 
 
+@EACH
 @pytest.mark.parametrize("tied", [False, True])
-def test_passes_are_those_of_the_weights_that_bytes_stand_for(tied):
-    runner, weights = small_runner(tie_word_embeddings=tied, initializer_range=0.1)
+def test_passes_are_those_of_the_weights_that_bytes_stand_for(form, tied):
+    runner, weights = small_runner(form, tie_word_embeddings=tied, initializer_range=0.1)
     spec = runner.spec if not tied else spec_of(tiny_llama(**WIDE).config)
 
     def plain(weights):
@@ -170,15 +188,15 @@ def test_passes_are_those_of_the_weights_that_bytes_stand_for(tied):
         return whole_pass(NativeRunner(spec, near, name="t", device=CPU, dtype=torch.float32, compiled=False), IDS)
 
     want, error = plain(weights), 1e-3
-    ours = whole_pass(runner, IDS)
-    assert (ours - want).abs().max() < error * want.std()
-    wrong = weights | {"layers.1.down.scale": weights["layers.1.down.scale"].roll(1)}
-    assert (plain(wrong) - want).abs().max() > 10 * error * want.std()
+    assert (whole_pass(runner, IDS) - want).abs().max() < error * want.std()
+    for wrong in ("layers.1.o.scale", "layers.1.down.weight"):
+        assert (plain(weights | {wrong: weights[wrong].roll(1, -1)}) - want).abs().max() > 10 * error * want.std()
 
 
+@EACH
 @DTYPES
-def test_a_row_has_the_same_bits_however_the_text_is_fed(dtype):
-    runner, _ = small_runner(dtype)
+def test_a_row_has_the_same_bits_however_the_text_is_fed(form, dtype):
+    runner, _ = small_runner(form, dtype)
     plain = stepwise(runner, IDS)
     assert torch.equal(whole_pass(runner, IDS), plain)
     for width in (2, 3, 4, 5, 7, 8, 16):
@@ -186,9 +204,10 @@ def test_a_row_has_the_same_bits_however_the_text_is_fed(dtype):
     assert not torch.equal(plain[1:], plain[:-1])
 
 
+@EACH
 @DTYPES
-def test_a_row_has_the_same_bits_beside_others_and_in_trees(dtype):
-    runner, _ = small_runner(dtype)
+def test_a_row_has_the_same_bits_beside_others_and_in_trees(form, dtype):
+    runner, _ = small_runner(form, dtype)
     caches = [runner.open() for _ in range(16)]
     runner.extend(caches, [IDS[i : i + 5 + 2 * i] for i in range(16)])
     roots = [3 + i for i in range(16)]
@@ -206,7 +225,7 @@ def test_a_row_has_the_same_bits_beside_others_and_in_trees(dtype):
 @DTYPES
 def test_one_thread_gives_the_bits_of_two(dtype):
     before, rows = torch.get_num_threads(), []
-    runner, _ = small_runner(dtype)
+    runner, _ = small_runner("int8", dtype)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
@@ -216,16 +235,17 @@ def test_one_thread_gives_the_bits_of_two(dtype):
     assert all(torch.equal(rows[0], other) for other in rows[1:])
 
 
+@EACH
 @DTYPES
-def test_the_self_test_passes_and_could_fail(dtype, monkeypatch):
-    assert try_out.agrees(dtype, quantization="int8")
+def test_the_self_test_passes_and_could_fail(form, dtype, monkeypatch):
+    assert try_out.agrees(dtype, quantization=form)
     right = try_out.expected
     monkeypatch.setattr(try_out, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
-    assert not try_out.agrees(dtype, quantization="int8")
+    assert not try_out.agrees(dtype, quantization=form)
 
 
 def test_the_head_alone_and_taps():
-    runner, _ = small_runner()
+    runner, _ = small_runner("int8")
     scores = runner.extend([runner.open()], [IDS[:70]], all_logits=True, taps=(2,))
     assert torch.equal(runner.head(scores.taps[2]), scores.logits)
     assert not torch.equal(runner.head(scores.taps[2], norm=False), scores.logits)

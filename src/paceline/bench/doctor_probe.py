@@ -13,6 +13,7 @@ from typing import Any
 from paceline import registry
 from paceline.bench.checks_facts import Guess, Probe
 from paceline.config import SamplingParams
+from paceline.controllers.base import Controller, Signal
 from paceline.engine.probe import Probe as PassTimer
 from paceline.engine.record import StepRecord, watching
 from paceline.llm import LLM
@@ -29,7 +30,7 @@ DEPTH = 4
 CONTEXT = 64
 
 
-class OnlyOne:
+class OnlyOne(Controller):
     """A controller that lets one drafter draft a fixed number of tokens, and the others nothing.
 
     Args:
@@ -41,9 +42,9 @@ class OnlyOne:
 
     def __init__(self, drafter: int, tokens: int = DEPTH) -> None:
         self.drafter, self.tokens = drafter, tokens
-        self._signals: Sequence[Any] = ()
+        self._signals: Sequence[Signal] = ()
 
-    def plan(self, signals: Sequence[Any]) -> None:
+    def plan(self, signals: Sequence[Signal]) -> None:
         """Remember how far each sequence may go."""
         self._signals = signals
 
@@ -51,16 +52,6 @@ class OnlyOne:
         """All for the one."""
         depth = min(self.tokens, self._signals[index].remaining - 1)
         return Budget(self.tokens, depth) if drafter == self.drafter and depth > 0 else NO_BUDGET
-
-    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """All nodes."""
-        return list(trees)
-
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: object) -> None:
-        """Nothing to learn."""
-
-    def forget(self, key: int) -> None:
-        """Nothing is kept."""
 
 
 def pass_seconds(runner: Runner, threads: Sequence[int]) -> dict[int, float]:

@@ -109,31 +109,33 @@ def build(
         peers: that took part, if any.
         arguments: the command's words; None takes the process's own.
     """
-    llm, results, options = harness.llm, harness.results, harness.options
+    results, options = harness.results, harness.options
+    found = {
+        "format": FORMAT,
+        "version": VERSION,
+        "interrupted": results.interrupted,
+        "provenance": provenance(options.seed, arguments),
+        "model": model(harness, random),
+        "options": options.to_dict(),
+        "bandwidth": bandwidth,
+        "baseline": PLAIN,
+        "settings": [_setting(harness, setting) for setting in harness.settings],
+        "skipped": list(skipped),
+        "workloads": [workload.to_dict() for workload in workloads],
+        "prompts": [_prompt(piece) for piece in results.pieces],
+        "cells": aggregate.cells(results.cells, _surroundings(harness, bandwidth)),
+        "load": results.load,
+        "peers": [] if peers is None else peers.entries(options.seed),
+        "peers_skipped": [] if peers is None else peers.skipped,
+    }
+    return dict(finite(found))
+
+
+def _surroundings(harness: Harness, bandwidth: Mapping[str, Any] | None) -> aggregate.Surroundings:
+    rate = None if bandwidth is None else float(bandwidth["bytes_per_second"])
     energy = {"source": harness.energy.source, "reason": harness.energy.reason}
-    rate, scope = None if bandwidth is None else float(bandwidth["bytes_per_second"]), harness.memory.scope
-    around = aggregate.Surroundings(runner=llm.runner, seed=options.seed, bandwidth=rate, energy=energy, rss_scope=scope)
-    found: dict[str, Any] = finite(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "interrupted": results.interrupted,
-            "provenance": provenance(options.seed, arguments),
-            "model": model(harness, random),
-            "options": options.to_dict(),
-            "bandwidth": bandwidth,
-            "baseline": PLAIN,
-            "settings": [_setting(harness, setting) for setting in harness.settings],
-            "skipped": list(skipped),
-            "workloads": [workload.to_dict() for workload in workloads],
-            "prompts": [_prompt(piece) for piece in results.pieces],
-            "cells": aggregate.cells(results.cells, around),
-            "load": results.load,
-            "peers": [] if peers is None else peers.entries(options.seed),
-            "peers_skipped": [] if peers is None else peers.skipped,
-        }
-    )
-    return found
+    runner, scope = harness.llm.runner, harness.memory.scope
+    return aggregate.Surroundings(runner=runner, seed=harness.options.seed, bandwidth=rate, energy=energy, rss_scope=scope)
 
 
 def model(harness: Harness, random: bool) -> dict[str, Any]:

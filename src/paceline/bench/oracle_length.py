@@ -12,16 +12,16 @@ fewest steps that this drafter allows. It weighs no costs: where a draft costs m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from paceline.controllers.base import Controller, Signal
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Budget, Verdict
+from paceline.tree.types import NO_BUDGET, Budget
 
 Lengths = dict[int, int]
 """Length of the text -> tokens of the next draft that will stand."""
 
 
-class LengthRecorder:
+class LengthRecorder(Controller):
     """A controller that lets the drafter propose everywhere and scores nothing.
 
     Args:
@@ -32,7 +32,7 @@ class LengthRecorder:
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
-        self._signals: Sequence[Any] = ()
+        self._signals: Sequence[Signal] = ()
         self._proposals: dict[int, dict[int, list[int]]] = {}
 
     def lengths(self, total: int, tokens: Sequence[int]) -> Lengths:
@@ -52,7 +52,7 @@ class LengthRecorder:
             found[length] = next((i for i, (a, b) in enumerate(zip(proposal, true, strict=False)) if a != b), len(proposal))
         return found
 
-    def plan(self, signals: Sequence[Any]) -> None:
+    def plan(self, signals: Sequence[Signal]) -> None:
         """Remember where each sequence is."""
         self._signals = signals
 
@@ -67,14 +67,8 @@ class LengthRecorder:
             self._proposals.setdefault(signal.key, {})[signal.length] = tree.tokens.tolist()
         return [EMPTY_TREE] * len(trees)
 
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: object) -> None:
-        """Nothing to learn."""
 
-    def forget(self, key: int) -> None:
-        """Proposals are kept until `lengths` reads them."""
-
-
-class OracleLength:
+class OracleLength(Controller):
     """A controller that asks for as many tokens as will be accepted.
 
     Attributes:
@@ -86,9 +80,9 @@ class OracleLength:
     def __init__(self) -> None:
         self.told: list[Lengths] = []
         self._known: dict[int, Lengths] = {}
-        self._signals: Sequence[Any] = ()
+        self._signals: Sequence[Signal] = ()
 
-    def plan(self, signals: Sequence[Any]) -> None:
+    def plan(self, signals: Sequence[Signal]) -> None:
         """Recognise the sequences; a new one takes the next record that was told, or none."""
         self._signals = signals
         for signal in signals:
@@ -100,13 +94,6 @@ class OracleLength:
         signal = self._signals[index]
         number = min(self._known[signal.key].get(signal.length, 0), signal.remaining - 1)
         return Budget(number, number) if number > 0 else NO_BUDGET
-
-    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """All nodes."""
-        return list(trees)
-
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: object) -> None:
-        """Nothing to learn."""
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""

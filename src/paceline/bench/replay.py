@@ -66,6 +66,15 @@ class _Listening:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
 
+    @property
+    def resting(self) -> int:
+        """The controller's own, which the engine counts down."""
+        return int(self.controller.resting)
+
+    @resting.setter
+    def resting(self, steps: int) -> None:
+        self.controller.resting = steps
+
     def plan(self, signals: Any) -> None:
         self.heard = {}
         self.controller.plan(signals)
@@ -138,11 +147,10 @@ class Recorder:
                 stream.close()
 
     def _watch(self, record: StepRecord, ear: _Listening) -> None:
-        explain = getattr(ear.controller, "explain", None)
         for i, sequence in enumerate(record.sequences):
             made = self._made.setdefault(sequence.request.id, _Made([], []))
-            words = str(explain(i)) if explain is not None else ""
-            step, tokens = plain_step(record, i, {drafter: heard for (at, drafter), heard in ear.heard.items() if at == i}, words)
+            heard = {drafter: one for (at, drafter), one in ear.heard.items() if at == i}
+            step, tokens = plain_step(record, i, heard, str(ear.controller.explain(i)))
             step["start"] = len(made.tokens)
             made.tokens += [token | {"step": len(made.steps)} for token in tokens]
             made.steps.append(step)

@@ -204,7 +204,7 @@ def facts(document: Record) -> list[tuple[str, str]]:
     sampling = (
         f"seed {made['seed']}, at most {options['max_tokens']} tokens{', end tokens ignored' if options['ignore_eos'] else ''}"
     )
-    found = [
+    return [
         ("command", made["command"]),
         ("date", made["date"]),
         ("processor", f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['capability']}"),
@@ -225,11 +225,14 @@ def facts(document: Record) -> list[tuple[str, str]]:
         ("workloads", works or "none"),
         ("sampling", sampling),
         ("repeats", str(options["repeats"])),
+        *_energy(document),
     ]
+
+
+def _energy(document: Record) -> list[tuple[str, str]]:
+    """What a token took, or why that is not known; nothing where no cell was measured."""
     joules = [c["energy"] for c in document["cells"]]
     known = [e for e in joules if e["joules_per_token"] is not None]
     if known:
-        found.append(("energy", f"{known[0]['joules_per_token']:.3g} J a token ({known[0]['source']}), plain decoding"))
-    elif joules:
-        found.append(("energy", f"not measured: {joules[0]['reason'] or 'no meter'}"))
-    return found
+        return [("energy", f"{known[0]['joules_per_token']:.3g} J a token ({known[0]['source']}), plain decoding")]
+    return [("energy", f"not measured: {joules[0]['reason'] or 'no meter'}")] if joules else []

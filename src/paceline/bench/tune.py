@@ -111,17 +111,13 @@ def tune(
         batch_size: prompts that are decoded at once.
         clock: seconds.
     """
-    start = clock()
-    info = llm.runner.info
+    start, info = clock(), llm.runner.info
     conditions = Conditions.of(info, folder)
-    size = min(batch_size, len(prompts))
-    groups = [prompts[at : at + size] for at in range(0, len(prompts) - size + 1, size)]
-    threads = thread_counts(conditions.threads, cores, info.device.type)
+    threads, groups = thread_counts(conditions.threads, cores, info.device.type), _groups(prompts, batch_size)
     tried = candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
-    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, size * len(groups), size)
-    found.skipped = dict(tried.skipped)
-    found.beyond = [setting.words(found.threads) for setting in tried.beyond]
+    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, sum(map(len, groups)), len(groups[0]))
+    found.skipped, found.beyond = dict(tried.skipped), [setting.words(found.threads) for setting in tried.beyond]
     try:
         _decide(found, trial, elapsed=lambda: clock() - start, budget=budget, progress=progress)
     finally:
@@ -130,6 +126,12 @@ def tune(
     if found.chosen is not None:
         found.profile = _profile(found, found.chosen, conditions, budget=budget, max_tokens=max_tokens)
     return found
+
+
+def _groups(prompts: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
+    """The prompts in groups of this size, or of all where there are fewer; what does not fill a group is left out."""
+    size = min(batch_size, len(prompts))
+    return [prompts[at : at + size] for at in range(0, len(prompts) - size + 1, size)]
 
 
 def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget: float, progress: Progress) -> None:

@@ -74,10 +74,9 @@ def command(
     sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
     bench_documents.must_be_writable("--json", output)
     bench_documents.must_be_writable("--html", html)
-    dials = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens)
     options = flags.options(**switches, **sweep, **sizes)
     _name_random(given, random_shape)
-    others = (peers or [], peer_url, peer_model)
+    dials, others = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
     document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
     _show(document)
     bench_documents.write(document, output, html)
@@ -111,10 +110,6 @@ def _measure(
     wanted = guests.parse(*others)
     chosen, dials = parse(given.pop("speculative_config", None) or []), dial(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
-    if random:
-        from paceline.bench.random_model import open_folder
-
-        given["model"] = str(open_folder(given["model"]))
     llm = _open(given, options)
     from paceline.bench import against, document, machine, workloads
     from paceline.bench import load as load_test
@@ -139,8 +134,11 @@ def _measure(
 def _open(given: dict[str, Any], options: Options) -> LLM:
     """The model, with room for the largest batch; Ctrl-C meanwhile ends the process, since nothing is measured yet."""
     with AtOnce():
+        from paceline.bench.random_model import open_folder
         from paceline.llm import LLM
 
+        if str(given.get("model", "")).startswith(RANDOM):
+            given["model"] = str(open_folder(given["model"]))
         chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
         return LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
 

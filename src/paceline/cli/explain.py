@@ -57,15 +57,20 @@ def command(
         raise typer.Exit(130)
     replay = Replay(recorder.data())
     if page is not None:
-        page.write_text(replay.to_html(), encoding="utf-8")
+        _write(page, replay.to_html(), open_page)
     print(json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences]))
-    if open_page and page is not None:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
     if interrupted:
         raise typer.Exit(130)
     recorder.output.raise_for_error()
+
+
+def _write(page: Path, html: str, show: bool) -> None:
+    """Put the page there, and show it in a browser if asked to."""
+    page.write_text(html, encoding="utf-8")
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
 
 
 def _record(recorder: Recorder, chunks: Any) -> bool:

@@ -38,7 +38,8 @@ def command(
     """Continue a prompt with a model; accepted guesses are coloured by drafter on a terminal."""
     check_sampling(given)
     text, expected = read_prompt(prompt, file), read_prediction(prediction)
-    llm = with_prediction(expected, open_llm(given))
+    llm = open_llm(given)
+    check_prediction(expected, llm)
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--n above 1, --logprobs and --prompt-logprobs have no place in streamed text; add --json")
@@ -47,20 +48,15 @@ def command(
     finish(_as_json(chunks) if as_json else show(chunks))
 
 
-def with_prediction(expected: str | None, llm: LLM) -> LLM:
-    """The model with a method that reads the prediction, where there is one.
-
-    A profile was made without one: where its choice reads none, the prediction alone is drafted from.
+def check_prediction(expected: str | None, llm: LLM) -> None:
+    """Refuse a prediction that the methods which the user chose do not read; a profile is no such choice.
 
     Raises:
-        ConfigError: the methods that the user chose read none; with what to add.
+        ConfigError: with what to add.
     """
-    if expected is None or "prediction" in llm.drafter_methods:
-        return llm
-    if llm.profile is not None:
-        return llm.with_speculative_config({"method": "prediction"})
-    methods = ", ".join(llm.drafter_methods) or "none"
-    raise ConfigError(f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}")
+    if expected is not None and llm.profile is None and "prediction" not in llm.drafter_methods:
+        methods = ", ".join(llm.drafter_methods) or "none"
+        raise ConfigError(f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}")
 
 
 def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PromptError
 
 
 def bad_word_token_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]] | None) -> list[tuple[int, ...]]:
@@ -30,7 +30,10 @@ def bad_word_token_ids(words: Sequence[str], encode: Callable[[str], Sequence[in
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         spellings = (word.lstrip(), " " + word.lstrip()) if word.strip() else (word,)
-        ids = [tuple(int(token) for token in encode(text)) for text in spellings]
+        try:
+            ids = [tuple(int(token) for token in encode(text)) for text in spellings]
+        except PromptError:  # it speaks of a prompt
+            raise ConfigError(f"bad_words must be valid Unicode, got {word!r}") from None
         if not any(ids):
             raise ConfigError(f"bad_words must have tokens in this model's vocabulary, got {word!r}, which has none")
         found.update(dict.fromkeys(one for one in ids if one))

@@ -12,7 +12,8 @@ its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import mul
 from typing import TYPE_CHECKING, Final
 
 from paceline.tree.chain_columns import lone_source
@@ -34,7 +35,7 @@ _PRIOR_BIN: Final = (0.10, 0.25, 0.38, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92)
 _PRIOR: Final = 0.6
 _PRIOR_RIVAL: Final = 0.3
 _STRENGTH: Final = 4.0
-_DECAY: Final = 0.99
+_DECAY: Final = 0.995
 _REFRESH: Final = 64
 _SURPRISE, _FORGET = 0.05, 0.6
 _OWN_DECAY, _OWN_STRENGTH = 0.99, 24.0
@@ -56,6 +57,13 @@ class Tally:
         """One more trial, all earlier ones weighing less."""
         self.hits = self.hits * decay + success
         self.tries = self.tries * decay + 1.0
+
+    def add_many(self, hits: int, tries: int) -> None:
+        """So many trials with so many successes, in an order that nobody knows."""
+        decay = _DECAY**tries
+        even = (1.0 - decay) / (1.0 - _DECAY)
+        self.hits = self.hits * decay + even * hits / tries
+        self.tries = self.tries * decay + even
 
 
 class Source:
@@ -101,6 +109,14 @@ class Source:
             self.levels[BUCKETS].add(success, decay)
         self.level[bucket] = self._level(bucket)
         self.width += 0.05 * (children - self.width)
+
+    def learn_levels(self, hits: Sequence[int], tries: Sequence[int]) -> None:
+        """`learn_level` of so many accepted parents with one child each, by depth bucket, all at once."""
+        for bucket, (stood, tried) in enumerate(zip(hits, tries, strict=True)):
+            if tried:
+                self.levels[bucket].add_many(stood, tried)
+        self.levels[BUCKETS].add_many(sum(hits), sum(tries))
+        self.level = [self._level(bucket) for bucket in range(BUCKETS)]
 
     def _level(self, bucket: int) -> float:
         return self.levels[bucket].mean(_PRIOR_RIVAL if bucket == RIVAL else self.levels[BUCKETS].mean(_PRIOR))
@@ -195,6 +211,22 @@ class Acceptance:
         for depth in range(1, tried + 1):
             known.learn_level(DEPTH_BUCKET[depth], 1, depth <= taken)
         own.add(source, taken, foreseen, tried)
+
+    def observe_chains(self, own: Own, source: int, outcomes: Iterable[tuple[int, int, int]]) -> None:
+        """Learn how deep chains by one drafter stood, whatever its confidence was.
+
+        Args:
+            outcomes: nodes scored, nodes accepted, and how often that was so.
+        """
+        known, hits, tries = self.sources[source], [0] * BUCKETS, [0] * BUCKETS
+        for scored, stood, times in outcomes:
+            for depth in range(1, min(stood + 1, scored) + 1):
+                bucket = DEPTH_BUCKET[depth]
+                tries[bucket] += times
+                hits[bucket] += times * (depth <= stood)
+        foreseen = sum(map(mul, known.level, tries))
+        known.learn_levels(hits, tries)
+        own.add(source, sum(hits), foreseen, sum(tries))
 
     def observe(self, own: Own, tree: TokenTree, path: Sequence[int]) -> list[int]:
         """Learn from one scored tree and the accepted path; returns the number of accepted nodes per drafter."""

@@ -1,57 +1,40 @@
-"""Drafts as much as pays: expected accepted tokens per second decide the number of nodes, zero included.
+"""Drafts as much as pays: expected accepted tokens per second decide who drafts and how much, nothing at all included.
 
-In: measured costs, calibrated acceptance, every step's outcome. Out: budgets, cut trees. Not here: drafting, verifying, timing.
+In: measured costs, calibrated acceptance, every step's outcome. Out: budgets, cut trees. Not here: how a step is planned
+(`controllers.planner`), what is kept of a plan (`controllers.cruise`).
 
-A step is worth `gain - rate * time`: tokens that it is expected to add, minus the tokens that its extra time would have brought at
-the rate reached lately. Maximising that at every step maximises the long-run rate (Dinkelbach's method for fractional programs),
-and it is a sum over drafters, levels and nodes, so each is decided by itself:
-  - a drafter is asked if its best depth is worth more than nothing, by its mean acceptance and its measured time;
-  - while it drafts, `Voice` stops it before the level whose calibrated chance no longer pays for one more draft level and row;
-  - of what was proposed, nodes are kept in order of their calibrated reach up to the best number of rows;
-  - `Watch` puts a drafter to sleep whose *measured* net gain is not above zero, and tries it again at growing intervals; `Gate`
-    does that to drafting as a whole, since planning and judging take time as well.
+A plan weighs tokens that a draft is expected to add against the tokens that its time would bring at the rate reached lately. What
+does not pay sleeps, and is tried again at growing intervals; where nothing pays, decoding is plain but for a few microseconds.
+Planning a step, judging it and learning from it take some 100 microseconds of Python. Beside a step of a large model that is
+nothing; a model of few millions of parameters decodes half a token in that time. So where steps are short and nothing is being
+tried, most steps repeat the last plan: same depths, prices turned into thresholds on the drafters' own confidence, outcomes counted
+and learned from all at once.
 Source: the common form of the methods' adaptive controllers, such as SpecDec++ (arXiv:2405.19715) and DySpec (arXiv:2410.11744).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from paceline.checking import need
-from paceline.config import GREEDY_EPSILON
-from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
-from paceline.controllers.curve import Line
-from paceline.controllers.ear import EVERY as LISTEN_EVERY
-from paceline.controllers.ear import Ear, cheap_ones
-from paceline.controllers.gate import Gate
-from paceline.controllers.judging import Charge, judge
-from paceline.controllers.pick import chain_count, cut, fixed_shape, keep
-from paceline.controllers.prices import Owed, Prices, Rates, best_gain, hopeless, row_seconds, try_cost, try_depth
-from paceline.controllers.voice import Drafting, Voice, note_all
-from paceline.controllers.watch import Mode, Watch
-from paceline.tree.chain_columns import lone_source
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.cruise import Cruise
+from paceline.controllers.planner import Planner
+from paceline.controllers.watch import Mode
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree.types import Budget, Verdict
 
-logger = logging.getLogger("paceline.controllers")
-
-CHEAP: Final = 0.01  # a drafter whose question costs less than this share of a plain step is asked even while it sleeps
-FIRST_ROWS: Final = 8
-RECHECK: Final = 4096  # steps after which a drafter that could not pay at all is timed again
-LOOK_EVERY, LEARN_EVERY, SETTLED = 4, 3, 64  # after so many steps, costs are looked up and outcomes learned once in so many
+SHORT: Final = 4e-3
+"""Seconds of a plain step below which not every step is planned."""
 
 
-class AutoController:
+class AutoController(Planner):
     """Maximises expected tokens per second.
 
     Args:
@@ -60,10 +43,9 @@ class AutoController:
         max_nodes: most nodes of one sequence's tree.
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
-    Attributes:
-        idle: nothing is drafted in this step. resting: nor in so many further ones.
+        short_step: seconds of a plain step of one sequence below which not every step is planned; 0 plans every step.
     Raises:
-        ConfigError: a limit below 1.
+        ConfigError: a limit below 1, a negative time.
     """
 
     name = "auto"
@@ -76,225 +58,101 @@ class AutoController:
         max_nodes: int = 32,
         max_depth: int = 16,
         disable_by_batch_size: int | None = None,
+        short_step: float = SHORT,
     ) -> None:
-        need(max_nodes >= 1, "max_nodes", "be 1 or more", max_nodes)
-        need(1 <= max_depth < len(DEPTH_BUCKET), "max_depth", f"be in 1..{len(DEPTH_BUCKET) - 1}", max_depth)
-        self.cost, self.names = cost_model, tuple(drafters)
-        self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
-        self.acceptance = Acceptance(len(self.names))
-        self._known: dict[int, Drafting] = {}
-        self._latest: dict[tuple[int, bool], Watch] = {}
-        self._rates, self._owed, self._quiet = Rates(), Owed(), inf
-        self._gates: dict[int, Gate] = {}
-        self._yields, self._batch = [1.0] * len(self.names), list[Drafting]()
-        self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
-        self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
-        self._lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
-        self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
-        self._size = self._context = self._ready = self._tick = self.resting = 0
-        self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
-        self._alone: int | None = None  # the sequence that runs by itself
-
-    # The step
+        super().__init__(
+            cost_model, drafters, max_nodes=max_nodes, max_depth=max_depth, disable_by_batch_size=disable_by_batch_size
+        )
+        need(short_step >= 0.0, "short_step", "be 0 or more seconds", short_step)
+        self.short_step = short_step
+        self.cruise = Cruise(len(self.names))
+        self.cruising = False
+        self._learning = 0.0  # seconds that the outcome of the step before took
+        self._signals: Sequence[Signal] = ()
 
     def plan(self, signals: Sequence[Signal]) -> None:
-        """Look up costs and the current rate for a batch of this size and context."""
-        size = len(signals)
-        self._return_rest()
-        if size != self._size:
-            self._owed.take()
-        self._worths, self._counts = {}, ((), ())
-        self._size, self._batch, self._context = size, [], max([signal.length for signal in signals], default=0)
-        self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
-        gate = self._gates.setdefault(batch_bucket(size), Gate())
-        alone, self._alone = self._alone, signals[0].key if size == 1 else None
-        self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
-        if self.idle:
-            waits = size == 1 and gate.wait > 0
-            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if waits else []
-            self.resting = LISTEN_EVERY - 1 if self._never else gate.rest(LISTEN_EVERY - 1)
+        """Go on as planned where that was said, else plan this step."""
+        self.cruising = self.cruise.goes_on(signals)
+        if self.cruising:
             return
-        for signal in signals:
-            sequence = self._known.get(signal.key)
-            if sequence is None:
-                sequence = self._known[signal.key] = self._new(signal)
-            sequence.clear(signal.remaining)
-            self._batch.append(sequence)
-        if gate.starting:
-            for sequence in self._batch:
-                sequence.look_now()
-        if self.cost.stale or self._ready < size + FIRST_ROWS - 1:
-            self._prepare(size + FIRST_ROWS - 1)
-        self._levels = [None] * len(self.names)
-        every = LOOK_EVERY if size == 1 else 1
-        looked, self._looked = self._looked, (size, context_bucket(self._context), self.cost.steps // every)
-        if looked != self._looked or self.cost.steps < SETTLED:
-            self._look_up(size)
-
-    def _return_rest(self) -> None:
-        """Other sequences run than those that could rest: give their steps back to the gate."""
-        if self.resting and not self._never and (gate := self._gates.get(batch_bucket(self._size))):
-            gate.wait += self.resting
-        self.resting = 0
-
-    def _look_up(self, size: int) -> None:
-        """What rows and drafters cost at present, and which drafter cannot pay."""
-        self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
-        self._lines = [self.cost.line(name, size) for name in self.names]
-        plain = self._gates[batch_bucket(size)].plain_seconds(size, self._table)
-        self._rate = max(size / min(plain, self._table[size]), self._rates.of(size))
-        check = self.cost.steps % RECHECK >= LOOK_EVERY
-        self._hopeless = [
-            check and self.cost.knows(name, size) and hopeless(line, size, self._table, self._rate)
-            for name, line in zip(self.names, self._lines, strict=True)
-        ]
+        start = perf_counter()
+        self._learn()
+        self._signals = signals
+        super().plan(signals)
+        self.cruises = self._table[1] < self.short_step
+        self.thinking, self.asking = perf_counter() - start + self._learning, [0.0] * len(self.names)
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
-        if self.idle:
-            return NO_BUDGET
-        sequence = self._batch[index]
-        nodes = self.max_nodes - len(so_far)
-        depth = min(self.max_depth, nodes, sequence.remaining - 1)
-        if depth < 1:
-            return NO_BUDGET
-        watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
-        cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
-        special = rival or depth < min(self.max_depth, self.max_nodes)
-        worth = self._worth(sequence, drafter, so_far, depth) if rival else self._worth_lately(sequence, drafter, depth)
-        mode = watch.mode(worth > 0, cheap, special)
-        mode = Mode.SKIP if self._hopeless[drafter] else mode
-        self._worths[index, drafter] = worth, depth
-        sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
-        if mode is Mode.SKIP:
-            return NO_BUDGET
-        if mode is Mode.EXPLORE:
-            depth = sequence.tried = min(depth, try_depth(line, len(self._batch), self._table))
-            watch.limit_to(try_cost(line, depth, len(self._batch), self._table))
-            self._worths[index, drafter] = worth, depth
-            return Budget(nodes, depth)
-        price = self._rate * (line.per_level / len(self._batch) + row_seconds(len(so_far), len(self._batch), self._table))
-        voice = sequence.voices[drafter] = Voice(self.acceptance, sequence.own, drafter, price, rival)
-        return Budget(nodes, depth, voice)
+        if self.cruising:
+            return self.cruise.budget(index, drafter, so_far)
+        start = perf_counter()
+        found = super().budget(index, drafter, so_far)
+        self.asking[drafter] += perf_counter() - start
+        return found
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """Keep the nodes with the greatest calibrated reach, as many as are worth their rows.
-
-        Trees with drawn trials or probes stay whole: `Voice` has already kept them short, and cutting a drawn trial for what came
-        up in it would bend the law of the output.
-        """
-        if self.idle:
-            return list(trees)
-        note_all(self._batch, trees, self._yields, self._levels)
-        if len(trees) == 1 and (source := lone_source(trees[0])) >= 0 and not self._batch[0].tried:
-            return self._select_chain(trees, source)
-        pairs = zip(trees, self._batch, strict=True)
-        found = [None if fixed_shape(t) or not len(t) else (self.acceptance.reach(o.own, t), o.forced(t)) for t, o in pairs]
-        chosen, rows = keep(trees, found, self._table, self._rate)
+        """Keep the nodes that are worth their rows."""
+        if not self.cruising:
+            start = perf_counter()
+            found = super().select(trees)
+            self.thinking += perf_counter() - start
+            return found
+        chosen = [self.cruise.trim(index, tree) for index, tree in enumerate(trees)]
+        rows = len(trees) + sum(len(tree.tokens) for tree in chosen)
         if rows > self._ready:
             self._prepare(rows)
         self._counts = trees, chosen
         return chosen
 
-    def _select_chain(self, trees: Sequence[TokenTree], source: int) -> list[TokenTree]:
-        """`select` for a single chain, as it comes most often."""
-        (tree,), own = trees, self._batch[0].own
-        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self._table, self._rate)
-        if 1 + count > self._ready:
-            self._prepare(1 + count)
-        chosen = [cut(tree, range(count), len(tree.tokens))]
-        self._counts = trees, chosen
-        return chosen
-
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
-        """Learn costs, acceptance and the rate, and judge every drafter that was asked."""
-        size, seconds = len(trees), times.score + times.verify + sum(times.draft) + times.other
-        if self.idle:
-            self._observe_plain(size, seconds, times)
+        """Count the outcome, or learn from it and say how the next steps go."""
+        if self.cruising:
+            self.cruise.count(trees, verdicts, times)
+            self._learning = 0.0
             return
-        self._owed.add(sum(len(verdict.path) for verdict in verdicts) + size, seconds)
-        self._tick += any(map(len, trees))
-        if self._tick % LEARN_EVERY and self._settled():
-            return
-        steps, tokens, seconds = self._owed.take()
-        self._guard(tokens, seconds, steps)
-        accepted = [
-            self.acceptance.observe(sequence.own, tree, verdict.path)
-            for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
-        ]
-        self._judge(trees, accepted, times)
-        predicted = self._table[min(times.rows, len(self._table) - 1)] + sum(
-            line.at(levels) for line, levels in zip(self._lines, self._levels, strict=True) if levels is not None
-        )
-        self.cost.observe(size, self._context, times, self.names, self._levels)
-        most = 3 * predicted * steps
-        self._rates.count(size, tokens, min(seconds, most) if self.cost.steps > 8 else seconds, steps)
-
-    def hear(self, drafter: int, matched: int) -> None:
-        """So many tokens of an unscored guess of this drafter came true."""
-        if self._ear.hear(matched, self._lines[drafter], self._table, self._gates[0].lost):
-            self._gates[0].open()
+        start = perf_counter()
+        super().observe(trees, verdicts, times)
+        if self.cruises and not self.idle and self._settled():
+            self.cruise.start(self, self._signals, self.most)
+        self._learning = 0.0 if self.resting else perf_counter() - start  # told as time of the step that follows
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
-        self._known.pop(key, None)
+        start = perf_counter()
+        self._learn()
+        self.cruise.forget(key)
+        if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait:
+            self.cruise.left = 0
+        super().forget(key)
+        self._learning += perf_counter() - start
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
         return explain(self, index)
 
-    def _settled(self) -> bool:
-        """Whether nothing is being tried or judged anew, so that outcomes may wait."""
-        gate = self._gates[batch_bucket(self._size)]
-        return self.cost.steps >= SETTLED and gate.settled and all(one.settled() for one in self._batch)
-
-    # Estimates
-
-    def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
-        """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
-        prices = Prices(self._table, len(self._batch), self._rate, len(so_far), self._lines[drafter].per_level)
-        best = best_gain(self.acceptance, sequence.own, drafter, so_far, depth=depth, prices=prices)
-        return self._yields[drafter] * best - self._rate / len(self._batch) * self._lines[drafter].fixed
-
-    def _worth_lately(self, sequence: Drafting, drafter: int, depth: int) -> float:
-        """`_worth` beside nothing else, found anew with the costs."""
-        known = sequence.worths[drafter]
-        if known is not None and known[0] == self._looked and known[1] == depth and self.cost.steps >= SETTLED:
-            return known[2]
-        worth = self._worth(sequence, drafter, EMPTY_TREE, depth)
-        sequence.worths[drafter] = self._looked, depth, worth
-        return worth
-
-    def _prepare(self, rows: int) -> None:
-        self._ready = rows
-        self.cost.prepare(rows, self._context)
-
-    def _new(self, signal: Signal) -> Drafting:
-        greedy = signal.temperature < GREEDY_EPSILON
-        latest = [self._latest.get((drafter, greedy), Watch()) for drafter in range(len(self.names))]
-        return Drafting(greedy, [watch.for_new_sequence() for watch in latest])
-
-    # The outcome
-
-    def _observe_plain(self, size: int, seconds: float, times: StepTimes) -> None:
-        """A step without drafts. Most never come here (`resting`): they go without the planning that this one has had."""
-        self._quiet = min(times.other, 1.02 * self._quiet)
-        self._guard(size, seconds - times.other + self._quiet)
-        self.cost.observe(size, self._context, times, always=True)
-
-    def _guard(self, tokens: int, seconds: float, steps: int = 1) -> None:
-        """Tell the gate what whole steps took."""
-        if self._never or self.cost.disturbed:
+    def _learn(self) -> None:
+        """Learn what the steps since the last plan brought."""
+        if not self.cruise.counts.steps:
             return
-        gate = self._gates[batch_bucket(self._size)]
-        asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
-        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table, steps=steps)
-
-    def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
-        """Have every asked drafter's guard told what it brought."""
-        asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
-        charge = Charge(self._table, self._rate, self._lines, self._levels)
-        for drafter, sequence, turned in judge(asked, self._batch, trees, accepted, times=times, charge=charge):
-            watch = self._latest[drafter, sequence.greedy] = sequence.watches[drafter]
-            if turned and logger.isEnabledFor(logging.DEBUG):
-                logger.debug("%s %s\n%s", self.names[drafter], "sleeps" if watch.asleep else "wakes", self.explain())
+        found, size = self.cruise.take(self.acceptance), self._size
+        gate, last = self._gates[batch_bucket(size)], len(self._table) - 1
+        gate.passed(found.steps)
+        if not self.cost.disturbed:
+            any_asked = bool(found.asked)
+            gate.record(size, found.tokens, found.seconds, admitted=True, asked=any_asked, table=self._table, steps=found.steps)
+        self.cost.observe(size, self._context, found.usual(), always=True)
+        self._rates.count(size, found.tokens, found.seconds, found.steps)
+        row = (self._table[min(3 * size, last)] - self._table[min(size, last)]) / (2 * size)
+        for one in self._batch:
+            for watch in one.watches:
+                watch.passed(found.steps)
+        for net in found.nets(self._rate, row):
+            watch = self._batch[net.sequence].watches[net.drafter]
+            for _ in range(net.times):
+                watch.record(net.net, Mode.ASK, net.scored, net.accepted)
+            self._latest[net.drafter, self._batch[net.sequence].greedy] = watch
+        for drafter in range(len(self.names)):
+            asked, proposed = found.found(drafter)
+            if asked:
+                self._yields[drafter] += (1.0 - 0.95**asked) * (proposed / asked - self._yields[drafter])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.controllers.cost_model import batch_bucket
-from paceline.controllers.words import Decided, auto_words, beliefs, off_words
+from paceline.controllers.words import Decided, auto_words, beliefs, count, off_words
 
 if TYPE_CHECKING:
     from paceline.controllers.auto import AutoController
@@ -26,9 +26,10 @@ def explain(auto: AutoController, index: int | None) -> str:
         return off_words(size, auto.disable_by_batch_size, None if auto._never else auto._gates[batch_bucket(size)].wait)
     one = auto._batch[index]
     decided = [
-        Decided(auto.names[i], one.modes[i], depth, worth, one.watches[i], one.voices[i])
+        Decided(auto.names[i], one.modes[i], depth, worth, one.watches[i], None if auto.cruising else one.voices[i])
         for (of, i), (worth, depth) in auto._worths.items()
         if of == index
     ]
     sizes = [len(trees[index]) if trees else 0 for trees in auto._counts]
-    return auto_words(decided, rates=(auto._rate, plain), remaining=one.remaining, sizes=sizes)
+    words = auto_words(decided, rates=(auto._rate, plain), remaining=one.remaining, sizes=sizes)
+    return f"This step goes as planned {count(auto.cruise.done, 'step')} ago:\n{words}" if auto.cruising else words

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Budget, Verdict
+    from paceline.tree.types import Verdict
 
 
 class Signal(NamedTuple):
@@ -45,19 +47,24 @@ class StepTimes:
     rows: int
 
 
-class Controller(Protocol):
+class Controller:
     """Plans the drafting of one step for a batch of sequences and learns from its outcome.
 
-    A controller may also have `explain(index: int) -> str`: its decision on sequence number `index` of the last plan in words, a
-    line per decision, true from the end of `select` until the next `plan`. Nobody calls it but logs and explanations; without it
-    they say nothing (`words.decision`). It may have `idle: bool`, true from `plan` on where no sequence gets a budget in this step:
-    nobody is asked then, neither for budgets nor for drafts. While it is idle on a single sequence, it may name drafters in
-    `listens`; one of them is then asked for a guess that is not scored, and `hear(drafter, matched)` later says how many of its
-    tokens came true (`engine.listening`). It may have `resting: int`, set by `plan`: for so many further steps of the same
-    sequences nothing is drafted, and it needs neither `plan` nor `observe`; the engine counts it down.
+    A policy derives from this class and overrides what it needs; left as it is, it drafts nothing and learns nothing.
+
+    Attributes:
+        idle: true from `plan` on where no sequence gets a budget in this step: nobody is asked then, neither for budgets nor for
+            drafts.
+        listens: drafters, one of whom is asked for a guess that is not scored while the policy is idle on a single sequence; `hear`
+            later says what came of it (`engine.listening`).
+        resting: set by `plan`: for so many further steps of the same sequences nothing is drafted, and neither `plan` nor `observe`
+            is called; the engine counts it down.
     """
 
     name: str
+    idle: bool = False
+    listens: Sequence[int] = ()
+    resting: int = 0
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """A new step begins with these sequences; called before any budget is asked for."""
@@ -65,12 +72,22 @@ class Controller(Protocol):
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """How much drafter number `drafter` may propose for sequence `index` of the plan, given what the drafters before it have
         proposed (cheap drafters come first). NO_BUDGET skips it."""
+        return NO_BUDGET
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """The merged trees, cut to the nodes worth their verification time (see `tree.select` for what may be cut)."""
+        return list(trees)
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """The outcome of the step, sequences in the order of the plan."""
 
+    def hear(self, drafter: int, matched: int) -> None:
+        """So many tokens of a guess that was not scored came true."""
+
     def forget(self, key: int) -> None:
         """The sequence has ended."""
+
+    def explain(self, index: int) -> str:
+        """The decision on sequence number `index` of the last plan in words, a line per decision, true from the end of `select`
+        until the next `plan`; called for logs and explanations only."""
+        return ""

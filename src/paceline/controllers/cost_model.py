@@ -13,25 +13,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.controllers.base import StepTimes
 from paceline.controllers.cost_store import CostKey, CostStore
-from paceline.controllers.curve import GRID, PRIOR_SLOPE, Curve, Line
+from paceline.controllers.cost_words import describe
+from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line
 
 logger = logging.getLogger("paceline.controllers")
 
 Probe = Callable[[int, int], float]
 Bucket = tuple[int, int]
 
-PRIOR_LEVEL: Final = 0.02
-"""Optimistic guess before a drafter was first timed: one level costs this share of plain decoding."""
-
 _CONTEXT_STEP = 2
 _REBUILD = 0.03
-_IMPLAUSIBLE: Final = 2.2
+_IMPLAUSIBLE: Final = 1.1
 """Twice the rows cannot cost more than two passes; a curve that says so was measured while something else ran."""
+
+_QUICK: Final = 2e-3
+"""A model whose pass takes less than so many seconds is measured anew in every process: that takes a few hundredths of a second."""
+
+_TURNS, _AT_ONCE = 3, 16
+"""Such a model is measured so many times up to so many rows, the least counts: whatever else runs may last longer than a pass."""
+
+_BENT: Final = 0.15
+"""A measured curve that is this close to a straight line is taken to be one."""
+
+_SCALE: Final = 0.85
+"""Share of an error in scoring that is put down to the machine's speed at present, for all rows alike."""
 
 _CHANGED: Final = 1.5
 """A cost on disk that is off by this factor today is measured again, with all others."""
@@ -138,9 +149,15 @@ class CostModel:
         self.disturbed = True
         curve = self.curves.setdefault((0, context_bucket(context)), Curve())
         known = 0 if self._must_measure_again(curve, context) else self._measured
-        for point in [point for i, point in enumerate(GRID) if i == 0 or GRID[i - 1] < rows]:
-            if point > known and (seconds := self._probe(point, context)):
-                curve.set(point, seconds)
+        for turn in range(_TURNS):
+            if turn and not 0.0 < curve.at(1) < _QUICK:
+                break
+            for point in _points(known, _AT_ONCE if turn else rows):
+                seconds = self._probe(point, context)
+                if seconds and seconds < curve.values.get(point, inf):
+                    curve.set(point, seconds)
+        curve.level()
+        curve.straighten(_BENT)
         self._tables.clear()
         logger.debug("measured up to %d rows", self._measured)
         self.save()
@@ -152,7 +169,7 @@ class CostModel:
             return False
         seconds = self._probe(1, context)
         ratio = seconds / curve.at(1) if seconds else 1.0
-        if self.implausible or not 1 / _CHANGED < ratio < _CHANGED:
+        if seconds < _QUICK or self.implausible or not 1 / _CHANGED < ratio < _CHANGED:
             curve.forget()
             self.curves = {(0, context_bucket(context)): curve}
             return True
@@ -171,7 +188,7 @@ class CostModel:
     def implausible(self) -> bool:
         """Whether some measured number of rows is said to cost more than twice what half of it costs."""
         return any(
-            high > _IMPLAUSIBLE * low and b <= 2 * a
+            high > _IMPLAUSIBLE * b / a * low and b <= 2 * a
             for curve in self.curves.values()
             for (a, low), (b, high) in pairwise(curve.values.items())
         )
@@ -210,7 +227,7 @@ class CostModel:
         overhead = self.overheads.get(b)
         if overhead is None:
             overhead = self.overheads[b] = Curve()
-        self._drift += 0.1 * curve.observe(times.rows, times.score)
+        self._drift += 0.1 * curve.observe(times.rows, times.score, _SCALE)
         if not disturbed:
             overhead.observe(times.rows, times.verify + times.other)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
@@ -252,19 +269,12 @@ class CostModel:
 
     def describe(self) -> str:
         """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""
-        if not any(self.curves.values()):
-            return f"costs: nothing measured yet (guess: each further row {PRIOR_SLOPE:.0%}, each draft level {PRIOR_LEVEL:.0%})"
-        lines = []
-        for (b, c), curve in sorted(self.curves.items()):
-            points = ", ".join(f"{x}: {1e3 * y:.3g}" for x, y in curve.values.items())
-            context = f"context ~{4**c}" if c else "short context"
-            lines.append(f"score, batch <= {1 << b}, {context}, ms by rows: {points}")
-        for b, curve in sorted(self.overheads.items()):
-            points = ", ".join(f"{x}: {1e3 * y:.3g}" for x, y in curve.values.items())
-            lines.append(f"rules, verification, commit, batch <= {1 << b}, ms by rows: {points}")
-        for (name, b), line in sorted(self.lines.items()):
-            lines.append(f"draft by {name}, batch <= {1 << b}: {1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms per level")
-        return "\n".join(lines)
+        return describe(self)
+
+
+def _points(known: int, rows: int) -> list[int]:
+    """Grid points after `known`, up to the first one at `rows` or beyond."""
+    return [point for i, point in enumerate(GRID) if point > known and (i == 0 or GRID[i - 1] < rows)]
 
 
 _UNIT: Final = Curve({1: 1.0})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline.controllers")
 
-FORMAT = 2
+FORMAT = 3
 
 
 def cache_dir() -> Path:

@@ -10,16 +10,22 @@ quarter too long, while a lasting change is followed within tens of steps.
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 from math import exp, log
 
 import numpy as np
 
-GRID = (1, 2, 4, 8, 16, 32, 64)
+GRID = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PRIOR_SLOPE = 0.02
 """Optimistic guess before the first measurement: each further row costs this share of the first."""
 
+PRIOR_LEVEL = 0.02
+"""Optimistic guess before a drafter was first timed: one level costs this share of plain decoding."""
+
 _RATE = 0.1
-_SHARED = 0.2
+SHARED = 0.2
+"""Share of an error that moves the whole curve, not only the points beside it."""
+
 _CLIP, _CLIP_NEW = 0.25, 1.0
 _TINY = 1e-9
 
@@ -77,11 +83,27 @@ class Curve:
         self.values[rows], self.counts[rows] = max(seconds, _TINY), 8.0
         self._sort()
 
+    def level(self) -> None:
+        """Fewer rows cannot cost more than more rows: what says so was measured while something else ran."""
+        for low, high in pairwise(reversed(self.values)):
+            self.values[high] = min(self.values[high], self.values[low])
+
+    def straighten(self, most: float) -> None:
+        """Become a straight line if one is nowhere further than a share of `most` from what was measured: bends that small come
+        from whatever else ran, and a bend that is none would always be the best place to stop."""
+        xs, ys = np.array(list(self.values), float), np.array(list(self.values.values()))
+        if len(xs) < 3:
+            return
+        slope, start = np.polyfit(xs, ys, 1, w=1 / ys)
+        line = start + slope * xs
+        if slope >= 0.0 and bool((abs(line / ys - 1.0) <= most).all()):
+            self.values = dict(zip(self.values, np.maximum(line, _TINY).tolist(), strict=True))
+
     def forget(self) -> None:
         """Be empty again."""
         self.values, self.counts = {}, {}
 
-    def observe(self, rows: int, seconds: float) -> float:
+    def observe(self, rows: int, seconds: float, shared: float = SHARED) -> float:
         """Learn from one pass; returns by how much (as a logarithm) the estimate at `rows` was moved."""
         seconds = max(seconds, _TINY)
         if not self.values:
@@ -97,12 +119,13 @@ class Curve:
         seen = min(self.counts[point] for point in weights)
         clip = _CLIP_NEW if seen < 3 else _CLIP
         error = min(max(log(seconds / self.at(rows)), -clip), clip)
-        shared = exp(_SHARED * _RATE * error)
+        common = shared * _RATE
+        factor = exp(common * error)
         for point, value in self.values.items():
-            self.values[point] = value * shared
+            self.values[point] = value * factor
         for point, weight in weights.items():
             rate = max(_RATE, 1 / (self.counts[point] + 2))
-            self.values[point] *= exp((rate * weight - _SHARED * _RATE) * error)
+            self.values[point] *= exp((rate - common) * weight * error)
             self.counts[point] = min(self.counts[point] + weight, 100.0)
         return error
 

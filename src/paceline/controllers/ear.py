@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.controllers.cost_model import CostModel
     from paceline.controllers.curve import Line
 
-EVERY: Final = 12
+EVERY: Final = 24
 """Plain steps from one guess to the next."""
 
 TOKENS: Final = 7

@@ -16,10 +16,10 @@ from typing import Final
 FIRST_PLAIN: Final = 3
 """Plain steps that are timed when a batch size comes up."""
 
-AGAIN: Final = 64
+AGAIN: Final = 128
 """Steps from one plain step to the next while drafting is on."""
 
-TRY: Final = 6
+TRY: Final = 8
 PATIENCE: Final = 24
 """Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
 
@@ -28,6 +28,9 @@ SETTLED: Final = 64
 
 CLEARLY: Final = 0.75
 """Drafting that brings less than this share of what plain steps bring loses clearly."""
+
+ALMOST: Final = 0.93
+"""Drafting that brings this share goes on until it counts as settled: a few dozen steps cannot tell it from drafting that pays."""
 
 SHARE: Final = 0.01
 """About this share of all time goes into tries that lose."""
@@ -98,6 +101,10 @@ class Gate:
             return False
         return True
 
+    def passed(self, steps: int) -> None:
+        """So many steps drafted without asking here."""
+        self._seen += steps
+
     def rest(self, most: int) -> int:
         """Take up to `most` steps off the wait, for the engine to pass through without asking again; returns how many."""
         taken = min(self.wait, most)
@@ -116,11 +123,13 @@ class Gate:
 
         Args:
             tokens: committed by all their sequences together.
-            seconds: of the whole steps.
+            seconds: of the whole steps; the caller has cut short what was interrupted.
             admitted: they could draft. asked: some drafter was used because the plan wants it.
             table: expected seconds of a step by rows.
         """
         if not admitted:
+            if not self._plain:
+                self._begin()
             known = self._plain.get(size, seconds)
             self._plain[size] = known + _RATE * (min(seconds, _CLIP * known) - known)
             return
@@ -129,9 +138,10 @@ class Gate:
             return
         plain, decay = self.plain_seconds(size, table), _DECAY**steps
         self._brought = self._brought * decay + tokens / size * plain
-        self._spent = self._spent * decay + min(seconds, 4 * plain * steps)
+        self._spent = self._spent * decay + seconds
         patient = asked and self._brought > CLEARLY * self._spent
-        if self._steps >= (PATIENCE if patient else TRY) and self._brought < self._spent:
+        enough = ALMOST if asked and not self.settled else 1.0
+        if self._steps >= (PATIENCE if patient else TRY) and self._brought < enough * self._spent:
             self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
             self.wait = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST if size == 1 else 4 * MOST))
             self._begin()

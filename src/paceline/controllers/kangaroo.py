@@ -7,18 +7,12 @@ Source: Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paceline.checking import integer, number
 from paceline.controllers.lengths import MOST
-from paceline.controllers.stops import StopController, Token
-from paceline.controllers.words import count
-
-if TYPE_CHECKING:
-    from paceline.controllers.lengths import Course
+from paceline.controllers.stops import ThresholdController
 
 
-class KangarooController(StopController[None]):
+class KangarooController(ThresholdController):
     """Up to `steps` tokens, none after one whose confidence is below `threshold`; that one is still verified.
 
     Args:
@@ -43,20 +37,4 @@ class KangarooController(StopController[None]):
     ) -> None:
         number("threshold", threshold, 0.0, 1.0, "be in 0..1")
         integer("steps", steps, 1, MOST)
-        super().__init__(num_speculative_tokens, disable_by_batch_size)
-        self.threshold, self.steps = threshold, steps
-
-    def _remember(self, greedy: bool) -> None:
-        return None
-
-    def _length(self, memory: None) -> int:
-        return self.steps
-
-    def _follow(self, memory: None, carried: float, token: Token) -> tuple[float, bool]:
-        return carried, token.confidence >= self.threshold
-
-    def _why(self, course: Course[None]) -> str:
-        return f"Up to {count(course.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
-
-    def _policy(self) -> str:
-        return f"up to {self.steps} levels, none after a token below a confidence of {self.threshold:g}"
+        super().__init__(steps, threshold, num_speculative_tokens, disable_by_batch_size)

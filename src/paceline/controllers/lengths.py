@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from paceline.checking import integer
 from paceline.config import GREEDY_EPSILON
-from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.base import Controller, Signal, StepTimes
 from paceline.controllers.words import count
 from paceline.tree.types import NO_BUDGET, Budget
 
@@ -52,17 +52,14 @@ class Course(Generic[M]):
         self.sizes = (0, 0)
 
 
-class LengthController(ABC, Generic[M]):
+class LengthController(Controller, ABC, Generic[M]):
     """Base of the policies: per sequence a length, learned from verdicts.
 
     Args:
         num_speculative_tokens: most nodes of a step's tree; None leaves the policy's own limit.
         disable_by_batch_size: no drafts at or above this number of sequences.
-    Attributes:
-        idle: nothing is drafted in this step.
     """
 
-    name = "length"
     width = 1
     """Nodes that a level may have."""
 
@@ -70,7 +67,6 @@ class LengthController(ABC, Generic[M]):
         if num_speculative_tokens is not None:
             integer("num_speculative_tokens", num_speculative_tokens, 0, MOST)
         self.num_speculative_tokens, self.disable_by_batch_size = num_speculative_tokens, disable_by_batch_size
-        self.idle = False
         self._courses: dict[int, Course[M]] = {}
         self._batch: list[Course[M]] = []
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.checking import integer
-from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.base import Controller, Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
 from paceline.controllers.pick import levels_by_source
 from paceline.controllers.words import count
@@ -52,7 +52,7 @@ LIMIT: Final = 1024
 _Place = tuple[int, int]
 
 
-class PPDController:
+class PPDController(Controller):
     """The static tree with the most expected tokens per second.
 
     Args:
@@ -62,7 +62,6 @@ class PPDController:
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
     Attributes:
-        idle: nothing is drafted in this step.
         acceptance: what was learned, over all sequences and drafters.
     Raises:
         ConfigError: a limit outside its range.
@@ -85,7 +84,7 @@ class PPDController:
         self.cost, self.names = cost_model, tuple(drafters)
         self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
         self.acceptance = RankAcceptance()
-        self.idle = self._off = False
+        self._off = False
         self._signals: Sequence[Signal] = ()
         self._choices: dict[_Place, tuple[int, Choice, Shape, Shape]] = {}  # batch and context -> step when made, `_choose`
         self._ready: dict[int, int] = {}  # context -> rows that were measured
@@ -150,9 +149,6 @@ class PPDController:
         for tree, verdict in zip(trees, verdicts, strict=True):
             if len(tree):
                 self._learn(tree, verdict)
-
-    def forget(self, key: int) -> None:
-        """Nothing is kept per sequence."""
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what is believed at present."""

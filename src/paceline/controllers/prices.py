@@ -41,27 +41,6 @@ class Rates:
         self._sums[batch_bucket(size)] = (old[0] * decay + tokens, old[1] * decay + seconds)
 
 
-class Owed:
-    """What steps brought that nothing was learned from yet: learning takes time, so that once settled it is done now and then."""
-
-    __slots__ = ("seconds", "steps", "tokens")
-
-    def __init__(self) -> None:
-        self.steps, self.tokens, self.seconds = 0, 0, 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more step."""
-        self.steps += 1
-        self.tokens += tokens
-        self.seconds += seconds
-
-    def take(self) -> tuple[int, int, float]:
-        """Steps, tokens and seconds since the last time."""
-        found = self.steps, self.tokens, self.seconds
-        self.steps, self.tokens, self.seconds = 0, 0, 0.0
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What time costs in one step.
@@ -78,8 +57,8 @@ class Prices:
     per_level: float
 
 
-def best_depth(chance: float, levels: Sequence[float], depth: int, prices: Prices, width: float) -> float:
-    """Expected gain of a draft's best depth minus the price of its levels and rows, for one sequence of the batch.
+def best_depth(chance: float, levels: Sequence[float], depth: int, prices: Prices, width: float) -> tuple[float, int]:
+    """Expected gain of a draft's best depth minus the price of its levels and rows, for one sequence of the batch; that depth.
 
     Args:
         chance: of the first level. levels: of the further ones, by depth bucket.
@@ -88,7 +67,7 @@ def best_depth(chance: float, levels: Sequence[float], depth: int, prices: Price
     table, size = prices.table, prices.size
     base, last = size + prices.taken if size == 1 else size, len(table) - 1
     price, start, per_row = prices.rate / size, table[min(base, last)], width * size
-    best, reach, gain = -1e30, 1.0, 0.0
+    best, deepest, reach, gain = -1e30, 1, 1.0, 0.0
     for level in range(1, depth + 1):
         if level > 1:
             chance = levels[DEPTH_BUCKET[level]]
@@ -97,13 +76,15 @@ def best_depth(chance: float, levels: Sequence[float], depth: int, prices: Price
         rows = base + int(level * per_row)
         worth = gain - price * (prices.per_level * level + table[rows if rows < last else last] - start)
         if worth > best:
-            best = worth
+            best, deepest = worth, level
         elif reach < _LEAST_REACH:
             break
-    return best
+    return best, deepest
 
 
-def best_gain(acceptance: Acceptance, own: Own, drafter: int, so_far: TokenTree, *, depth: int, prices: Prices) -> float:
+def best_gain(
+    acceptance: Acceptance, own: Own, drafter: int, so_far: TokenTree, *, depth: int, prices: Prices
+) -> tuple[float, int]:
     """`best_depth` of a drafter that is asked beside what `so_far` holds: there it matters only where that fails."""
     levels = acceptance.levels(own, drafter)
     chance = levels[1]

@@ -1,7 +1,7 @@
 """What the policies share that stop a drafter while it drafts, by what it says of its own tokens.
 
 In: a rule that follows one path of tokens. Out: voices for drafters that ask before each token, and the same cut, made afterwards,
-for those that propose everything at once (tables). Not here: any rule (one file each).
+for those that propose everything at once (tables). Not here: any policy (one file each).
 
 The token that crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is drafted depends
 on the tokens before it alone, and drawn trials keep their law: a drafter that asks has stopped by itself, and trees with drawn
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.lengths import Course, LengthController, M
 from paceline.controllers.pick import cut, fixed_shape
+from paceline.controllers.words import count
 from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
@@ -113,6 +114,37 @@ class StopController(LengthController[M]):
             return f" Of {proposed} proposed nodes, {scored} {'is' if scored == 1 else 'are'} scored."
         stopped = max((voice.stopped for voice in course.voices.values()), default=0)
         return f" It was stopped before level {stopped}." if stopped else ""
+
+
+class ThresholdController(StopController[None]):
+    """Base of the policies whose rule is one number: nothing is drafted after a token whose confidence is below it.
+
+    Args:
+        levels: most levels of a draft.
+        threshold: least confidence of a token that another one may follow.
+        num_speculative_tokens, disable_by_batch_size: of `LengthController`.
+    """
+
+    def __init__(
+        self, levels: int, threshold: float, num_speculative_tokens: int | None, disable_by_batch_size: int | None
+    ) -> None:
+        super().__init__(num_speculative_tokens, disable_by_batch_size)
+        self.levels, self.threshold = levels, threshold
+
+    def _remember(self, greedy: bool) -> None:
+        return None
+
+    def _length(self, memory: None) -> int:
+        return self.levels
+
+    def _follow(self, memory: None, carried: float, token: Token) -> tuple[float, bool]:
+        return carried, token.confidence >= self.threshold
+
+    def _why(self, course: Course[None]) -> str:
+        return f"Up to {count(course.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
+
+    def _policy(self) -> str:
+        return f"up to {self.levels} levels, none after a token below a confidence of {self.threshold:g}"
 
 
 def tokens_of(course: Course[M], tree: TokenTree) -> Iterator[Token]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.checking import integer, number
 from paceline.controllers.lengths import MOST
-from paceline.controllers.stops import StopController, Token
-from paceline.controllers.words import count
+from paceline.controllers.stops import ThresholdController
 
 if TYPE_CHECKING:
     from paceline.controllers.lengths import Course
@@ -27,7 +26,7 @@ SAMPLED_CANDIDATES: Final = (1, 3, 5, 10)
 """Candidates of a level whose best token has a confidence above each edge, and below all."""
 
 
-class SwiftController(StopController[None]):
+class SwiftController(ThresholdController):
     """Up to `max_step_draft` levels, none after a token whose confidence is below `stop_threshold`; that one is still verified.
 
     Trees of points are cut to 3, 5, 8 or 10 candidates a level (1, 3, 5 or 10 above temperature 0): more where the best one's
@@ -56,17 +55,7 @@ class SwiftController(StopController[None]):
     ) -> None:
         number("stop_threshold", stop_threshold, 0.0, 1.0, "be in 0..1")
         integer("max_step_draft", max_step_draft, 1, MOST)
-        super().__init__(num_speculative_tokens, disable_by_batch_size)
-        self.stop_threshold, self.max_step_draft = stop_threshold, max_step_draft
-
-    def _remember(self, greedy: bool) -> None:
-        return None
-
-    def _length(self, memory: None) -> int:
-        return self.max_step_draft
-
-    def _follow(self, memory: None, carried: float, token: Token) -> tuple[float, bool]:
-        return carried, token.confidence >= self.stop_threshold
+        super().__init__(max_step_draft, stop_threshold, num_speculative_tokens, disable_by_batch_size)
 
     def _kept(self, course: Course[None], tree: TokenTree) -> list[int]:
         """The best node of each level of each drafter's chain, and beside it as many as its confidence calls for."""
@@ -85,9 +74,3 @@ class SwiftController(StopController[None]):
                 best.add(ranked[0])
                 stays.update(ranked[: table[sum(confidence[ranked[0]] <= edge for edge in EDGES)]])
         return [node for node in kept if node in stays]
-
-    def _why(self, course: Course[None]) -> str:
-        return f"Up to {count(course.length, 'level')}, none after a token whose confidence is below {self.stop_threshold:g}."
-
-    def _policy(self) -> str:
-        return f"up to {self.max_step_draft} levels, none after a token below a confidence of {self.stop_threshold:g}"

@@ -54,14 +54,16 @@ class Drafting:
         rivals: whether an earlier drafter had proposed already.
         remaining: tokens it may still grow by.
         tried: levels that are scored in this step only to learn.
+        depths: of each drafter, the depth that was found best when it was last thought about.
         worths: of each drafter beside nothing else, what it was found worth: when, for which depth, and how much.
     """
 
-    __slots__ = ("greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches", "worths")
+    __slots__ = ("depths", "greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches", "worths")
 
     def __init__(self, greedy: bool, watches: list[Watch]) -> None:
         self.greedy, self.watches = greedy, watches
         self.own = Own(len(watches))
+        self.depths = [1] * len(watches)
         self.worths: list[tuple[tuple[int, int, int], int, float] | None] = [None] * len(watches)
         self.clear(0)
 

@@ -18,6 +18,7 @@ SHARE: Final = 0.015
 _DECAY = 0.99
 _FEW, _MANY = 6, 50
 _HITS = 2
+_KEPT = 12.0  # steps that what earlier sequences brought weighs in a new one
 
 
 class Mode(Enum):
@@ -42,17 +43,21 @@ class Watch:
     __slots__ = ("_before", "asleep", "count", "distrusted", "hits", "interval", "limit", "mean", "square", "wait")
 
     def __init__(self) -> None:
-        self.asleep = self.distrusted = self._before = False
+        self.asleep = self.distrusted = False
         self.interval = self.wait = FIRST_INTERVAL
         self.limit = 64
         self.hits = 0
         self.count = self.mean = self.square = 0.0
+        self._before = 0.0  # steps of earlier sequences in which it was not put to sleep
 
     def for_new_sequence(self) -> Watch:
         """A watch that begins with what this one found, but looks again soon."""
         other = Watch()
         other.asleep, other.distrusted, other.limit = self.asleep, self.distrusted, self.limit
-        other._before = self.settled and not self.asleep
+        if not self.asleep and self.count:
+            other._before = self._before + self.count
+            other.count, other.mean = min(self.count, _KEPT), self.mean
+            other.square = self.square * other.count / self.count
         other.interval = other.wait = min(self.interval, NEW_SEQUENCE_INTERVAL)
         return other
 
@@ -107,16 +112,21 @@ class Watch:
     @property
     def settled(self) -> bool:
         """Whether it has been judged often enough to be no try any more."""
-        return self._before or self.count >= _MANY / 2
+        return self._before + self.count >= _MANY / 2
 
     def sleep(self) -> None:
         """Stop using the drafter for now."""
-        self.asleep, self._before, self.hits = True, False, 0
+        self.asleep, self._before, self.hits = True, 0.0, 0
         self.wait = self.interval = min(self.interval, self.limit)
 
     def look_now(self) -> None:
         """Asleep, be tried at the next step that allows it."""
         self.wait = min(self.wait, 1)
+
+    def passed(self, steps: int) -> None:
+        """So many steps went by without asking here."""
+        if self.asleep:
+            self.wait -= steps
 
     def limit_to(self, cost: float) -> None:
         """Set the longest interval from what one try costs, as a share of a plain step's time."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.controllers.watch import Mode
 
 if TYPE_CHECKING:
-    from paceline.controllers.base import Controller
     from paceline.controllers.voice import Voice
     from paceline.controllers.watch import Watch
 
@@ -34,12 +33,6 @@ class Decided:
     worth: float
     watch: Watch
     voice: Voice | None = None
-
-
-def decision(controller: Controller | Any, index: int) -> str:
-    """The decision of `controller` on sequence `index` of its last plan; "" if it has no words for it."""
-    explain = getattr(controller, "explain", None)
-    return str(explain(index)) if explain is not None else ""
 
 
 def fixed_words(number: int, running: int, limit: int | None, remaining: int) -> str:

@@ -13,6 +13,7 @@ Source: ADED: Adaptive Draft-Verification for Efficient LLM Decoding (arXiv:2407
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from paceline.drafters.aded_table import WAYS, TrigramTable
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.rest_trie import as_tree
 from paceline.drafters.tables import Tables
+from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -32,7 +34,16 @@ MOST_SIMULATIONS: Final = 4096
 CONTEXT: Final = 2
 
 
-class AdedDrafter:
+class _State:
+    """A sequence, and how many of its tokens the table has counted."""
+
+    __slots__ = ("context", "done")
+
+    def __init__(self, context: Context, done: int = 0) -> None:
+        self.context, self.done = context, done
+
+
+class AdedDrafter(SingleDrafter[_State]):
     """Drafts the paths that a tree search over tri-grams visits most.
 
     Args:
@@ -48,9 +59,7 @@ class AdedDrafter:
     """
 
     name = "aded"
-    catches_up = True
     shares_state = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -64,47 +73,36 @@ class AdedDrafter:
         tables: str | None = None,
         shared_tables: bool = False,
     ) -> None:
+        super().__init__(args, num_speculative_tokens)
         integer("table_rows", table_rows, WAYS, MOST_ROWS)
         integer("table_width", table_width, 1, MOST_FOLLOWERS)
         if simulations is not None:
             integer("simulations", simulations, 1, MOST_SIMULATIONS)
         number("exploration", exploration, 0.0, 1e6, "be in 0..1e6")
-        if num_speculative_tokens is not None:
-            integer("num_speculative_tokens", num_speculative_tokens, 0)
-        self.index, self.limit, self.vocab_size = args.index, num_speculative_tokens, args.vocab_size
         self.simulations, self.exploration = simulations, float(exploration)
-        self.chains_only = args.target is not None and not args.target.capabilities.trees
-        rows = -(-table_rows // WAYS) * WAYS
-
-        def new() -> TrigramTable:
-            return TrigramTable(rows, table_width, args.vocab_size)
-
+        new = partial(TrigramTable, -(-table_rows // WAYS) * WAYS, table_width, args.vocab_size)
         self.tables: Tables[TrigramTable] = Tables("aded", args, new, folder=tables, shared=shared_tables)
         self._compile()
 
-    def begin(self, contexts: Sequence[Context]) -> list[AdedState]:
-        states = [AdedState(context) for context in contexts]
-        for state in states:
-            self._catch_up(state)
-        return states
-
-    def propose(self, states: Sequence[AdedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
+    def _begin(self, context: Context) -> _State:
+        state = _State(context)
+        self._catch_up(state)
+        return state
 
     def observe(
-        self, states: Sequence[AdedState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         for state in states:
             self._catch_up(state)
 
-    def fork(self, state: AdedState, context: Context) -> AdedState:
-        return AdedState(context, state.done)
+    def fork(self, state: _State, context: Context) -> _State:
+        return _State(context, state.done)
 
-    def end(self, states: Sequence[AdedState]) -> None:
+    def end(self, states: Sequence[_State]) -> None:
         for state in states:
             self._catch_up(state)
 
-    def _catch_up(self, state: AdedState) -> TrigramTable:
+    def _catch_up(self, state: _State) -> TrigramTable:
         """Count what the text has got since the last time."""
         table, text = self.tables.of(state.context.tenant), state.context.tokens
         if state.done < len(text):
@@ -112,13 +110,12 @@ class AdedDrafter:
             state.done = len(text)
         return table
 
-    def _propose_one(self, state: AdedState, budget: Budget) -> TokenTree:
-        depth = min(budget.depth, budget.nodes) if self.limit is None else min(budget.depth, budget.nodes, self.limit)
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
         table = self._catch_up(state)
-        if depth <= 0 or len(state.context.tokens) < CONTEXT:
+        if len(state.context.tokens) < CONTEXT:
             return EMPTY_TREE
         first, second = state.context.tokens[-CONTEXT:]
-        return self._search(table, first, second, budget.nodes, depth)
+        return self._search(table, first, second, budget.nodes, self._steps(budget))
 
     def _search(self, table: TrigramTable, first: int, second: int, nodes: int, depth: int) -> TokenTree:
         simulations = min(4 * nodes, MOST_SIMULATIONS) if self.simulations is None else self.simulations
@@ -132,12 +129,3 @@ class AdedDrafter:
         table = TrigramTable(WAYS, 1, self.vocab_size)
         table.learn([0, 0, 0])
         self._search(table, 0, 0, 1, 1)
-
-
-class AdedState:
-    """A sequence, and how many of its tokens the table has counted."""
-
-    __slots__ = ("context", "done")
-
-    def __init__(self, context: Context, done: int = 0) -> None:
-        self.context, self.done = context, done

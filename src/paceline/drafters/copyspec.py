@@ -22,8 +22,9 @@ import numpy as np
 from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 LONGEST_GRAM: Final = 32
 LONGEST_MATCH: Final = 32
@@ -50,7 +51,7 @@ class _State:
         self.context, self.first, self.done = context, first, done
 
 
-class CopySpecDrafter:
+class CopySpecDrafter(SingleDrafter[_State]):
     """Drafts by copying what followed the last tokens where they stood first.
 
     Args:
@@ -61,27 +62,16 @@ class CopySpecDrafter:
     """
 
     name = "copyspec"
-    catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(self, args: DrafterArgs, *, copyspec_gamma: int = 3, num_speculative_tokens: int = 10) -> None:
         integer("copyspec_gamma", copyspec_gamma, 1, LONGEST_GRAM)
-        integer("num_speculative_tokens", num_speculative_tokens, 0)
-        self.index, self.gamma, self.limit = args.index, copyspec_gamma, num_speculative_tokens
+        super().__init__(args, num_speculative_tokens)
+        self.gamma = copyspec_gamma
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        states = [_State(context, {}) for context in contexts]
-        for state in states:
-            self._index_at_once(state)
-        return states
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing: `propose` reads what is new in the text."""
+    def _begin(self, context: Context) -> _State:
+        state = _State(context, {})
+        self._index_at_once(state)
+        return state
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, dict(state.first), state.done)
@@ -90,11 +80,8 @@ class CopySpecDrafter:
         for state in states:
             state.first = {}
 
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        steps = min(budget.nodes, budget.depth, self.limit)
-        if steps <= 0:
-            return EMPTY_TREE
-        text = state.context.tokens
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+        text, steps = state.context.tokens, self._steps(budget)
         if state.done < len(text) - 1:
             self._catch_up(state)
         position = self._match(state)

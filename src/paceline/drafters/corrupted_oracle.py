@@ -1,7 +1,7 @@
 """The acceptance dial: the true continuation, each token wrong with a chosen probability.
 
-In: recorded continuations of known prompts. Out: chains of point proposals whose tokens are right with probability `acceptance`.
-Not here: recording them (`paceline bench` does, by plain decoding).
+In: recorded continuations of known prompts. Out: chains or trees of points whose first candidates are right with probability
+`acceptance`. Not here: recording them (`paceline bench` does, by plain decoding), trees and the noise itself (`oracle_tree`).
 
 It measures an engine's speed at any acceptance, without a drafter that would reach it. Whether the token at a position is wrong
 depends on (seed, prompt, position) alone: a position is drafted right or wrong however often it is drafted, and at temperature 0
@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Literal
 
 from paceline.checking import need, number
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.oracle_tree import Known, Noise, OracleTrees, key_of
+from paceline.drafters.text import SingleDrafter
+from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import DrafterError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
-
-_MASK: Final = 2**64 - 1
-_WEYL: Final = 0x9E3779B97F4A7C15
+from paceline.tree.types import Budget
 
 Continuations = Mapping[tuple[int, ...], Sequence[int]]
 
@@ -38,7 +39,7 @@ class _State:
         self.context, self.record, self.start, self.key, self.followed = context, record, start, key, followed
 
 
-class CorruptedOracleDrafter:
+class CorruptedOracleDrafter(SingleDrafter[_State]):
     """Drafts the recorded continuation with mistakes.
 
     Args:
@@ -46,14 +47,17 @@ class CorruptedOracleDrafter:
             {"prompt": [...], "continuation": [...]}, or the path of a JSON file with such a list. Prompts without a record get no
             guesses.
         acceptance: chance that a drafted token is the recorded one, 0..1.
+        confidence: what it says of every first candidate, 0..1; None tells the truth (`acceptance`, if `spread` is 0).
+        spread: how far chances differ from place to place, evenly around `acceptance`: 1 reaches 0 or 1, whichever is nearer.
         seed: of the mistakes.
         num_speculative_tokens: most tokens to propose; None leaves it to the budget.
+        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as for `draft_model`; chains without them.
+            The second candidate is right with `acceptance` of what the first leaves, and so on.
     Raises:
-        DrafterError: no continuations. ConfigError: a value outside its range.
+        DrafterError: no continuations. ConfigError: a value outside its range, an option that the policy does not have.
     """
 
     name = "corrupted_oracle"
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -61,38 +65,37 @@ class CorruptedOracleDrafter:
         *,
         continuations: Any = None,
         acceptance: float = 0.8,
+        confidence: float | None = None,
+        spread: float = 0.0,
         seed: int = 0,
         num_speculative_tokens: int | None = None,
+        tree_policy: Literal["levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd"] | None = None,
+        tree_width: int | None = None,
+        tree_threshold: float | None = None,
+        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
     ) -> None:
         if continuations is None:
             raise DrafterError("corrupted_oracle needs 'continuations', a record of plain decoding; `paceline bench` makes one")
         number("acceptance", acceptance, 0.0, 1.0, "be in 0..1")
+        if confidence is not None:
+            number("confidence", confidence, 0.0, 1.0, "be in 0..1")
+        number("spread", spread, 0.0, 1.0, "be in 0..1")
         need(isinstance(seed, int) and not isinstance(seed, bool), "seed", "be an integer", seed)
-        limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        super().__init__(args, num_speculative_tokens)
         self.records = read_continuations(continuations)
         self._lengths = sorted({len(prompt) for prompt in self.records}, reverse=True)
-        self.index, self.vocab_size = args.index, args.vocab_size
-        self.acceptance, self.seed, self.limit = float(acceptance), seed, limit
+        self.seed = seed
+        self.noise = Noise(float(acceptance), float(spread), None if confidence is None else float(confidence), self.vocab_size)
+        policy = policy_of(tree_policy, width=tree_width, threshold=tree_threshold, paths=speculative_token_tree)
+        self._trees = None if policy.name == "chain" else OracleTrees(policy, self.noise, self.index)
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        return [self._begin_one(context) for context in contexts]
-
-    def _begin_one(self, context: Context) -> _State:
+    def _begin(self, context: Context) -> _State:
         """The record with the longest prompt that the text begins with; the noise is keyed by that prompt."""
         for length in self._lengths:
             prompt = tuple(context.tokens[:length])
             if len(prompt) == length and prompt in self.records:
-                return _State(context, self.records[prompt], length, _hash(self.seed, prompt))
+                return _State(context, self.records[prompt], length, key_of(self.seed, prompt))
         return _State(context, (), len(context.tokens), 0)
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        return None
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.record, state.start, state.key, state.followed)
@@ -101,21 +104,16 @@ class CorruptedOracleDrafter:
         for state in states:
             state.record = ()
 
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        steps = min(budget.nodes, budget.depth)
-        steps = steps if self.limit is None else min(steps, self.limit)
-        done = len(state.context.tokens) - state.start
-        if steps <= 0 or done >= len(state.record) or not _follows(state, done):
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+        steps, done = self._steps(budget), len(state.context.tokens) - state.start
+        steps = min(steps, len(state.record) - done)
+        if steps <= 0 or not _follows(state, done):
             return EMPTY_TREE
-        tokens = [self.guess(state.key, done + i, token) for i, token in enumerate(state.record[done : done + steps])]
-        return TokenTree.chain(tokens, confidence=[self.acceptance] * len(tokens), source=self.index)
-
-    def guess(self, key: int, position: int, true: int) -> int:
-        """The drafted token at a position of the continuation: the true one, or another one, uniformly."""
-        coin = _mix(key ^ _mix(position + _WEYL))
-        if (coin >> 11) * 2.0**-53 < self.acceptance or self.vocab_size < 2:
-            return true
-        return (true + 1 + _mix(coin) % (self.vocab_size - 1)) % self.vocab_size
+        if self._trees is not None:
+            budget = budget if budget.nodes <= self.limit else replace(budget, nodes=self.limit)
+            return self._trees.tree(Known(state.context, state.record, done, state.key), budget, steps)
+        tokens, told = self.noise.chain(state.key, state.record, done, steps)
+        return TokenTree.chain(tokens, confidence=told, source=self.index)
 
 
 def _follows(state: _State, done: int) -> bool:
@@ -154,18 +152,3 @@ def read_continuations(given: Any) -> Continuations:
 
 def _ids(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str) and all(isinstance(token, int) for token in value)
-
-
-def _mix(value: int) -> int:
-    """SplitMix64's finaliser (Steele et al., 2014)."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def _hash(seed: int, tokens: Sequence[int]) -> int:
-    state = _mix(seed + _WEYL)
-    for token in tokens:
-        state = _mix((state ^ token) + _WEYL)
-    return state

@@ -12,7 +12,7 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, cast
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
@@ -20,10 +20,15 @@ from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_quick import ChainRunner, quick_chains
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
+from paceline.drafters.grow_quick import quick_trees
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
+from paceline.models.tree_plan import TreePlan, TreeRunner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
+
+_Asked = tuple[int, DraftState, Budget, Any]
+"""Place in the batch, state, budget, levels or plan."""
 
 
 class DraftModelDrafter:
@@ -82,21 +87,29 @@ class DraftModelDrafter:
         self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
         self.method = draft_sample_method
         same = self.runner.info.vocab_size == args.vocab_size
-        self._quick = self._chains and same and isinstance(self.runner, ChainRunner)
+        self._quick = same and isinstance(self.runner, ChainRunner if self._chains else TreeRunner)
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        quick: list[tuple[int, DraftState, Budget, int]] = []
-        slow: list[tuple[int, DraftState, Budget, int]] = []
+        quick, planned, slow = list[_Asked](), list[_Asked](), list[_Asked]()
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
-            if (count := self._steps(state, budget)) > 0:
-                state.settle(self.runner)
-                short = self._quick and state.context.shape is None and not self._drawn(state)
-                (quick if short else slow).append((i, state, budget, count))
-        for asked, draft in ((quick, self._draft_quick), (slow, self._draft)):
+            if (count := self._steps(state, budget)) <= 0:
+                continue
+            state.settle(self.runner)
+            short = self._quick and state.context.shape is None and not self._drawn(state)
+            if not short:
+                slow.append((i, state, budget, count))
+            elif self._chains:
+                quick.append((i, state, budget, count))
+            elif (plan := self._plan(state, budget, count)) is not None:
+                planned.append((i, state, budget, plan))
+            else:
+                slow.append((i, state, budget, count))
+        ways: list[tuple[list[_Asked], Any]] = [(quick, self._draft_quick), (planned, self._draft_planned), (slow, self._draft)]
+        for asked, draft in ways:
             if asked:
                 places, *parts = zip(*asked, strict=True)
                 for i, tree in zip(places, draft(*parts), strict=True):
@@ -128,6 +141,16 @@ class DraftModelDrafter:
     def _drawn(self, state: DraftState) -> bool:
         draws = self.method == "probabilistic" or (self.method is None and not state.context.seeded)
         return draws and not self.policy.points and state.context.temperature > 0
+
+    def _plan(self, state: DraftState, budget: Budget, steps: int) -> TreePlan | None:
+        """How the runner may grow this tree by itself; None where it cannot."""
+        if state.context.temperature > 0:
+            return None
+        plan = self.policy.plan(budget, steps)
+        return plan if plan is not None and cast(TreeRunner, self.runner).grows(plan) else None
+
+    def _draft_planned(self, states: Sequence[DraftState], budgets: Sequence[Budget], plans: Sequence[TreePlan]) -> list[TokenTree]:
+        return quick_trees(self.runner, states, budgets, plans, self.index)
 
     def _draft_quick(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         return quick_chains(self.runner, states, budgets, steps, self.index)

@@ -44,7 +44,7 @@ def quick_chains(
     """One greedy chain per state; the caches then hold the whole text and all drafted tokens but the last of each."""
     if any(len(state.context.tokens) - state.base > CHUNK for state in states):
         catch_up(runner, states, CHUNK)
-    feeds, stops = [state.context.tokens[state.base :] for state in states], [_stop(budget) for budget in budgets]
+    feeds, stops = [state.context.tokens[state.base :] for state in states], [stop_of(budget) for budget in budgets]
     found = cast(ChainRunner, runner).draft_chains([state.cache for state in states], feeds, steps, stops)
     trees = []
     for state, (tokens, chances) in zip(states, found, strict=True):
@@ -53,6 +53,7 @@ def quick_chains(
     return trees
 
 
-def _stop(budget: Budget) -> Stop | None:
+def stop_of(budget: Budget) -> Stop | None:
+    """A budget's `go_on` the other way round; None where it always says yes."""
     go_on = budget.go_on
     return None if go_on is always_go_on else lambda depth, reach: not go_on(depth, reach, None)

@@ -14,13 +14,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from paceline.drafters.draft_draw import draw_row
 from paceline.errors import DrafterError
 from paceline.tree.token_tree import Trial
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
+
+NAN: Final = "the draft model gave NaN; check its checkpoint"
 
 _SALT: Final = 0xD1B54A32D192ED03
 _WEYL: Final = 0x9E3779B97F4A7C15
@@ -80,6 +85,17 @@ def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int,
     Raises:
         DrafterError: NaN in the row.
     """
+    if row_v.device.type != "cpu" or row_v.dtype is not torch.float32 or not row_v.is_contiguous():
+        return draw_anywhere(row_v, removed, luck)
+    array_v: npt.NDArray[np.float32] = row_v.numpy()
+    token, mass = draw_row(array_v, np.array(removed, np.int64), luck)
+    if math.isnan(mass):
+        raise DrafterError(NAN)
+    return (token, min(float(array_v[token]), 1.0)) if token >= 0 else None
+
+
+def draw_anywhere(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
+    """`draw` by PyTorch, for rows on any device and of any type."""
     left_v = row_v
     if removed:
         left_v = row_v.index_fill(0, torch.tensor(removed, device=row_v.device), 0.0)
@@ -89,7 +105,7 @@ def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int,
     index = found.clamp_(max=len(row_v) - 1)  # NaN has no place among the heights
     token, mass, chance = torch.cat((index.double(), total, row_v.gather(0, index).double())).tolist()  # one wait for the device
     if math.isnan(mass):
-        raise DrafterError("the draft model gave NaN; check its checkpoint")
+        raise DrafterError(NAN)
     return (int(token), min(chance, 1.0)) if mass > 0.0 else None
 
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from paceline.checking import integer
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context
 from paceline.drafters.chain_tree import chain_tree
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
+from paceline.drafters.text import SingleDrafter
+from paceline.tree.token_tree import ROOT, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
 FIRST: Final = 0.3
@@ -37,7 +37,7 @@ class _State:
         self.context, self.guess, self.random = context, list(guess), random
 
 
-class JacobiDrafter:
+class JacobiDrafter(SingleDrafter[_State]):
     """Drafts with the target's answers to its last guess.
 
     Args:
@@ -47,25 +47,14 @@ class JacobiDrafter:
     """
 
     name = "jacobi"
+    catches_up = False
     keeps_trajectory = True
-    taps: Sequence[int] = ()
 
-    def __init__(self, args: DrafterArgs, *, num_speculative_tokens: int | None = None) -> None:
-        if num_speculative_tokens is not None:
-            integer("num_speculative_tokens", num_speculative_tokens, 0)
-        self.index, self.limit, self.vocab_size = args.index, num_speculative_tokens, args.vocab_size
+    def _begin(self, context: Context) -> _State:
+        return _State(context, (), Random(context.seed))
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        return [_State(context, (), Random(context.seed)) for context in contexts]
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        steps = min(budget.nodes, budget.depth)
-        steps = steps if self.limit is None else min(steps, self.limit)
-        if steps <= 0:
-            return EMPTY_TREE
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+        steps = self._steps(budget)
         missing = steps - len(state.guess)
         if missing > 0:
             state.guess += state.random.choices(state.context.tokens, k=missing)
@@ -84,9 +73,6 @@ class JacobiDrafter:
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.guess, Random(context.seed))
-
-    def end(self, states: Sequence[_State]) -> None:
-        """Nothing is held."""
 
 
 def own_path(tree: TokenTree, tokens: Sequence[int]) -> list[int]:

@@ -24,6 +24,7 @@ from typing import Final
 
 from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -53,7 +54,7 @@ class _State:
         self.read = 0
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(SingleDrafter[_State]):
     """Drafts n-grams that the target itself produced ahead of the text.
 
     Args:
@@ -65,8 +66,8 @@ class LookaheadDrafter:
     """
 
     name = "lookahead"
+    catches_up = False
     keeps_trajectory = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -80,14 +81,14 @@ class LookaheadDrafter:
         integer("max_window_size", max_window_size, 1, MAX_WINDOW)
         integer("max_ngram_size", max_ngram_size, 2, MAX_NGRAM)
         integer("max_verification_set_size", max_verification_set_size, 1, MAX_WINDOW)
+        super().__init__(args)
         self.window, self.ngram, self.guesses = max_window_size, max_ngram_size, max_verification_set_size
-        self.from_text, self.index, self.vocab_size = pool_from_text, args.index, args.vocab_size
+        self.from_text = pool_from_text
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        states = [_State(context) for context in contexts]
-        for state in states:
-            self._read(state)
-        return states
+    def _begin(self, context: Context) -> _State:
+        state = _State(context)
+        self._read(state)
+        return state
 
     def _read(self, state: _State) -> None:
         """Put the n-grams that the text has got since the last time into the pool."""
@@ -97,14 +98,9 @@ class LookaheadDrafter:
                 self._remember(state.pool, tokens[start : start + self.ngram])
         state.read = len(tokens)
 
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
         """Candidates first, then probes; a budget for less than one column of each gives candidates alone."""
         state.shown = []
-        if budget.nodes <= 0 or budget.depth <= 0:
-            return EMPTY_TREE
         growth = _Growth(self.index)
         height = self.ngram - 1
         groups = budget.nodes // height

@@ -17,12 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from paceline.checking import need
+from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.ngram_table import LONGEST_MATCH, Ints, Longs, draft, empty, index
+from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _RIGHT: Final = (0.19, 0.39, 0.49, 0.59, 0.63, 0.74, 0.83, 0.90, 0.94, 0.97)
@@ -45,7 +46,7 @@ class _State:
         self.size = self.done = 0  # tokens read; tokens whose n-grams are in the table
 
 
-class NgramDrafter:
+class NgramDrafter(SingleDrafter[_State]):
     """Drafts by copying what followed the last tokens where they stood before.
 
     Args:
@@ -56,8 +57,6 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -69,28 +68,17 @@ class NgramDrafter:
     ) -> None:
         highest = max(5, prompt_lookup_min or 1) if prompt_lookup_max is None else prompt_lookup_max
         lowest = 1 if prompt_lookup_min is None else prompt_lookup_min
-        need(_whole(highest) and 1 <= highest <= LONGEST_MATCH, "prompt_lookup_max", f"be in 1..{LONGEST_MATCH}", highest)
-        need(_whole(lowest) and 1 <= lowest <= highest, "prompt_lookup_min", f"be in 1..prompt_lookup_max={highest}", lowest)
-        limit = num_speculative_tokens
-        need(limit is None or (_whole(limit) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
-        self.index, self.lengths, self.limit = args.index, range(lowest, highest + 1), limit
-        self._span = lowest, highest
+        integer("prompt_lookup_max", highest, 1, LONGEST_MATCH)
+        integer("prompt_lookup_min", lowest, 1, highest)
+        super().__init__(args, num_speculative_tokens)
+        self.lengths, self._span = range(lowest, highest + 1), (lowest, highest)
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        states = [_State(context, np.zeros(0, np.int32), empty(0)) for context in contexts]
-        for state in states:
-            self._read(state)
-            index(state.text, (0, state.size - 1), self._span, state.table)
-            state.done = max(state.size - 1, 0)
-        return states
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing: `propose` reads what is new in the text."""
+    def _begin(self, context: Context) -> _State:
+        state = _State(context, np.zeros(0, np.int32), empty(0))
+        self._read(state)
+        index(state.text, (0, state.size - 1), self._span, state.table)
+        state.done = max(state.size - 1, 0)
+        return state
 
     def fork(self, state: _State, context: Context) -> _State:
         other = _State(context, state.text.copy(), state.table.copy())
@@ -101,13 +89,9 @@ class NgramDrafter:
         for state in states:
             state.text, state.table = state.text[:0], empty(0)
 
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        steps = min(budget.nodes, budget.depth)
-        steps = steps if self.limit is None else min(steps, self.limit)
-        if steps <= 0:
-            return EMPTY_TREE
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
         self._read(state)
-        found, first = np.empty(steps, np.int64), state.done
+        found, first = np.empty(steps := self._steps(budget), np.int64), state.done
         state.done = max(state.size - 1, 0)
         match = draft(state.text, (first, state.size), self._span, state.table, found)
         return chain_tree(found.tolist(), _SURE[match - 1 : match - 1 + steps], self.index) if match else EMPTY_TREE
@@ -124,7 +108,3 @@ class NgramDrafter:
         if count > size:
             state.text[size:count] = tokens[size:]
             state.size = count
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -26,11 +26,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import integer
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context
 from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 SURE: Final = 3
 NEAR: Final = 32
@@ -107,7 +107,7 @@ class _State:
         return lengths_m
 
 
-class PredictionDrafter:
+class PredictionDrafter(SingleDrafter[_State]):
     """Drafts along the output that the caller expects; says nothing for requests without a prediction.
 
     Args:
@@ -117,25 +117,9 @@ class PredictionDrafter:
     """
 
     name = "prediction"
-    catches_up = True
-    taps: Sequence[int] = ()
 
-    def __init__(self, args: DrafterArgs, *, num_speculative_tokens: int | None = None) -> None:
-        if num_speculative_tokens is not None:
-            integer("num_speculative_tokens", num_speculative_tokens, 0)
-        self.index, self.vocab_size, self.limit = args.index, args.vocab_size, num_speculative_tokens
-
-    def begin(self, contexts: Sequence[Context]) -> list[_State | None]:
-        """None where there is no prediction: the drafter is not asked again for such a sequence."""
-        return [_State(context, self._known(context.prediction)) if len(context.prediction) else None for context in contexts]
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing: `propose` reads what is new in the text."""
+    def _begin(self, context: Context) -> _State | None:
+        return _State(context, self._known(context.prediction)) if len(context.prediction) else None
 
     def fork(self, state: _State, context: Context) -> _State:
         other = _State(context, state.ids)
@@ -147,15 +131,11 @@ class PredictionDrafter:
         for state in states:
             state.ids, state.ids_n = [], np.empty(0, np.int64)
 
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        steps = min(budget.nodes, budget.depth)
-        steps = steps if self.limit is None else min(steps, self.limit)
-        if steps <= 0:
-            return EMPTY_TREE
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
         state.follow()
         if state.place == LOST:
             return EMPTY_TREE
-        tokens = state.ids[state.place : state.place + steps]
+        tokens = state.ids[state.place : state.place + self._steps(budget)]
         if UNKNOWN in tokens:
             tokens = tokens[: tokens.index(UNKNOWN)]
         if not tokens:

@@ -1,7 +1,8 @@
 """Retrieval beside a draft model: what a datastore says next, as far as the model finds it likely.
 
 In: the text so far, the trees of the drafters before this one, a datastore. Out: trees of point proposals, which the engine joins
-to those trees path by path (`tree.merge`). Not here: search and trie (`rest_trie`), the draft model.
+to those trees path by path (`tree.merge`). Not here: looking it up (`retrieval`), the draft model, sharing a step's nodes
+(controllers).
 
 The retrieved trie is pruned by the draft's distribution at the root: branches stay whose first token is among the draft's
 `prune_top_k` likeliest, and are ranked by the mean of the draft's and the datastore's chances (the paper's cut-off is not known to
@@ -21,20 +22,22 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.checking import integer
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.rest import RestState, Retriever
+from paceline.drafters.base import DrafterArgs
+from paceline.drafters.rest_trie import FirstTokens
+from paceline.drafters.retrieval import RetrievalDrafter, TextState
 from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 MOST_KEPT: Final = 1024
 
-FirstTokens = tuple[Sequence[int], Sequence[float]]
 
-
-class RasdDrafter:
+class RasdDrafter(RetrievalDrafter):
     """Adds to the trees of the drafters before it what a datastore continues with; runs after all of them.
 
-    It gets the nodes that they leave: give them a `num_speculative_tokens` of their own that leaves some.
+    With a fixed number of tokens it may retrieve as many whatever the others drafted, and of the joined tree the nodes stay that
+    are most likely reached: those of drafts that were drawn, which must not be chosen by what they are, keep the number less what
+    was retrieved, and at least half of it. `auto` decides node by node. Under other controllers it gets the nodes that the others
+    leave: give them a `num_speculative_tokens` of their own there.
 
     Args:
         datastore: path of a file made by `paceline datastore build` with the target's tokenizer.
@@ -46,8 +49,6 @@ class RasdDrafter:
     """
 
     name = "rasd"
-    catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class RasdDrafter:
         num_speculative_tokens: int | None = None,
     ) -> None:
         integer("prune_top_k", prune_top_k, 0, MOST_KEPT)
-        self.kept, self.vocab_size = prune_top_k, args.vocab_size
-        self.retriever = Retriever(
+        self.kept = prune_top_k
+        super().__init__(
             args,
             datastore=datastore,
             max_match_length=max_match_length,
@@ -71,23 +72,8 @@ class RasdDrafter:
             num_speculative_tokens=num_speculative_tokens,
         )
 
-    def begin(self, contexts: Sequence[Context]) -> list[RestState]:
-        return [RestState(context) for context in contexts]
-
-    def propose(self, states: Sequence[RestState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        rules = [self._likely(tree) for tree in so_far]
-        return self.retriever.propose([state.context for state in states], budgets, rules)
-
-    def observe(
-        self, states: Sequence[RestState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing: `propose` reads the end of the text."""
-
-    def fork(self, state: RestState, context: Context) -> RestState:
-        return RestState(context)
-
-    def end(self, states: Sequence[RestState]) -> None:
-        """Nothing is held."""
+    def propose(self, states: Sequence[TextState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        return self._retrieve(states, budgets, [self._likely(tree) for tree in so_far])
 
     def _likely(self, tree: TokenTree) -> FirstTokens | None:
         """The likeliest first tokens of the drafters before, with their chances; None where nothing is to be cut."""

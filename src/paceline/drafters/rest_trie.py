@@ -1,6 +1,6 @@
 """From a match in a datastore to a tree of drafts: candidates' continuations in a trie of frequencies, pruned to a budget.
 
-In: a datastore's arrays, the ends of texts, budgets. Out: trees of point nodes. Not here: files (`datastore`), states (`rest`).
+In: a datastore's arrays, the ends of texts, budgets. Out: trees of point nodes. Not here: files (`datastore`), rules (`rasd`).
 
 For each text the longest tail of at most `max_match_length` tokens that stands in the datastore with a token after it is found by
 halving (where n tokens stand, n - 1 do), each probe a binary search. What follows its places goes into a trie with counts; of more
@@ -29,6 +29,7 @@ from paceline.tree.chain_columns import chain_sources
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 FloatArray = npt.NDArray[np.float32]
+FirstTokens = tuple[Sequence[int], Sequence[float]]  # what branches may begin with, and the chances
 
 LONGEST_MATCH: Final = 32
 NO_RULE: Final = -1
@@ -84,6 +85,22 @@ def _ranges(data: IntArray, shards: LongArray, tail: IntArray, length: int, rang
 
 
 @compiled
+def _child(trie: IntArray, node: int, token: int, free: int) -> int:
+    """The child of `node` with this token; if there is none yet, `free` becomes it, the last of its siblings."""
+    child, last = trie[node, 2], 0
+    while child and trie[child, 0] != token:
+        child, last = trie[child, 3], child
+    if child:
+        return int(child)
+    trie[free, 0], trie[free, 1] = token, node
+    if last:
+        trie[last, 3] = free
+    else:
+        trie[node, 2] = free
+    return free
+
+
+@compiled
 def _grow(  # noqa: PLR0917 - compiled code has no keyword arguments
     data: IntArray,
     shards: LongArray,
@@ -112,18 +129,9 @@ def _grow(  # noqa: PLR0917 - compiled code has no keyword arguments
             token = data[text + i]
             if token < 0 or token >= limits[1]:
                 break
-            child, last = trie[node, 2], 0
-            while child and trie[child, 0] != token:
-                child, last = trie[child, 3], child
-            if not child:
-                child, nodes = nodes, nodes + 1
-                trie[child, 0], trie[child, 1] = token, node
-                if last:
-                    trie[last, 3] = child
-                else:
-                    trie[node, 2] = child
-            trie[child, 4] += 1
-            node = child
+            node = _child(trie, node, token, nodes)
+            nodes = max(nodes, node + 1)
+            trie[node, 4] += 1
     return nodes
 
 
@@ -136,12 +144,22 @@ def _spread(total: int, most: int) -> LongArray:
 
 
 @compiled
-def _rule(token: int, tokens: IntArray, chances: FloatArray, count: int) -> float:
-    """The chance that a rule gives a first token; 0 if it is not among the `count` tokens that it names."""
-    for k in range(count):
-        if tokens[k] == token:
-            return float(chances[k])
+def _ruled(chance: float, token: int, rule: tuple[IntArray, FloatArray, int]) -> float:
+    """The mean of a first token's chance and the one that a rule gives it; 0 if it is not among the tokens that the rule names."""
+    for k in range(rule[2]):
+        if rule[0][k] == token and rule[1][k] > 0:
+            return (chance + float(rule[1][k])) / 2
     return 0.0
+
+
+@compiled
+def _likeliest(front: LongArray, reach: FloatArray, size: int) -> int:
+    """Place in `front` of the node that is most likely reached."""
+    best = 0
+    for k in range(1, size):
+        if reach[front[k, 0]] > reach[front[best, 0]]:
+            best = k
+    return best
 
 
 @compiled
@@ -178,22 +196,17 @@ def _take(  # noqa: PLR0917 - compiled code has no keyword arguments
         while child:
             chance[child] = trusted * trie[child, 4] / seen
             if above < 0 and rule[2] >= 0:
-                named = _rule(trie[child, 0], rule[0], rule[1], rule[2])
-                chance[child] = (chance[child] + named) / 2 if named > 0 else 0.0
+                chance[child] = _ruled(chance[child], trie[child, 0], rule)
             reach[child] = reach[node] * chance[child]
             if reach[child] > 0:
                 front[size, 0], front[size, 1], size = child, above, size + 1
             child = trie[child, 3]
         if size == 0 or taken == nodes:
             return taken
-        best = 0
-        for k in range(1, size):
-            if reach[front[k, 0]] > reach[front[best, 0]]:
-                best = k
+        best = _likeliest(front, reach, size)
         node, parent = front[best, 0], front[best, 1]
-        links[taken, 0], links[taken, 1] = trie[node, 0], parent
+        links[taken, 0], links[taken, 1], chances[taken] = trie[node, 0], parent, chance[node]
         links[taken, 2] = links[parent, 2] + 1 if parent >= 0 else 1
-        chances[taken] = chance[node]
         above, taken, size = taken, taken + 1, size - 1
         if chain:
             size = 0
@@ -212,7 +225,7 @@ def draft(  # noqa: PLR0917 - compiled code has no keyword arguments
     rules: tuple[IntArray, FloatArray, LongArray],
     out: tuple[IntArray, FloatArray, LongArray],
 ) -> None:
-    """Draft for a batch; see `Retriever.propose`.
+    """Draft for a batch; see `drafted`.
 
     Args:
         tails: (b, L) int32 with the texts' last tokens at the right, and (b,) how many they are. wants: (b, 2) nodes and depth.
@@ -230,8 +243,7 @@ def draft(  # noqa: PLR0917 - compiled code has no keyword arguments
         if length > 0:
             picks = _spread(_ranges(data, shards, tail, length, ranges), most)
             trie = np.zeros((len(picks) * depth + 1, 5), np.int32)
-            limits = np.array([depth, vocabulary])
-            size = _grow(data, shards, ranges, picks, length, limits, trie)
+            size = _grow(data, shards, ranges, picks, length, np.array([depth, vocabulary]), trie)
             rule = (rules[0][b], rules[1][b], rules[2][b])
             out[2][b, 0] = _take(trie[:size], trust, length, (nodes, chain), rule, (out[0][b], out[1][b]))
 
@@ -243,7 +255,7 @@ def drafted(
     wants: LongArray,
     options: tuple[int, int, int, bool],
     *,
-    rules: Sequence[tuple[Sequence[int], Sequence[float]] | None] | None = None,
+    rules: Sequence[FirstTokens | None],
     source: int = 0,
 ) -> list[TokenTree]:
     """One tree per text.
@@ -256,27 +268,20 @@ def drafted(
     batch, longest = len(tails), max(map(len, tails), default=0)
     tails_bl, lengths_b = np.zeros((batch, longest), np.int32), np.zeros(batch, np.int64)
     for row, tail in enumerate(tails):
-        if len(tail):
-            tails_bl[row, longest - len(tail) :] = tail
+        tails_bl[row, longest - len(tail) :] = tail
         lengths_b[row] = len(tail)
     most = max(int(wants[:, 0].max(initial=0)), 1)
-    links, chances, counts = (
-        np.empty((batch, most, 3), np.int32),
-        np.empty((batch, most), np.float32),
-        np.zeros((batch, 2), np.int64),
-    )
-    draft(data, shards, TRUST, (tails_bl, lengths_b), wants, options, _as_arrays(rules, batch), (links, chances, counts))
+    links, chances = np.empty((batch, most, 3), np.int32), np.empty((batch, most), np.float32)
+    counts = np.zeros((batch, 2), np.int64)
+    draft(data, shards, TRUST, (tails_bl, lengths_b), wants, options, _as_arrays(rules), (links, chances, counts))
     return [as_tree(links[b, :n], chances[b, :n], source) for b, n in enumerate(counts[:, 0].tolist())]
 
 
-def _as_arrays(
-    rules: Sequence[tuple[Sequence[int], Sequence[float]] | None] | None, batch: int
-) -> tuple[IntArray, FloatArray, LongArray]:
-    given = [None] * batch if rules is None else rules
-    widest = max((len(rule[0]) for rule in given if rule is not None), default=0)
-    tokens, chances = np.zeros((batch, widest), np.int32), np.zeros((batch, widest), np.float32)
-    counts = np.full(batch, NO_RULE, np.int64)
-    for row, rule in enumerate(given):
+def _as_arrays(rules: Sequence[FirstTokens | None]) -> tuple[IntArray, FloatArray, LongArray]:
+    widest = max((len(rule[0]) for rule in rules if rule is not None), default=0)
+    tokens, chances = np.zeros((len(rules), widest), np.int32), np.zeros((len(rules), widest), np.float32)
+    counts = np.full(len(rules), NO_RULE, np.int64)
+    for row, rule in enumerate(rules):
         if rule is not None:
             counts[row] = len(rule[0])
             tokens[row, : len(rule[0])], chances[row, : len(rule[1])] = rule

@@ -28,9 +28,10 @@ from paceline.drafters.suffix_lookup import ABOVE, CHANCE, COLUMNS, LEVELS, MOST
 from paceline.drafters.suffix_nodes import MAX_DEPTH, MAX_VOCAB
 from paceline.drafters.suffix_tree import SuffixTree
 from paceline.drafters.tables import Tables
+from paceline.drafters.text import SingleDrafter
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _SCARCE: Final = (4.3, 1.6, 1.0, 0.7, 0.59, 0.35, 0.2, 0.11, 0.064, 0.031)
@@ -49,7 +50,7 @@ class _State:
         self.context, self.tree, self.cache = context, tree, cache
 
 
-class SuffixDrafter:
+class SuffixDrafter(SingleDrafter[_State]):
     """Drafts what suffix trees over this text and past texts expect.
 
     Args:
@@ -70,8 +71,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -88,9 +87,9 @@ class SuffixDrafter:
         tables: str | None = None,
         shared_tables: bool = False,
     ) -> None:
+        super().__init__(args, num_speculative_tokens)
         depth, requests = suffix_decoding_max_tree_depth, suffix_decoding_max_cached_requests
         factor, least = suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob
-        integer("num_speculative_tokens", 0 if num_speculative_tokens is None else num_speculative_tokens, 0)
         integer("suffix_decoding_max_tree_depth", depth, 2, MAX_DEPTH)
         integer("suffix_decoding_max_cached_requests", requests, 0)
         number("suffix_decoding_max_spec_factor", factor, 0.0, 1e6, "be 0 or more")
@@ -100,8 +99,7 @@ class SuffixDrafter:
         integer("max_cached_tokens", max_cached_tokens, 0, 2**29)
         if args.vocab_size >= MAX_VOCAB:
             raise ConfigError(f"'suffix' serves vocabularies below {MAX_VOCAB} tokens, got {args.vocab_size}")
-        self.index, self.depth, self.limit = args.index, depth, num_speculative_tokens
-        self.branches, self.whole = suffix_decoding_use_tree_spec, suffix_decoding_cache_prompts
+        self.depth, self.branches, self.whole = depth, suffix_decoding_use_tree_spec, suffix_decoding_cache_prompts
         self.keeps = requests > 0 and max_cached_tokens > 0
         new = partial(SuffixCache, depth, requests, max_cached_tokens, args.vocab_size)
         self.tables: Tables[SuffixCache] = Tables("suffix", args, new, folder=tables, shared=shared_tables)
@@ -109,19 +107,10 @@ class SuffixDrafter:
         self._rules = np.array([factor, least], np.float64)
         self._make_room(64)
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        states = [_State(context, SuffixTree(self.depth), self._cache(context)) for context in contexts]
-        for state in states:
-            _catch_up(state)
-        return states
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
-
-    def observe(
-        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing: `propose` reads what is new in the text."""
+    def _begin(self, context: Context) -> _State:
+        state = _State(context, SuffixTree(self.depth), self._cache(context))
+        _catch_up(state)
+        return state
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.tree.copy(), self._cache(context))
@@ -138,14 +127,11 @@ class SuffixDrafter:
     def _cache(self, context: Context) -> SuffixCache | None:
         return self.tables.of(context.tenant) if self.keeps else None
 
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        most = budget.nodes if self.limit is None else min(budget.nodes, self.limit)
-        if most <= 0 or budget.depth <= 0:
-            return EMPTY_TREE
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
         tree, past = state.tree, NO_TREE if state.cache is None else state.cache.tree
         if tree.size < len(state.context.tokens):
             _catch_up(state)
-        most = min(most, 16 * self.depth)
+        most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
             self._make_room(most)
         desk = self._desk

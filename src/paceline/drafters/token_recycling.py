@@ -6,7 +6,8 @@ knows single tokens and nothing of what stood before them.
 A table keeps the 8 best candidates of every token, as the last row computed from it had them, across requests of one tenant. A
 static tree of 80 nodes and 6 levels, the template of the paper's code (version 2.2.2), is filled by looking tokens up. Under a
 smaller budget those nodes stay that are most likely to be reached, by how often the target took the candidate of that rank; where
-nothing is known of a token, what would follow it is left out and the next likely nodes take the place. (The reference fills an
+nothing is known of a token, what would follow it is left out and the next likely nodes take the place. A controller that shapes
+trees (`ppd`) has its own template filled instead. (The reference fills an
 empty table with token 0 and verifies that; here an empty table says nothing.) Rows of tokens that come twice in a step are
 written in order: the last one stays. A step without any drafts teaches only what nothing is known of, so that it costs next to
 nothing. On a GPU the candidates are found there, and 8 ids a row are copied.
@@ -19,17 +20,18 @@ Source: Turning Trash into Treasure: Accelerating Inference of LLMs with Token R
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.recycling_rows import CANDIDATES, NOBODY, Ints, grow_tree, learn
 from paceline.drafters.tables import MAX_TENANTS, Arrays, Tables
+from paceline.drafters.text import SingleDrafter
 from paceline.tree.chain_columns import chain_columns, chain_sources
+from paceline.tree.static_shapes import ShapedBudget
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -89,7 +91,7 @@ class _State:
         self.context, self.table = context, table
 
 
-class TokenRecyclingDrafter:
+class TokenRecyclingDrafter(SingleDrafter[_State]):
     """Drafts a tree of what the model considered after these tokens before.
 
     Args:
@@ -102,8 +104,8 @@ class TokenRecyclingDrafter:
     """
 
     name = "token_recycling"
+    catches_up = False
     shares_state = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -114,25 +116,20 @@ class TokenRecyclingDrafter:
         shared_tables: bool = False,
         max_tenants: int = MAX_TENANTS,
     ) -> None:
-        if num_speculative_tokens is not None:
-            integer("num_speculative_tokens", num_speculative_tokens, 0)
-        chains_only = args.target is not None and not args.target.capabilities.trees
-        self.index, self.limit, self.shape_cn = args.index, num_speculative_tokens, template(chain=chains_only)
+        super().__init__(args, num_speculative_tokens)
+        self.shape_cn = template(chain=self.chains_only)
         self.tables: Tables[CandidateTable] = Tables(
             self.name,
             args,
-            lambda: CandidateTable(args.vocab_size),
+            partial(CandidateTable, args.vocab_size),
             folder=tables,
             shared=shared_tables,
             max_tenants=max_tenants,
         )
         self._confidence = np.asarray(CONFIDENCE, np.float32)
 
-    def begin(self, contexts: Sequence[Context]) -> list[_State]:
-        return [_State(context, self.tables.of(context.tenant)) for context in contexts]
-
-    def propose(self, states: Sequence[_State], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        return [self._propose_one(state, budget) for state, budget in zip(states, budgets, strict=True)]
+    def _begin(self, context: Context) -> _State:
+        return _State(context, self.tables.of(context.tenant))
 
     def observe(
         self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
@@ -151,20 +148,20 @@ class TokenRecyclingDrafter:
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.table)
 
-    def end(self, states: Sequence[_State]) -> None:
-        """Nothing: what was learned stays with the tenant."""
-
-    def _propose_one(self, state: _State, budget: Budget) -> TokenTree:
-        nodes = budget.nodes if self.limit is None else min(budget.nodes, self.limit)
-        if nodes <= 0 or budget.depth <= 0:
-            return EMPTY_TREE
-        columns_cn = np.empty((4, min(nodes, self.shape_cn.shape[1])), np.int32)
-        n = grow_tree(state.table.candidates_vk, state.context.tokens[-1], self.shape_cn, (nodes, budget.depth), columns_cn)
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+        shape_cn, nodes = self._shape(budget), min(budget.nodes, self.limit)
+        columns_cn = np.empty((4, min(nodes, shape_cn.shape[1])), np.int32)
+        n = grow_tree(state.table.candidates_vk, state.context.tokens[-1], shape_cn, (nodes, budget.depth), columns_cn)
         if n == 0:
             return EMPTY_TREE
         _, _, slots, kinds = chain_columns(n)
         tokens, parents, depths, ranks = columns_cn[:, :n]
         return TokenTree(tokens, parents, depths, chain_sources(n, self.index), self._confidence[ranks], slots, kinds)
+
+    def _shape(self, budget: Budget) -> Ints:
+        """(3, n) int32: the shape that the controller has in mind, or the template."""
+        shape = budget.shape if isinstance(budget, ShapedBudget) and not self.chains_only else None
+        return self.shape_cn if shape is None or (shape.ranks_n >= CANDIDATES).any() else shape.columns()
 
 
 @lru_cache(maxsize=2)

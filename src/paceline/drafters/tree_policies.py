@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.checking import need, number
 from paceline.drafters.draft_tree import TreeDraft
-from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
+from paceline.drafters.grow_dyspec import ROWS, DySpecDraft, DySpecPoints
 from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
 from paceline.drafters.grow_static import StaticDraft
 from paceline.drafters.grow_threshold import ThresholdDraft
+from paceline.models.tree_plan import BEST_PATHS, STATIC, THRESHOLD, TreePlan
 from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, parse_paths
 
 if TYPE_CHECKING:
@@ -46,6 +47,19 @@ class TreePolicy:
     def start(self, state: DraftState, budget: Budget, depth: int, *, drawn: bool) -> Growth:
         """An empty tree that will grow within a budget of at least one node and level."""
         return POLICIES[self.name](self, state, budget, depth, drawn)
+
+    def plan(self, budget: Budget, depth: int) -> TreePlan | None:
+        """The same tree of points in the words of a runner that grows trees by itself; None for one without nodes."""
+        nodes = budget.nodes
+        match self.name:
+            case "static" | "ppd":
+                shape = _shape_of(self, budget).cut(nodes, depth)
+                return TreePlan(STATIC, nodes, depth, 1, len(shape), shape=shape) if len(shape) else None
+            case "dyspec":
+                return TreePlan(BEST_PATHS, nodes, depth, nodes, ROWS, levelwise=False)
+            case "dyspec_threshold":
+                return TreePlan(THRESHOLD, nodes, depth, nodes, nodes, least=_least(self, budget))
+        return TreePlan(BEST_PATHS, nodes, depth, self.width, self.width)
 
 
 def tree_policy(name: str | None, *, width: int | None, threshold: float | None, paths: object) -> TreePolicy:
@@ -87,8 +101,11 @@ def _dyspec(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, d
 
 
 def _threshold(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    least = 1.0 / budget.nodes if policy.threshold is None else policy.threshold
-    return ThresholdDraft(state, budget.nodes, depth, budget.go_on, drawn, threshold=least)
+    return ThresholdDraft(state, budget.nodes, depth, budget.go_on, drawn, threshold=_least(policy, budget))
+
+
+def _least(policy: TreePolicy, budget: Budget) -> float:
+    return 1.0 / budget.nodes if policy.threshold is None else policy.threshold
 
 
 def _eagle2(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
@@ -96,9 +113,12 @@ def _eagle2(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, d
 
 
 def _static(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    return StaticDraft(state, budget.nodes, depth, budget.go_on, shape=_shape_of(policy, budget))
+
+
+def _shape_of(policy: TreePolicy, budget: Budget) -> Shape:
     """A given shape, or (ppd) the controller's, or what is best before anything was learned."""
-    shape = policy.shape or getattr(budget, "shape", None) or _unlearned(budget.nodes)
-    return StaticDraft(state, budget.nodes, depth, budget.go_on, shape=shape)
+    return policy.shape or getattr(budget, "shape", None) or _unlearned(budget.nodes)
 
 
 @lru_cache(maxsize=64)

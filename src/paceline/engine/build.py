@@ -10,7 +10,6 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from paceline import registry
@@ -19,10 +18,10 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.engine.crew import Crew
 from paceline.engine.loop import Parts
-from paceline.engine.policy import auto_table, build_controller, split_options
+from paceline.engine.policy import auto_table, build_controller, check_controller, split_options
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
-from paceline.models.hub import resolve
+from paceline.models.hub import read_config, resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer, same_tokenizer
 from paceline.verifiers.greedy import GreedyVerifier
@@ -44,6 +43,7 @@ def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_r
         CheckpointError: nothing to load there.
     """
     folder = resolve(name, code=trust_remote_code)
+    read_config(folder)
     why = same_tokenizer(tokenizer, Tokenizer.load(folder))
     if why is not None:
         raise DrafterError(f"draft model {name!r} has another tokenizer than the target: {why}; choose one of the same family")
@@ -97,7 +97,7 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     for one in _methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
     if config.controller is not None:
-        registry.lookup("controllers", config.controller)
+        check_controller(config.controller)
 
 
 def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
@@ -153,17 +153,6 @@ def _drafter(
     return drafter
 
 
-def _check_class(name: str, factory: Any) -> None:
-    """Refuse what makes no drafters before it is called: whatever else "module:Class" names might do anything."""
-    made = factory.func if isinstance(factory, partial) else factory
-    lacking = [part for part in METHODS if not callable(getattr(made, part, None))]
-    if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
-        raise ConfigError(
-            f"{name!r} names no drafter class: {shortened(made)} has no {', '.join(lacking)}; give module:Class of a class with "
-            "the methods of paceline.drafters.base.Drafter"
-        )
-
-
 def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
     """Refuse taps that the runner cannot give."""
     taps, last = drafter.taps, runner.info.num_layers
@@ -177,7 +166,7 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     """The keyword arguments of a drafter's constructor."""
     name = str(config.method)
-    _check_class(name, factory)
+    registry.check_class("drafters", name, factory, METHODS)
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError) as error:

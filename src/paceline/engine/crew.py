@@ -94,10 +94,10 @@ class Crew:
     def propose(self, batch: Sequence[Decoding], controller: Controller) -> tuple[list[TokenTree], tuple[float, ...]]:
         """One merged tree per sequence, and the seconds that each drafter took."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
-        if getattr(controller, "idle", False):
-            if listens := getattr(controller, "listens", ()):
+        if controller.idle:
+            if controller.listens:
                 self._tell(first := batch[0])
-                self._listening.step(first, listens, controller, lambda index: self._overhear(index, first))
+                self._listening.step(first, controller, lambda index: self._overhear(index, first))
             return trees, (0.0,) * len(self.drafters)
         for sequence in batch:
             self._tell(sequence)

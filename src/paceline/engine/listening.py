@@ -6,7 +6,7 @@ from that (`controllers.ear`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.controllers.ear import TOKENS
@@ -27,20 +27,20 @@ class Listening:
         self._key, self._drafter, self._at = -1, 0, 0
         self._guess: list[int] = []
 
-    def step(self, sequence: Decoding, drafters: Sequence[int], controller: Controller, ask: Ask) -> None:
-        """Report on the guess made last, if it is of this sequence, and make the next.
+    def step(self, sequence: Decoding, controller: Controller, ask: Ask) -> None:
+        """Report on the guess made last, if it is of this sequence, and make the next; of those whom the controller listens to, the
+        first that says something counts.
 
         Args:
-            drafters: whom to ask, the first that says something counts.
             ask: makes a drafter propose for this sequence.
         """
         tokens = sequence.context.tokens
         if self._guess and self._key == sequence.key:
             came = tokens[self._at : self._at + len(self._guess)]
             matched = next((i for i, (a, b) in enumerate(zip(self._guess, came, strict=False)) if a != b), len(came))
-            controller.hear(self._drafter, matched)  # type: ignore[attr-defined]  # a controller that has `listens` has it
+            controller.hear(self._drafter, matched)
         self._guess = []
-        for drafter in drafters:
+        for drafter in controller.listens:
             tree = ask(drafter)
             if len(tree) and tree.is_chain:
                 self._key, self._drafter, self._at, self._guess = sequence.key, drafter, len(tokens), tree.tokens.tolist()

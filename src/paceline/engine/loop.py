@@ -16,7 +16,6 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.controllers.base import Controller, StepTimes
-from paceline.controllers.words import decision
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
@@ -151,10 +150,9 @@ class Engine:
 
     def _rests(self, batch: Seq[Sequence]) -> bool:
         """Whether the controller asked to be left alone in this step; counted down here."""
-        controller: Any = self.parts.controller
-        left, keys = getattr(controller, "resting", 0), [sequence.key for sequence in batch]
-        if left and keys == self._planned:
-            controller.resting = left - 1
+        controller, keys = self.parts.controller, [sequence.key for sequence in batch]
+        if controller.resting and keys == self._planned:
+            controller.resting -= 1
             return True
         self._planned = keys
         return False
@@ -226,7 +224,7 @@ class Engine:
             self.parts.controller.observe(trees, [v for v in verdicts if isinstance(v, Verdict)], times)
         if logger.isEnabledFor(logging.DEBUG):
             for index, sequence in enumerate(batch):
-                logger.debug("request %s: %s", sequence.request.id, decision(self.parts.controller, index).replace("\n", " "))
+                logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))
 
     def _forget_ended(self, batch: Seq[Sequence]) -> None:
         for sequence in batch:

@@ -28,6 +28,12 @@ from paceline.models.base import Runner
 GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model")
 """Parameters of a controller that the engine fills in."""
 
+PARTS: Final = ("name", "idle", "listens", "resting", "plan", "budget", "select", "observe", "hear", "forget", "explain")
+"""Of every controller."""
+
+METHODS: Final = ("plan", "budget", "select", "observe", "forget")
+"""Of every class of controllers."""
+
 
 AUTO_TABLES = ("suffix", "ngram")
 """Tables that `auto` may read, one at a time: the first is right more often where requests resemble each other."""
@@ -60,6 +66,17 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
     return replace(config, options=rest), {key: value for key, value in config.options.items() if key in own}
 
 
+def check_controller(name: str) -> Any:
+    """What makes the controller of this name.
+
+    Raises:
+        ConfigError: no such name, or no class of controllers.
+    """
+    factory = registry.load("controllers", name)
+    registry.check_class("controllers", name, factory, METHODS)
+    return factory
+
+
 def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runner: Runner, names: Sequence[str]) -> Controller:
     """The policy by name; "fixed" where the user fixed the number of tokens, else "auto".
 
@@ -70,7 +87,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         ConfigError: no controller by that name, an option with a value outside its range.
     """
     name = _name(config, drafting=bool(names))
-    factory = registry.load("controllers", name)
+    factory = check_controller(name)
     known = _parameters(name, factory)
     filled: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
     number = config.num_speculative_tokens
@@ -89,7 +106,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         raise
     except Exception as error:  # a third party's constructor
         raise ConfigError(f"controller {name!r}: {type(error).__name__}: {error}") from error
-    lacking = [part for part in ("name", "plan", "budget", "select", "observe", "forget") if not hasattr(controller, part)]
+    lacking = [part for part in PARTS if not hasattr(controller, part)]
     if lacking:
         raise ConfigError(f"{name!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
     return controller

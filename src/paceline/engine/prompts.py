@@ -81,7 +81,12 @@ def _prediction(given: object, encode: Callable[..., list[int]]) -> list[int]:
             given = "".join(str(part.get("text", "")) for part in given)
     if given is None:
         return []
-    return encode(given, add_special_tokens=False) if isinstance(given, str) else ids(given)
+    if isinstance(given, str):
+        return encode(given, add_special_tokens=False)
+    for token in (found := ids(given)):
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise PromptError(f"prediction token ids must be integers of 0 or more, got {shortened(token)}")
+    return found
 
 
 def _tenant(given: object) -> str:

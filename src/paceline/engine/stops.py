@@ -131,8 +131,12 @@ class StopChecker:
         if self._include or not ended_by_token:
             delta = self._read(token)
         if not self._check_text(len(delta)) and self.finished:
-            self._check_text(len(self.flush()))
+            self.cut_off()
         return self.finished
+
+    def cut_off(self) -> None:
+        """The output ends here whatever its text says: what was held back comes out, cut where a stop string is found in it."""
+        self._check_text(len(self._flush()))
 
     def _read(self, token: int) -> str:
         """The text that a token adds, or nothing while nobody reads it."""
@@ -143,7 +147,7 @@ class StopChecker:
         self.text += delta
         return delta
 
-    def flush(self) -> str:
+    def _flush(self) -> str:
         """The output ends here without a stop string: text held back as incomplete characters comes out (as U+FFFD), and all text
         where nobody has read it."""
         held = ""

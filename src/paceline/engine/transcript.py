@@ -75,9 +75,9 @@ class Transcript:
         return self._release(self._stops.safe_text_length), kept
 
     def flush(self) -> Segments:
-        """The output ends here, cut off from outside: all that is left."""
+        """The output ends here, cut off from outside: all that is left, up to a stop string."""
         if not self._stops.finished:
-            self._stops.flush()
+            self._stops.cut_off()
         if self.quiet:
             return ()
         self._waiting.append((len(self._stops.text), None))

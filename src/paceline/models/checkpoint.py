@@ -130,7 +130,9 @@ def read_header(file: Path) -> dict[str, Entry]:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
+            length = int.from_bytes(start := stream.read(8), "little")
+            if start == b"version ":
+                raise CheckpointError(f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder")
             if size < 8 or length > min(size - 8, MAX_HEADER):
                 raise CheckpointError(f"{file} is cut off in its header or no safetensors file ({size} bytes); download it again")
             header = json.loads(stream.read(length))

@@ -1,7 +1,7 @@
 """A fused step for draft models of one layer on the CPU: about ten small NumPy operations and one packed head.
 
 In: a ModelSpec of one plain layer with its weights. Out: a Runner that is fast at one row at a time. Not here: any other model
-(models.native), choosing tokens beyond the greedy chains that `draft_chains` offers.
+(models.native), choosing tokens beyond the greedy chains and trees that `draft_chains` and `draft_trees` offer.
 
 The only layer sees embeddings, not the output of another layer. So query, key and value of a token do not depend on the text: they
 are rows of a table made at load, rotated by position. A prompt enters the cache by table look-ups without any forward pass, and a
@@ -22,6 +22,7 @@ from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.kernels.choose import fits as kernels_fit
 from paceline.models.linear import make_linear
+from paceline.models.one_layer_cache import OneLayerCache
 from paceline.models.rope import Rope
 from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
@@ -29,6 +30,8 @@ from paceline.tree.types import Scores
 
 if TYPE_CHECKING:
     from paceline.models.one_layer_chain import Chains
+    from paceline.models.one_layer_tree import Trees
+    from paceline.models.tree_plan import GrownTree, TreePlan
 
 Array = npt.NDArray[np.float32]
 Stop = Callable[[int, float], bool]
@@ -50,43 +53,6 @@ def fits(spec: ModelSpec, device: torch.device) -> bool:
     return device.type == "cpu" and spec.num_layers == 1 and plain and bare and unscaled and whole and small
 
 
-class OneLayerCache:
-    """Rotated keys and values of one sequence, scratch inputs included.
-
-    Attributes:
-        length: committed tokens. keys, values: (kv heads, capacity, head dim) float32; capacity is a multiple of 16.
-        places: addresses of keys and values, and the bytes of one head.
-    """
-
-    __slots__ = ("keys", "length", "places", "values")
-
-    def __init__(self, heads: int, dim: int, capacity: int = 128) -> None:
-        self.length = 0
-        capacity += -capacity % 16
-        self.keys: Array = np.zeros((heads, capacity, dim), np.float32)
-        self.values: Array = np.zeros((heads, capacity, dim), np.float32)
-        self._place()
-
-    def _place(self) -> None:
-        self.places = self.keys.ctypes.data, self.values.ctypes.data, self.keys.strides[0]
-
-    def reserve(self, length: int) -> None:
-        """Room for `length` tokens, at least doubling."""
-        have = self.keys.shape[1]
-        if length > have:
-            new = max(length + -length % 16, 2 * have)
-            more = ((0, 0), (0, new - have), (0, 0))
-            self.keys, self.values = np.pad(self.keys, more), np.pad(self.values, more)
-            self._place()
-
-    def copy(self) -> OneLayerCache:
-        """An independent sequence with the same committed tokens."""
-        other = OneLayerCache(self.keys.shape[0], self.keys.shape[2], max(1, self.length))
-        other.length = self.length
-        other.keys[:, : self.length], other.values[:, : self.length] = self.keys[:, : self.length], self.values[:, : self.length]
-        return other
-
-
 class OneLayerRunner:
     """Runs a one-layer model; see `models.base.Runner`.
 
@@ -95,7 +61,7 @@ class OneLayerRunner:
         dtype: of the head; the rest computes in float32.
 
     Attributes:
-        chains: drafts in compiled code, or None where the model or the machine does not allow it.
+        chains, grown: drafts in compiled code, or None where the model or the machine does not allow it.
     """
 
     capabilities = Capabilities(trees=True, fork=True)
@@ -126,7 +92,7 @@ class OneLayerRunner:
         context = max_context or spec.max_context
         cos, sin = Rope(rope, torch.device("cpu")).cos_sin(torch.arange(context), context)
         self.cos, self.sin = (np.tile(one.numpy(), heads + kv) for one in (cos, sin))
-        self.chains = self._compiled(weights)
+        self.chains, self.grown = self._compiled(weights)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -140,15 +106,18 @@ class OneLayerRunner:
             fingerprint=f"one-layer-{spec.family}-{spec.vocab_size}-{spec.hidden_size}-{spec.intermediate_size}",
         )
 
-    def _compiled(self, weights: Mapping[str, torch.Tensor]) -> Chains | None:
-        """Chains in compiled code, where model and machine allow it."""
+    def _compiled(self, weights: Mapping[str, torch.Tensor]) -> tuple[Chains | None, Trees | None]:
+        """Drafts in compiled code, where model and machine allow it."""
         if not kernels_fit(self.spec, self.head_dtype, torch.device("cpu")):
-            return None
+            return None, None
         from paceline.models.one_layer_chain import Chains
+        from paceline.models.one_layer_tables import DraftTables
+        from paceline.models.one_layer_tree import Trees
 
-        return Chains(
+        tables = DraftTables(
             self.spec, weights, embedding=self.embedding, table=self.table, turned=self.turned, cos=self.cos, sin=self.sin
         )
+        return Chains(tables), Trees(tables)
 
     def open(self) -> OneLayerCache:
         """A new, empty sequence."""
@@ -164,6 +133,8 @@ class OneLayerRunner:
         all_logits: bool = False,
     ) -> Scores:
         """See `Runner.extend`; only rows that are asked for are computed, the others are look-ups."""
+        if self.grown is not None and not all_logits and not taps and (found := self.grown.last_rows(caches, tokens)) is not None:
+            return Scores(found, tuple(range(len(found) + 1)))
         hidden, rows = [], []
         for cache, chunk in zip(caches, tokens, strict=True):
             queries = self._write(cache, chunk, np.arange(cache.length, cache.length + len(chunk)))
@@ -185,9 +156,12 @@ class OneLayerRunner:
         computed: Sequence[int] | None = None,
     ) -> Scores:
         """See `Runner.score`."""
+        skipped = [0] * len(caches) if computed is None else computed
+        if self.grown is not None and not taps and (found := self.grown.score(caches, roots, trees, skipped)) is not None:
+            counts = (1 + len(tree) - done for tree, done in zip(trees, skipped, strict=True))
+            return Scores(found, tuple(accumulate(counts, initial=0)))
         hidden, rows = [], []
-        for index, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):
-            done = computed[index] if computed is not None else 0
+        for cache, root, tree, done in zip(caches, roots, trees, skipped, strict=True):
             inputs = [root, *tree.tokens.tolist()]
             positions = cache.length + np.concatenate(([0], tree.depths))
             queries = self._write(cache, inputs[done:], positions[done:], skip=done)
@@ -231,6 +205,25 @@ class OneLayerRunner:
             if len(drafted) >= steps or (stop is not None and stop(len(drafted) + 1, reach)):
                 return drafted, chances
             feed = (token,)
+
+    def grows(self, plan: TreePlan) -> bool:
+        """See `models.tree_plan.TreeRunner`."""
+        return self.grown is not None and self.grown.fits(plan)
+
+    def draft_trees(
+        self,
+        caches: Sequence[OneLayerCache],
+        feeds: Sequence[Sequence[int]],
+        plans: Sequence[TreePlan],
+        stops: Sequence[Stop | None],
+    ) -> list[GrownTree]:
+        """See `models.tree_plan.TreeRunner`.
+
+        Raises:
+            ConfigError: past the context. DrafterError: NaN in the logits.
+        """
+        assert self.grown is not None
+        return self.grown.grow(caches, feeds, plans, stops)
 
     def commit(self, caches: Sequence[OneLayerCache], paths: Sequence[Sequence[int]]) -> None:
         """See `Runner.commit`."""

@@ -157,25 +157,28 @@ def open_peer(
         ConfigError: a wrong name, method, precision or folder.
         PeerError: not installed, or it does not start.
     """
-    found, given = catalog.entry(name), dict(options or {})
-    method = given.setdefault("method", "plain")
-    if method not in found.modes:
-        raise ConfigError(f"peer {name} has no method {method!r}; it has {', '.join(found.modes)}")
+    found, given = catalog.entry(name), {"method": "plain", **(options or {})}
+    if given["method"] not in found.modes:
+        raise ConfigError(f"peer {name} has no method {given['method']!r}; it has {', '.join(found.modes)}")
     if name == "openai":
         from paceline.bench.peers.endpoint import Endpoint
 
         return Endpoint(model=str(model_folder), timeout=request_timeout, **_endpoint_options(given))
     if dtype not in found.dtypes:
         raise ConfigError(f"peer {name} has no dtype {dtype!r}; it has {', '.join(found.dtypes)}")
-    request = {"model": str(_checkpoint(model_folder)), "dtype": dtype, "threads": threads, "options": given}
-    request["work"] = str(catalog.converted(_checkpoint(model_folder)))
-    if method == "draft_model":
-        if "model" not in given:
-            raise ConfigError(f"method draft_model of peer {name} needs the option model, a folder with the draft's checkpoint")
-        given["model"] = str(_checkpoint(given["model"]))
-        request["draft_work"] = str(catalog.converted(Path(given["model"])))
-    command: list[str | Path] = [_python(name), DRIVERS, found.driver]
+    folder = _checkpoint(model_folder)
+    request = {"model": str(folder), "work": str(catalog.converted(folder)), "dtype": dtype, "threads": threads, "options": given}
+    if given["method"] == "draft_model":
+        draft = _draft(name, given)
+        given["model"], request["draft_work"] = str(draft), str(catalog.converted(draft))
+    command = (_python(name), DRIVERS, found.driver)
     return SubprocessPeer(name, command, request, start_timeout=start_timeout, request_timeout=request_timeout)
+
+
+def _draft(name: str, given: Mapping[str, Any]) -> Path:
+    if "model" not in given:
+        raise ConfigError(f"method draft_model of peer {name} needs the option model, a folder with the draft's checkpoint")
+    return _checkpoint(given["model"])
 
 
 def _endpoint_options(given: dict[str, Any]) -> dict[str, Any]:

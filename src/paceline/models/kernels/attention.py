@@ -105,7 +105,7 @@ def _remember(frame: int, layer: int, first: int, stop: int) -> None:
 
 
 @njit(error_model="numpy")
-def _softmax(scores: int, count: int, scale: np.float32) -> np.float32:
+def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
     """Replace scores by exp(scale * (score - largest)); returns their sum. Sixteen scores behind the last are overwritten."""
     store(scores + 4 * count, broadcast(LOWEST))
     top = broadcast(LOWEST)
@@ -174,7 +174,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     shared = read(read(layer + at.SEEN) + row * at.SEEN_FIELDS + at.SHARED_COUNT)
     for q in range(queries):
         _, more = _own(read(layer + at.SEEN), row + (first + q) // groups)
-        whole = _softmax(scores + q * out_pitch, shared + more, read_float(frame + at.ATTENTION_SCALE))
+        whole = softmax(scores + q * out_pitch, shared + more, read_float(frame + at.ATTENTION_SCALE))
         store(sums + 128 * MOST_QUERIES + 64 * q, broadcast(whole))
     for part in range(0, size, 2 * LANES):
         _mix(frame, layer, kv_head, row, first, queries, scores, sums, part)

@@ -62,13 +62,13 @@ def _loop(builder: Builder, count: Value, start: list[Value], body: Any) -> list
     return state
 
 
-def _switch(builder: Builder, code: Value, cases: dict[int, Any]) -> None:
+def switch(builder: Builder, code: Value, cases: dict[int, Any]) -> None:
     """Emit a switch; each case is a function that emits its block."""
     done = builder.append_basic_block()
-    switch = builder.switch(code, done)
+    table = builder.switch(code, done)
     for value, emit in cases.items():
         block = builder.append_basic_block()
-        switch.add_case(_constant(value), block)
+        table.add_case(_constant(value), block)
         builder.position_at_end(block)
         emit()
         builder.branch(done)
@@ -132,7 +132,7 @@ def score(
         _loop(builder, queries, [], one)
 
     kinds = (DOT, HALF, FULL) if has_bfloat() else (HALF, FULL)
-    _switch(builder, kind, {kind_: lambda kind_=kind_: emit(kind_) for kind_ in kinds})
+    switch(builder, kind, {kind_: lambda kind_=kind_: emit(kind_) for kind_ in kinds})
 
 
 @lowered(Nothing, *[Int] * 10, outlined=True)
@@ -168,6 +168,6 @@ def weigh(
             store_at(builder, outs[query], value, 64 * half)
 
     code = builder.add(builder.mul(wide, _constant(16)), queries)
-    _switch(
+    switch(
         builder, code, {16 * w + q: lambda w=w, q=q: emit(w, q) for w in (0, 1) for q in range(1, MOST_QUERIES + 1)}
     )  # fmt: skip

@@ -9,32 +9,23 @@ models.kernels.forward and meet five times a token; which token comes next every
 
 from __future__ import annotations
 
-import functools
-import logging
-from typing import Any
-
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit
 
 from paceline.models.kernels import draft_frame as of
 from paceline.models.kernels import frame as at
-from paceline.models.kernels.attention import _softmax as softmax
-from paceline.models.kernels.attention import copy_row
+from paceline.models.kernels.attention import copy_row, softmax
 from paceline.models.kernels.attention_tiles import score, weigh
+from paceline.models.kernels.draft_bytes import small_gate_up, small_project
 from paceline.models.kernels.draft_head import choose, judge, logits, row_chance
 from paceline.models.kernels.draft_tiles import write
-from paceline.models.kernels.forward import _gate_up as gate_up
-from paceline.models.kernels.forward import _meet as meet
-from paceline.models.kernels.forward import _project as project
-from paceline.models.kernels.forward import _sources as source_number
+from paceline.models.kernels.forward import gate_up, meet, project
 from paceline.models.kernels.tiles import DOT, FULL
-from paceline.models.kernels.vectors import LANES, broadcast, call_int, div, fma, load, mul, read, read_float, store
-
-log = logging.getLogger("paceline")
+from paceline.models.kernels.vectors import LANES, broadcast, div, fma, load, mul, read, read_float, store
 
 
 @njit(error_model="numpy")
-def _turned(data: int, token: int, position: int, first: int, count: int, target: int) -> None:
+def turned(data: int, token: int, position: int, first: int, count: int, target: int) -> None:
     """Rotated values first .. first + count - 1 of a token's row."""
     row = read(data + of.TABLE) + token * read(data + of.TABLE_PITCH) + 4 * first
     pitch = read(data + of.TURNED_PITCH)
@@ -45,15 +36,22 @@ def _turned(data: int, token: int, position: int, first: int, count: int, target
 
 
 @njit(error_model="numpy")
-def _remember(data: int, sequence: int, token: int, position: int) -> None:
-    """Keys and values of one token to its place."""
+def remember(data: int, sequence: int, token: int, slot: int, position: int) -> None:
+    """Keys and values of one token at a position, to a slot."""
     frame = read(data + of.FRAME)
     size, heads, kv_heads = read(frame + at.HEAD_DIM), read(frame + at.HEADS), read(frame + at.KV_HEADS)
     values = read(data + of.TABLE) + token * read(data + of.TABLE_PITCH) + 4 * size * (heads + kv_heads)
     for head in range(kv_heads):
-        place = head * read(sequence + of.HEAD_PITCH) + 4 * size * position
-        _turned(data, token, position, (heads + head) * size, size, read(sequence + of.KEYS) + place)
+        place = head * read(sequence + of.HEAD_PITCH) + 4 * size * slot
+        turned(data, token, position, (heads + head) * size, size, read(sequence + of.KEYS) + place)
         copy_row(values + 4 * size * head, size, read(sequence + of.VALUES) + place, False)
+
+
+@njit(error_model="numpy")
+def feed(data: int, sequence: int, index: int) -> None:
+    """Keys and values of one of the tokens that come before the draft."""
+    place = read(sequence + of.LENGTH) + index
+    remember(data, sequence, read(read(sequence + of.FEED) + 8 * index), place, place)
 
 
 @njit(error_model="numpy")
@@ -67,7 +65,7 @@ def _attend(data: int, row: int, head: int, token: int, position: int, me: int) 
     scores, sums, slots = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE), query + 4 * size, read(data + of.IOTA)
     keys, values = (read(sequence + of.KEYS), read(sequence + of.VALUES))
     keys, values = keys + kv_head * read(sequence + of.HEAD_PITCH), values + kv_head * read(sequence + of.HEAD_PITCH)
-    _turned(data, token, position, head * size, size, query)
+    turned(data, token, position, head * size, size, query)
     for i in range(0, position + 1, LANES):
         score(FULL, size, 1, query, 0, keys, slots + 8 * i, 4 * size, scores + 4 * i, 0)
     whole = broadcast(softmax(scores, position + 1, np.float32(1.0)))
@@ -90,10 +88,10 @@ def _enter(data: int, row: int, step: int, me: int, team: int) -> None:
     token = read(read(sequence + of.FEED) + 8 * (count - 1))
     if step == 0:
         for i in range(count):
-            _remember(data, sequence, read(read(sequence + of.FEED) + 8 * i), read(sequence + of.LENGTH) + i)
+            feed(data, sequence, i)
     else:
         token = read(read(data + of.TOKENS) + row * read(data + of.OUT_PITCH) + 8 * (step - 1))
-        _remember(data, sequence, token, position)
+        remember(data, sequence, token, position, position)
     if rows * me // team <= row < rows * (me + 1) // team:
         copy_row(
             read(data + of.EMBEDDING) + 4 * hidden * token, hidden, read(frame + at.X) + row * read(frame + at.X_PITCH), False
@@ -104,24 +102,43 @@ def _enter(data: int, row: int, step: int, me: int, team: int) -> None:
 
 
 @njit(error_model="numpy")
-def chain(data: int) -> None:
+def above_attention(data: int, me: int, team: int) -> None:
+    """From the mixed values and embeddings of all rows to this thread's strips of their logits."""
+    frame, layer, small = read(data + of.FRAME), read(data + of.LAYER), read(data + of.STRIPS) != 0
+    mixed, mixed_pitch, width = (
+        read(frame + at.MIXED),
+        read(frame + at.MIXED_PITCH),
+        read(frame + at.HEADS) * read(frame + at.HEAD_DIM),
+    )
+    inner, inner_pitch, depth = read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE)
+    if small:
+        small_project(data, me, team, read(data + of.O_STRIPS), read(data + of.O_SCALES), mixed, mixed_pitch, width)
+    else:
+        project(frame, me, team, read(layer + at.O_WEIGHT), 0, mixed, mixed_pitch, width, False)
+    meet(frame, team)
+    if small:
+        small_gate_up(data, me, team)
+    else:
+        gate_up(frame, layer, me, team)
+    meet(frame, team)
+    if small:
+        small_project(data, me, team, read(data + of.DOWN_STRIPS), read(data + of.DOWN_SCALES), inner, inner_pitch, depth)
+    else:
+        project(frame, me, team, read(layer + at.DOWN_WEIGHT), 0, inner, inner_pitch, depth, False)
+    meet(frame, team)
+    logits(data, me, team)
+
+
+@njit(error_model="numpy")
+def chain(data: int, me: int, team: int) -> None:
     """Draft; see the module."""
-    frame, layer, me, team = read(data + of.FRAME), read(data + of.LAYER), 0, 1
-    if read(frame + at.THREAD) != 0:
-        me, team = call_int(read(frame + at.THREAD)), call_int(read(frame + at.TEAM))
-    rows, mixed = read(frame + at.ROWS), read(frame + at.HEADS) * read(frame + at.HEAD_DIM)
+    frame = read(data + of.FRAME)
+    rows = read(frame + at.ROWS)
     for step in range(read(data + of.STEPS)):
         for row in range(rows):
             _enter(data, row, step, me, team)
         meet(frame, team)
-        project(frame, me, team, read(layer + at.O_WEIGHT), 0, read(frame + at.MIXED), read(frame + at.MIXED_PITCH), mixed, False)
-        meet(frame, team)
-        gate_up(frame, layer, me, team)
-        meet(frame, team)
-        inner, pitch = read(frame + at.INNER), read(frame + at.INNER_PITCH)
-        project(frame, me, team, read(layer + at.DOWN_WEIGHT), 0, inner, pitch, read(frame + at.INTERMEDIATE), False)
-        meet(frame, team)
-        logits(data, me, team)
+        above_attention(data, me, team)
         judge(data, me, team)
         meet(frame, team)
         likely = np.float32(0.0)
@@ -132,19 +149,3 @@ def chain(data: int) -> None:
             write(data + of.DONE, step + 1)
         if likely <= read_float(data + of.PAUSE):
             break
-
-
-@functools.cache
-def compiled() -> Any:
-    """`chain` as machine code for this CPU, from numba's cache on disk where one can be written."""
-    sources = source_number()
-
-    def entry(data: int) -> None:
-        if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
-            chain(data)
-
-    try:
-        return cfunc(types.void(types.int64), cache=True, error_model="numpy")(entry)
-    except (RuntimeError, OSError) as reason:
-        log.debug("the draft kernel is not kept on disk: %s", reason)
-        return cfunc(types.void(types.int64), error_model="numpy")(entry)

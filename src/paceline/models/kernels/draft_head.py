@@ -1,7 +1,7 @@
 """The end of a draft step, compiled: the final norm, the logits, the best token and its chance.
 
 In: the tables of models.kernels.draft_frame, the residual stream. Out: tokens and chances. Not here: all before
-(models.kernels.draft), products (models.kernels.matrix, models.kernels.draft_tiles).
+(models.kernels.draft), products (models.kernels.matrix, models.kernels.draft_bytes).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from numba import njit
 from paceline.models.kernels import draft_frame as of
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention import scaled_norm
-from paceline.models.kernels.draft_tiles import INPUTS, TOP, accumulate_bytes, load_sums, size_of, store_bytes, write
-from paceline.models.kernels.forward import _put as put
-from paceline.models.kernels.matrix import AHEAD, strip_sums
-from paceline.models.kernels.tiles import DOT, FULL, GROUP, MOST_ROWS, STEP, STRIP
+from paceline.models.kernels.draft_bytes import STRIP_BYTES, byte_strip, small_normed
+from paceline.models.kernels.draft_tiles import place_of, write
+from paceline.models.kernels.forward import put
+from paceline.models.kernels.matrix import strip_sums
+from paceline.models.kernels.tiles import DOT, FULL, STEP, STRIP
 from paceline.models.kernels.vectors import (
     LANES,
     add,
@@ -33,76 +34,43 @@ from paceline.models.kernels.vectors import (
 )  # fmt: skip
 
 LOWEST = np.float32(-np.inf)
-
-
-@njit(error_model="numpy")
-def _shrink(data: int, me: int) -> None:
-    """Normed states of all rows as 8-bit activations; each row's scale follows its bytes."""
-    frame = read(data + of.FRAME)
-    hidden = read(frame + at.HIDDEN)
-    for row in range(read(frame + at.ROWS)):
-        fine = read(data + of.FINE) + me * read(data + of.FINE_SIZE) + row * read(data + of.FINE_PITCH)
-        target = read(data + of.BYTES) + me * read(data + of.BYTES_SIZE) + row * read(data + of.BYTES_PITCH)
-        top = broadcast(np.float32(1e-30))
-        for i in range(0, hidden, LANES):
-            top = larger(top, size_of(load(fine + 4 * i)))
-        most = largest(top)
-        factor = broadcast(np.float32(TOP) / most)
-        for i in range(0, hidden, LANES):
-            store_bytes(target + i, mul(load(fine + 4 * i), factor))
-        store(target + hidden, broadcast(most / np.float32(TOP)))
-
-
-@njit(error_model="numpy")
-def _small_strip(data: int, strip: int, me: int, sums: int) -> None:
-    """One strip of logits of all rows from the 8-bit head."""
-    frame = read(data + of.FRAME)
-    hidden, rows, pitch = read(frame + at.HIDDEN), read(frame + at.ROWS), read(data + of.BYTES_PITCH)
-    groups, scales = hidden // (INPUTS * GROUP), read(data + of.SCALES) + strip * 8 * STRIP
-    weights, x = read(data + of.STRIPS) + strip * groups * GROUP * STEP, read(data + of.BYTES) + me * read(data + of.BYTES_SIZE)
-    for first in range(0, rows, MOST_ROWS):
-        count = min(MOST_ROWS, rows - first)
-        accumulate_bytes(count, weights, groups, x + first * pitch, pitch, sums, weights + AHEAD)
-        for row in range(first, first + count):
-            scale = load(x + row * pitch + hidden)
-            target = read(data + of.LOGITS) + row * read(data + of.LOGITS_PITCH) + 4 * strip * STRIP
-            for i in range(0, 4 * STRIP, 64):
-                value = sub(load_sums(sums + (row - first) * 4 * STRIP + i), load(scales + i))
-                store(target + i, mul(mul(value, load(scales + 4 * STRIP + i)), scale))
+PART_BYTES = 192
+"""What a thread found in a row: three times sixteen lanes."""
 
 
 @njit(error_model="numpy")
 def logits(data: int, me: int, team: int) -> None:
     """This thread's strips of the logits of all rows."""
-    frame = read(data + of.FRAME)
-    hidden, rows, kind, small = read(frame + at.HIDDEN), read(frame + at.ROWS), read(frame + at.KIND), read(data + of.STRIPS) != 0
-    for row in range(rows):
-        x, weight = read(frame + at.X) + row * read(frame + at.X_PITCH), read(frame + at.FINAL_NORM)
-        target = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE) + row * read(frame + at.NORMED_PITCH)
-        if small:
-            target = read(data + of.FINE) + me * read(data + of.FINE_SIZE) + row * read(data + of.FINE_PITCH)
-        scaled_norm(x, hidden, weight, read_float(frame + at.EPSILON), target, kind == DOT and not small)
-    if small:
-        _shrink(data, me)
+    frame, small = read(data + of.FRAME), read(data + of.STRIPS) != 0
+    hidden, rows, kind, weight = read(frame + at.HIDDEN), read(frame + at.ROWS), read(frame + at.KIND), read(frame + at.FINAL_NORM)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), hidden if kind == FULL else hidden // 2
+    out, out_pitch = read(data + of.LOGITS), read(data + of.LOGITS_PITCH)
     normed, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    if small:
+        normed, pitch = small_normed(data, me, weight), read(data + of.BYTES_PITCH)
+    else:
+        for row in range(rows):
+            x, target = read(frame + at.X) + row * read(frame + at.X_PITCH), normed + row * pitch
+            scaled_norm(x, hidden, weight, read_float(frame + at.EPSILON), target, kind == DOT)
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):
+        target = out + strip * STRIP_BYTES
         if small:
-            _small_strip(data, strip, me, sums)
+            scales = read(data + of.SCALES)
+            byte_strip(read(data + of.STRIPS), scales, strip, hidden, normed, pitch, rows, sums, target, out_pitch)
         else:
             strip_sums(kind, read(frame + at.HEAD) + strip * steps * STEP, steps, normed, pitch, rows, sums)
-            put(sums, rows, read(data + of.LOGITS) + 4 * strip * STRIP, read(data + of.LOGITS_PITCH))
+            put(sums, rows, target, out_pitch)
 
 
 @njit(error_model="numpy")
-def _first_at(row: int, begin: int, end: int, top: np.float32) -> int:
-    for i in range(begin, end, LANES):
-        if largest(load(row + 4 * i)) == top:
-            for j in range(i, i + LANES):
-                if read_float(row + 4 * j) == top:
-                    return j
-    return begin
+def find(start: int, first: int, stop: int, value: np.float32) -> int:
+    """The first place from `first` on that holds a value."""
+    for i in range(first, stop, LANES):
+        lane = place_of(start + 4 * i, value)
+        if lane < LANES:
+            return i + lane
+    return first
 
 
 @njit(error_model="numpy")
@@ -123,10 +91,10 @@ def judge(data: int, me: int, team: int) -> None:
         most = largest(top)
         for i in range(begin, end, LANES):
             parts = add(parts, exponential(sub(load(logits + 4 * i), broadcast(most))))
-        part = read(data + of.PARTS) + me * read(data + of.PARTS_SIZE) + 192 * row
+        part = read(data + of.PARTS) + me * read(data + of.PARTS_SIZE) + PART_BYTES * row
         store(part, broadcast(most))
         store(part + 128, broadcast(total(parts)))
-        write(part + 64, _first_at(logits, begin, end, most))
+        write(part + 64, find(logits, begin, end, most))
 
 
 @njit(error_model="numpy")
@@ -134,11 +102,11 @@ def choose(data: int, row: int, step: int, team: int) -> np.float32:
     """The best token of all threads' parts, and its chance, to their places; every thread writes the same."""
     best, place, whole = LOWEST, 0, np.float32(0.0)
     for one in range(team):
-        part = read(data + of.PARTS) + one * read(data + of.PARTS_SIZE) + 192 * row
+        part = read(data + of.PARTS) + one * read(data + of.PARTS_SIZE) + PART_BYTES * row
         if read_float(part) > best:
             best, place = read_float(part), read(part + 64)
     for one in range(team):
-        part = read(data + of.PARTS) + one * read(data + of.PARTS_SIZE) + 192 * row
+        part = read(data + of.PARTS) + one * read(data + of.PARTS_SIZE) + PART_BYTES * row
         lanes = mul(exponential(broadcast(read_float(part) - best)), load(part + 128))
         whole += largest(lanes)
     out = row * read(data + of.OUT_PITCH) + 8 * step

@@ -1,11 +1,11 @@
-"""An 8-bit product for the head of a draft model: up to six rows of activations times one strip of 64 outputs.
+"""An 8-bit product for a draft model: up to six rows of activations times one strip of 64 outputs.
 
 In: a strip of packed weights, rows of 8-bit activations. Out: integer sums in lanes of 32 bits. Not here: which strips, what the
-sums mean (models.kernels.draft).
+sums mean (models.kernels.draft_bytes).
 
 Weights are signed with one scale per output, activations unsigned with one scale per row and 128 for zero, so that a processor with
-avx512vnni multiplies four of them at a time (vpdpbusd). A draft needs no exact logits, but it waits for the bytes of its head:
-these are half of bfloat16's.
+avx512vnni multiplies four of them at a time (vpdpbusd). A draft needs no exact logits, but it waits for the bytes of its
+weights: these are half of bfloat16's.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from llvmlite import ir
 
-from paceline.models.kernels.attention_tiles import _switch as switch
+from paceline.models.kernels.attention_tiles import switch
 from paceline.models.kernels.pages import Pages
-from paceline.models.kernels.tiles import COLUMNS, GROUP, MOST_ROWS, STRIP, _Loop
+from paceline.models.kernels.tiles import COLUMNS, GROUP, MOST_ROWS, STRIP, Loop
 from paceline.models.kernels.vectors import (
     F32V,
     I8,
+    I16,
     I32,
     I32V,
+    I64,
     LANES,
     Builder,
+    Float,
     Int,
     Lanes,
     Nothing,
@@ -49,9 +52,9 @@ def has_bytes() -> bool:
     return bool(binding.get_host_cpu_features().get("avx512vnni"))
 
 
-def fits(hidden: int) -> bool:
-    """Whether rows of this length fill groups of steps, and their integer sums are exact in float32."""
-    return hidden % (INPUTS * GROUP) == 0 and hidden * 255 * TOP < 2**24
+def fits(*inputs: int) -> bool:
+    """Whether rows of these lengths fill groups of steps and whole lanes, and their integer sums stay in int32."""
+    return all(one % (INPUTS * GROUP) == 0 and one * 255 * TOP < 2**31 for one in inputs)
 
 
 def pack(weight: torch.Tensor, pages: Pages) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,11 +75,11 @@ def pack(weight: torch.Tensor, pages: Pages) -> tuple[torch.Tensor, torch.Tensor
     return strips, torch.stack((offset.view(-1, STRIP), scale.view(-1, STRIP)), 1).contiguous()
 
 
-class _Bytes(_Loop):
+class _Bytes(Loop):
     """The loop of models.kernels.tiles over 8-bit numbers; its sums are integers that travel as float32 lanes."""
 
     def __init__(self, builder: Builder, rows: int) -> None:
-        self.builder, self.kind, self.rows, self.lines = builder, 0, rows, 16
+        self.builder, self.kind, self.rows, self.lines = builder, 0, rows, 0
         self.pitch = GROUP * INPUTS
 
     def _step(self, strip: list[Value], row: Value, offset: int, sums: list[Value]) -> list[Value]:
@@ -126,3 +129,19 @@ def size_of(builder: Builder, lanes: Value) -> Value:
 def write(builder: Builder, address: Value, value: Value) -> None:
     """An int64 to an address."""
     store_at(builder, address, value)
+
+
+@lowered(Int, Int, Float)
+def place_of(builder: Builder, address: Value, value: Value) -> Any:
+    """The first of sixteen float32 lanes that equals a value; 16 where none does."""
+    equal = builder.fcmp_ordered("==", load_at(builder, address, F32V), splat(builder, value))
+    bits = builder.bitcast(equal, I16)
+    return builder.zext(call_named(builder, "llvm.cttz.i16", I16, bits, ir.Constant(ir.IntType(1), 0)), I64)
+
+
+@lowered(Int, Int, Float)
+def put_float(builder: Builder, address: Value, value: Value) -> Any:
+    """A float32 to an address; returns the address."""
+    at_ = builder.inttoptr(address, value.type.as_pointer())
+    builder.store(value, at_, align=4)
+    return address

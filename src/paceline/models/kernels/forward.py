@@ -52,7 +52,7 @@ PATIENCE = 3.0
 
 
 @njit(error_model="numpy")
-def _meet(frame: int, team: int) -> None:
+def meet(frame: int, team: int) -> None:
     if team > 1:
         call(read(frame + at.BARRIER))
 
@@ -81,14 +81,14 @@ def _normed(frame: int, me: int, weight: int) -> int:
 
 
 @njit(error_model="numpy")
-def _put(sums: int, rows: int, target: int, pitch: int) -> None:
+def put(sums: int, rows: int, target: int, pitch: int) -> None:
     for row in range(rows):
         for i in range(0, STRIP_BYTES, 64):
             store(target + row * pitch + i, load(sums + row * STRIP_BYTES + i))
 
 
 @njit(error_model="numpy")
-def _put_residual(frame: int, sums: int, column: int, rounded: bool) -> None:
+def put_residual(frame: int, sums: int, column: int, rounded: bool) -> None:
     """Add a strip to the residual stream."""
     factor = broadcast(read_float(frame + at.RESIDUAL))
     for row in range(read(frame + at.ROWS)):
@@ -102,7 +102,7 @@ def _put_residual(frame: int, sums: int, column: int, rounded: bool) -> None:
 
 
 @njit(error_model="numpy")
-def _put_gated(frame: int, sums: int, column: int) -> None:
+def put_gated(frame: int, sums: int, column: int) -> None:
     """act(gate) * up for 32 inner activations; gelu is its tanh form, x * sigmoid(1.5958 (x + 0.044715 x^3))."""
     one, half, gelu = broadcast(np.float32(1.0)), read(frame + at.KIND) == DOT, read(frame + at.GELU) == 1
     for row in range(read(frame + at.ROWS)):
@@ -131,11 +131,11 @@ def _qkv(frame: int, layer: int, me: int, team: int) -> None:
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         bias = read(layer + at.QKV_BIAS)
         _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        _put(sums, rows, read(frame + at.QKV) + strip * STRIP_BYTES, read(frame + at.QKV_PITCH))
+        put(sums, rows, read(frame + at.QKV) + strip * STRIP_BYTES, read(frame + at.QKV_PITCH))
 
 
 @njit(error_model="numpy")
-def _project(
+def project(
     frame: int, me: int, team: int, weights: int, bias: int, x: int, pitch: int, inputs: int, rounded: bool
 ) -> None:  # fmt: skip
     """A projection back to the residual stream."""
@@ -146,11 +146,11 @@ def _project(
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        _put_residual(frame, sums, strip * STRIP, rounded)
+        put_residual(frame, sums, strip * STRIP, rounded)
 
 
 @njit(error_model="numpy")
-def _gate_up(frame: int, layer: int, me: int, team: int) -> None:
+def gate_up(frame: int, layer: int, me: int, team: int) -> None:
     x, sums = _normed(frame, me, read(layer + at.MLP_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     rows, kind, bias = read(frame + at.ROWS), product(frame), read(layer + at.GATE_UP_BIAS)
     strips, steps = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
@@ -158,7 +158,7 @@ def _gate_up(frame: int, layer: int, me: int, team: int) -> None:
         weight = read(layer + at.GATE_UP_WEIGHT) + strip * strip_size(kind, steps)
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         _biased(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        _put_gated(frame, sums, strip * (STRIP // 2))
+        put_gated(frame, sums, strip * (STRIP // 2))
 
 
 @njit(error_model="numpy")
@@ -166,23 +166,23 @@ def _layer(frame: int, layer: int, me: int, team: int) -> None:
     narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
     if read(layer + at.ATTENTION) == 1:
         _qkv(frame, layer, me, team)
-        _meet(frame, team)
+        meet(frame, team)
         attend(frame, layer, me, team)
-        _meet(frame, team)
+        meet(frame, team)
         inputs = read(frame + at.HEADS) * read(frame + at.HEAD_DIM)
-        _project(
+        project(
             frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_BIAS),
             read(frame + at.MIXED), read(frame + at.MIXED_PITCH), inputs, narrow and skipped,
         )  # fmt: skip
-        _meet(frame, team)
+        meet(frame, team)
     if not skipped:
-        _gate_up(frame, layer, me, team)
-        _meet(frame, team)
-        _project(
+        gate_up(frame, layer, me, team)
+        meet(frame, team)
+        project(
             frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_BIAS),
             read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE), narrow,
         )  # fmt: skip
-        _meet(frame, team)
+        meet(frame, team)
     if read(layer + at.TAP) != 0:
         show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)
 
@@ -194,7 +194,7 @@ def forward(frame: int) -> None:
     if read(frame + at.THREAD) != 0:
         me, team = call_int(read(frame + at.THREAD)), call_int(read(frame + at.TEAM))
     embed(frame, me, team)
-    _meet(frame, team)
+    meet(frame, team)
     for i in range(read(frame + at.LAYERS)):
         _layer(frame, read(frame + at.PROGRAM) + i * at.LAYER_FIELDS, me, team)
     if read(frame + at.RESULT) != 0:
@@ -205,7 +205,7 @@ def forward(frame: int) -> None:
         head(frame, me, team)
         if read(frame + at.BEST) != 0:
             look(frame, me, team)
-            _meet(frame, team)
+            meet(frame, team)
             if me == 0:
                 settle_best(frame, team)
 
@@ -213,7 +213,7 @@ def forward(frame: int) -> None:
 @functools.cache
 def compiled() -> Any:
     """`forward` as machine code for this CPU, from numba's cache on disk where one can be written."""
-    sources = _sources()
+    sources = source_number()
 
     def entry(frame: int) -> None:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
@@ -232,7 +232,7 @@ def compiled() -> Any:
     return made
 
 
-def _sources() -> int:
+def source_number() -> int:
     """A number that changes with any file of this package."""
     digest = 0
     for path in sorted(Path(__file__).parent.glob("*.py")):

@@ -1,0 +1,168 @@
+"""`auto` against plain decoding and every fixed length along the acceptance dial, by batch size, in turn, in one run.
+
+usage: dial.py [--model bundled|291m] [--threads 2] [--repeats 15] [--batches 1,4,16] [--acceptance 0,0.5,0.7,0.8,0.9,0.95]
+               [--fixed 1,2,4,8,15] [--tokens 128] [--model-dir DIR] [--plot-only]
+
+The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong and
+always sure, the worst drafter there is. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
+decode the same requests in an order that rotates, after warming up. Outputs must equal those of plain decoding, or differ first at
+a near tie (counted); otherwise nothing is timed. Ratios are paired, with 95 % bootstrap intervals; the best fixed length (0 is
+plain decoding) is the one with the best median. A cell of few requests decodes more of them. Every cell is written when it is done,
+and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from batches import decode, must_agree, prompts_of
+from common import RESULTS, pyplot, random_llama, ratio, save
+
+from paceline import LLM, SamplingParams
+from paceline.bench.demo import BUNDLED_TARGET
+
+REQUESTS = 4
+"""Requests of a cell whose batch is smaller, one after the other."""
+
+WARM_UP = 4
+ALWAYS_WRONG = {"acceptance": 0.0, "confidence": 0.97}
+
+
+class Dial:
+    """One model, its requests, and what plain decoding says to them.
+
+    Args:
+        name: "bundled", or "291m" with its folder.
+        most: the largest batch.
+    """
+
+    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int) -> None:
+        words: dict[str, Any] = {} if name == "bundled" else {"model": random_llama(folder), "tokenizer": BUNDLED_TARGET}
+        self.plain = LLM(**words, speculative_config=None, threads=threads, max_num_seqs=most, enable_prefix_caching=False)
+        self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        self.prompts = prompts_of(self.plain, max(most, REQUESTS)) if name == "bundled" else _random_prompts(max(most, REQUESTS))
+        self.reference = [decode(self.plain, [prompt], self.params)[0] for prompt in self.prompts]
+        self.records = {tuple(ids): made for ids, made in zip(self.prompts, self.reference, strict=True)}
+
+    def cell(self, batch: int, acceptance: float, fixed: list[int], repeats: int) -> dict[str, Any]:
+        """Seconds of every setting at one batch size and acceptance."""
+        oracle: dict[str, Any] = {"method": "corrupted_oracle", "continuations": self.records, "acceptance": acceptance}
+        oracle |= ALWAYS_WRONG if acceptance == 0.0 else {}
+        named = {"plain": None, "auto": {"controller": "auto", **oracle}}
+        named |= {f"fixed {number}": {"controller": "fixed", "num_speculative_tokens": number, **oracle} for number in fixed}
+        settings = {name: self.plain.with_speculative_config(config) for name, config in named.items()}
+        groups = [self.prompts[first : first + batch] for first in range(0, max(batch, REQUESTS), batch)]
+        agreement = {name: self._check(llm, groups) for name, llm in settings.items()}
+        for _ in range(WARM_UP):
+            self._run(settings["auto"], groups)
+        seconds = self.turns(settings, groups, repeats)
+        made = max(batch, REQUESTS) // batch * batch * self.params.max_tokens
+        best = min((name for name in seconds if name != "auto"), key=lambda name: median(seconds[name]))
+        return {
+            "batch": batch,
+            "acceptance": acceptance,
+            "tokens_per_second": {name: made / median(values) for name, values in seconds.items()},
+            "best fixed": best,
+            "auto over plain": ratio(seconds["plain"], seconds["auto"]),
+            "auto over the best fixed": ratio(seconds[best], seconds["auto"]),
+            "agreement": agreement,
+            "seconds": seconds,
+        }
+
+    def turns(self, settings: dict[str, LLM], groups: list[list[list[int]]], repeats: int) -> dict[str, list[float]]:
+        """Seconds of every setting, in an order that rotates."""
+        seconds: dict[str, list[float]] = {name: [] for name in settings}
+        names = list(settings)
+        for repeat in range(repeats):
+            first = repeat % len(names)
+            for name in names[first:] + names[:first]:
+                seconds[name].append(self._run(settings[name], groups))
+        return seconds
+
+    def _check(self, llm: LLM, groups: list[list[list[int]]]) -> dict[str, int]:
+        made = [output for group in groups for output in decode(llm, group, self.params)]
+        return must_agree(self.plain, self.prompts[: len(made)], self.reference[: len(made)], made)
+
+    def _run(self, llm: LLM, groups: list[list[list[int]]]) -> float:
+        start = perf_counter()
+        for group in groups:
+            decode(llm, group, self.params)
+        return perf_counter() - start
+
+
+def _random_prompts(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(count)]
+
+
+def words(cell: dict[str, Any]) -> str:
+    """One line on a cell."""
+    over, best = cell["auto over plain"], cell["auto over the best fixed"]
+    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in cell["tokens_per_second"].items())
+    return (
+        f"batch {cell['batch']:2d}, acceptance {cell['acceptance']:g}: tokens/s {rates}; auto / plain {over['median']:.2f} "
+        f"({over['low']:.2f} to {over['high']:.2f}), auto / {cell['best fixed']} {best['median']:.2f} ({best['low']:.2f} to "
+        f"{best['high']:.2f})"
+    )
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Tokens per second over acceptance, a panel a batch size."""
+    plt = pyplot()
+    sizes = sorted({cell["batch"] for cell in found["cells"]})
+    figure, panels = plt.subplots(1, len(sizes), figsize=(5.2 * len(sizes), 4.4), layout="constrained", squeeze=False)
+    for size, axes in zip(sizes, panels[0], strict=True):
+        cells = sorted((cell for cell in found["cells"] if cell["batch"] == size), key=lambda cell: cell["acceptance"])
+        shades = iter(plt.get_cmap("Blues")([0.35 + 0.13 * i for i in range(6)]))
+        for name in cells[0]["tokens_per_second"]:
+            look = {"auto": {"color": "#d62728", "linewidth": 2.6, "marker": "o"}, "plain": {"color": "#777777", "linestyle": "--"}}
+            style = look.get(name) or {"color": next(shades), "marker": "s", "markersize": 4}
+            axes.plot([c["acceptance"] for c in cells], [c["tokens_per_second"][name] for c in cells], label=name, **style)
+        axes.set(title=f"batch {size}", xlabel="acceptance of a drafted token", ylim=(0, None))
+    panels[0][0].set_ylabel("tokens/s")
+    panels[0][0].legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["bundled", "291m"], default="bundled")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--acceptance", default="0,0.5,0.7,0.8,0.9,0.95")
+    parser.add_argument("--fixed", default="1,2,4,8,15")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
+    parser.add_argument("--plot-only", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    batches, name = [int(batch) for batch in given.batches.split(",")], f"dial_{given.model}"
+    path = RESULTS / f"{name}.json"
+    known = json.loads(path.read_text())["cells"] if path.exists() else []
+    done = {(cell["batch"], cell["acceptance"], cell["repeats"]) for cell in known}
+    if not given.plot_only:
+        dial = Dial(given.model, given.model_dir, given.threads, max(batches), given.tokens)
+        for batch in batches:
+            for acceptance in map(float, given.acceptance.split(",")):
+                if (batch, acceptance, given.repeats) in done:
+                    continue
+                cell = {"repeats": given.repeats, "tokens": given.tokens}
+                cell |= dial.cell(batch, acceptance, [int(number) for number in given.fixed.split(",")], given.repeats)
+                known = [old for old in known if (old["batch"], old["acceptance"]) != (batch, acceptance)] + [cell]
+                save(name, {"model": given.model, "cells": known})
+                print(words(cell), flush=True)
+    found = json.loads(path.read_text())
+    plot(found, path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Steps that go as the last plan said: budgets and thresholds that stay, outcomes that are counted and learned from together.
+
+In: a planned step of a Planner; trees and verdicts of the steps that follow. Out: budgets, cut trees, and what there is to learn.
+Not here: whether to go on without planning (`controllers.auto`), any estimate.
+
+A plan judges a token by its calibrated chance. Here the product of the confidences along a path stands for it: what calibration
+made of it in planned steps is kept as one factor a level (`_Scale`), and the price of a level becomes a least product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, inf, log
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
+from paceline.controllers.counts import Counts
+from paceline.controllers.pick import cut, fixed_shape, keep
+from paceline.controllers.prices import row_seconds
+from paceline.controllers.watch import Mode
+from paceline.tree.chain_columns import lone_source
+from paceline.tree.types import NO_BUDGET, Budget
+
+if TYPE_CHECKING:
+    from paceline.controllers.base import Signal, StepTimes
+    from paceline.controllers.planner import Planner
+    from paceline.controllers.voice import Drafting
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Verdict
+
+STEPS: Final = 32
+"""Steps from one plan to the next."""
+
+_MISSES = 5
+_RATE = 0.2
+
+
+class Course(NamedTuple):
+    """How one drafter goes on for one sequence.
+
+    Attributes:
+        budget: as long as the sequence is far from its end.
+        least: per depth - 1, the product of confidences from which on a node is worth its row; empty where the drafter says the
+            same of every token, so that the budget alone tells how deep it goes.
+    """
+
+    budget: Budget
+    least: list[float]
+
+
+class Cruise:
+    """The steps between two plans.
+
+    Args:
+        drafters: how many there are.
+    Attributes:
+        left: further steps that need no plan. done: steps since the last plan.
+        counts: what they brought.
+    """
+
+    def __init__(self, drafters: int) -> None:
+        self.left = self.done = 0
+        self.counts = Counts(drafting=[0.0] * drafters)
+        self._keys: list[int] = []
+        self._remaining: list[int] = []
+        self._scales = [0.0] * drafters  # per drafter, log of the calibrated chance of a node over its confidence
+        self._said: list[set[float]] = [set() for _ in range(drafters)]  # confidences that a drafter has told, two at least
+        self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
+        self._courses: list[list[list[Course | None]]] = []
+        self._batch: Sequence[Drafting] = ()
+        self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
+        self._planner: Planner | None = None
+        self._misses, self._most = 0, inf
+
+    def start(self, planner: Planner, signals: Sequence[Signal], most: float) -> None:
+        """Let the next steps go as the one that `planner` has just planned and seen the end of.
+
+        Args:
+            most: seconds that a step takes at most unless it was interrupted.
+        """
+        self.left, self.done, self._misses = STEPS, 0, 0
+        self._planner, self._batch, self._most = planner, list(planner._batch), most
+        self._keys = [signal.key for signal in signals]
+        self._courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
+        for index, (one, courses) in enumerate(zip(self._batch, self._courses, strict=True)):
+            self._scale(planner, index, one)
+            for drafter, mode in enumerate(one.modes):
+                beside = one.rivals[drafter]
+                if (index, drafter) in planner._worths:
+                    courses[drafter][beside] = self._course(planner, index, drafter) if mode is Mode.ASK else None
+
+    def _scale(self, planner: Planner, index: int, one: Drafting) -> None:
+        """What calibration makes of the confidences of the planned step's tree."""
+        tree = planner._counts[0][index]
+        source = lone_source(tree)
+        if source < 0:
+            return
+        confidence = tree.confidence.tolist()
+        if len(self._said[source]) < 2:
+            self._said[source].update(confidence)
+        raw, reach, levels = 1.0, planner.acceptance.reach(one.own, tree)[-1], len(confidence)
+        for sure in confidence:
+            raw *= sure
+        if raw > 0.0 < reach:
+            self._scales[source] += _RATE * ((log(reach) - log(raw)) / levels - self._scales[source])
+
+    def _course(self, planner: Planner, index: int, drafter: int) -> Course:
+        """What follows from the plan for one drafter of one sequence."""
+        one, size, line, rate = self._batch[index], len(self._batch), planner._lines[drafter], planner._rate
+        best, voice = one.depths[drafter], one.voices[drafter]
+        if voice is None or voice.raw == 1.0:  # it does not ask while it drafts
+            if len(self._said[drafter]) == 1:
+                return Course(Budget(best, best), [])
+            depth = max(best, len(planner._counts[1][index])) + 2
+        else:
+            depth = 2 * best + 2
+        depth = min(depth, planner.max_depth)
+        levels, factor = planner.acceptance.levels(one.own, drafter), exp(self._scales[drafter])
+        row = row_seconds(0, size, planner._table)
+        price = rate * (line.per_level / size + row)
+        least, floors, scale = [0.0], [0.0, 0.0], factor
+        for level in range(2, depth + 1):
+            floors.append(price / (levels[DEPTH_BUCKET[level]] * scale))
+            scale *= factor
+            least.append(rate * row / scale)
+        return Course(Budget(min(depth, planner.max_nodes), depth, _from(floors)), least)
+
+    def goes_on(self, signals: Sequence[Signal]) -> bool:
+        """Whether this step needs no plan: the same sequences run, or one after another, and it is not yet time."""
+        if not self.left:
+            return False
+        if [signal.key for signal in signals] != self._keys and not self._inherits(signals):
+            self.left = 0
+            return False
+        self.left, self.done = self.left - 1, self.done + 1
+        self._remaining = [signal.remaining for signal in signals]
+        return True
+
+    def _inherits(self, signals: Sequence[Signal]) -> bool:
+        """Whether a sequence that runs by itself follows one that did, and may go on as that one did."""
+        heritage, planner = self._heritage, self._planner
+        self._heritage = None
+        if heritage is None or planner is None or len(signals) != 1:
+            return False
+        heir = planner.begin(signals[0])
+        if heir.greedy is not self._batch[0].greedy:
+            return False
+        key = signals[0].key
+        self._keys, self._courses, self._known[key] = [key], [heritage], heritage
+        self._batch = planner._batch = [heir]
+        return True
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        """As planned, but no deeper than the sequence may still grow, and beside what there is."""
+        taken = len(so_far)
+        course = self._courses[index][drafter][taken > 0]
+        if course is None or self._remaining[index] < 2:
+            return NO_BUDGET
+        budget, asked = course.budget, self.counts.asked
+        asked[index, drafter] = asked.get((index, drafter), 0) + 1
+        depth = min(budget.depth, self._remaining[index] - 1)
+        return budget if depth == budget.depth else Budget(min(depth, budget.nodes), depth, budget.go_on)
+
+    def trim(self, index: int, tree: TokenTree) -> TokenTree:
+        """The tree without nodes that are not worth their rows; whole if it has drawn trials or probes."""
+        source, planner = lone_source(tree), self._planner
+        if source < 0 or planner is None:
+            if planner is None or not len(tree) or fixed_shape(tree):
+                return tree
+            reach = planner.acceptance.reach(self._batch[index].own, tree)
+            return keep([tree], [(reach, ())], planner._table, planner._rate)[0][0]
+        course, raw, count = self._courses[index][source][0], 1.0, 0
+        if course is None or not course.least:
+            return tree
+        for sure, least in zip(tree.confidence.tolist(), course.least, strict=False):
+            raw *= sure
+            if raw < least:
+                break
+            count += 1
+        return cut(tree, range(count), len(tree.tokens))
+
+    def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+        """The outcome of one step."""
+        counts, drafting, accepted, any_scored = self.counts, self.counts.drafting, 0, False
+        for index, (tree, verdict) in enumerate(zip(trees, verdicts, strict=True)):
+            if scored := len(tree.tokens):
+                any_scored = True
+                accepted += (stood := len(verdict.path))
+                source = lone_source(tree)
+                if source < 0:
+                    self._mixed(index, tree, verdict)
+                else:
+                    key = (index, source, scored, stood)
+                    counts.chains[key] = counts.chains.get(key, 0) + 1
+        for drafter, seconds in enumerate(times.draft):
+            drafting[drafter] += seconds
+        counts.steps += 1
+        counts.tokens += accepted + len(trees)
+        rest = times.verify + times.other
+        counts.seconds += min(times.score + sum(times.draft) + rest, self._most)
+        times_seen, score, others = counts.scoring.get(times.rows, (0, 0.0, 0.0))
+        counts.scoring[times.rows] = times_seen + 1, score + times.score, others + rest
+        self._misses = 0 if accepted else self._misses + any_scored
+        if self._misses >= _MISSES:
+            self.left = 0
+
+    def _mixed(self, index: int, tree: TokenTree, verdict: Verdict) -> None:
+        """Learn from a tree by several drafters, or with branches."""
+        if self._planner is None:
+            return
+        accepted, sources = self._planner.acceptance.observe(self._batch[index].own, tree, verdict.path), tree.sources.tolist()
+        for drafter in set(sources):
+            key = (index, drafter, sources.count(drafter), accepted[drafter])
+            self.counts.mixed[key] = self.counts.mixed.get(key, 0) + 1
+
+    def take(self, acceptance: Acceptance) -> Counts:
+        """Teach `acceptance` what the chains brought; returns the counts and begins new ones."""
+        counts, self.counts = self.counts, Counts(drafting=[0.0] * len(self.counts.drafting))
+        outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for (index, source, scored, stood), times in counts.chains.items():
+            outcomes.setdefault((index, source), []).append((scored, stood, times))
+        for (index, source), found in outcomes.items():
+            acceptance.observe_chains(self._batch[index].own, source, found)
+        return counts
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended. One that ran by itself leaves its courses to the next."""
+        courses = self._known.pop(key, None)
+        self._heritage = courses if self._keys == [key] else None
+        self.left = self.left if self._heritage else 0
+
+
+def _from(floors: Sequence[float]) -> Callable[[int, float, object], bool]:
+    """Go on to a level while the product of the confidences before it is above that level's floor."""
+
+    def go_on(depth: int, confidence: float, features: object) -> bool:
+        return confidence > floors[depth]
+
+    return go_on

@@ -1,0 +1,79 @@
+"""What drafters share that guess from the text, without a model that a batch would go through at once.
+
+In: contexts, budgets. Out: states and trees, sequence by sequence. Not here: any method (one file each).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from paceline.checking import integer
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+S = TypeVar("S")
+
+UNLIMITED: Final = 2**31
+
+
+class TextDrafter(ABC, Generic[S]):
+    """Base of these drafters, with the methods of `Drafter`: nothing is learned from scores and nothing held, unless they say so.
+
+    Args:
+        args: of the drafter.
+        num_speculative_tokens: most nodes or levels to propose, as the method has it; None leaves it to the budget.
+    Attributes:
+        index, vocab_size: as in `args`.
+        limit: `num_speculative_tokens`, or UNLIMITED.
+        chains_only: the target scores no branches.
+    Raises:
+        ConfigError: a negative number.
+    """
+
+    name: str
+    catches_up = True
+    taps: Sequence[int] = ()
+
+    def __init__(self, args: DrafterArgs, num_speculative_tokens: int | None = None) -> None:
+        self.limit = UNLIMITED if num_speculative_tokens is None else num_speculative_tokens
+        integer("num_speculative_tokens", self.limit, 0)
+        self.index, self.vocab_size = args.index, args.vocab_size
+        self.chains_only = args.target is not None and not args.target.capabilities.trees
+
+    @abstractmethod
+    def _begin(self, context: Context) -> S | None:
+        """The state of a new sequence; None where there will be nothing to say."""
+
+    @abstractmethod
+    def fork(self, state: S, context: Context) -> S:
+        """A state for a copy of the sequence."""
+
+    def begin(self, contexts: Sequence[Context]) -> list[Any]:
+        return [self._begin(context) for context in contexts]
+
+    def observe(self, states: Sequence[S], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None) -> None:
+        """Nothing: `propose` reads what is new in the text."""
+
+    def end(self, states: Sequence[S]) -> None:
+        """Nothing is held."""
+
+    def _steps(self, budget: Budget) -> int:
+        """Tokens of a chain within the budget and `limit`."""
+        return min(budget.nodes, budget.depth, self.limit)
+
+
+class SingleDrafter(TextDrafter[S]):
+    """Base of those that draft for one sequence at a time."""
+
+    @abstractmethod
+    def _propose(self, state: S, budget: Budget) -> TokenTree:
+        """A tree for one sequence; nodes and levels of the budget and `limit` are above 0."""
+
+    def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        return [
+            self._propose(state, budget) if min(budget.nodes, budget.depth, self.limit) > 0 else EMPTY_TREE
+            for state, budget in zip(states, budgets, strict=True)
+        ]

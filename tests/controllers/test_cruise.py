@@ -1,0 +1,192 @@
+"""Steps between two plans: decisions as good as planned ones, at a fraction of the planning; the arithmetic of what is counted.
+
+Worlds as in `test_auto`, but of a model so quick that `auto` does not plan every step. Negative control: one that goes on for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from controllers.worlds import Guesser, World, informed, judged, overconfident, steady
+
+from paceline.controllers.acceptance import Acceptance, Own
+from paceline.controllers.auto import AutoController
+from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.counts import Counts
+from paceline.controllers.cruise import STEPS
+from paceline.controllers.fixed import FixedController
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.types import NO_BUDGET
+
+PLAIN = 2e-4
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def rows_cost(share: float) -> World:
+    """A draft model, each further row costing this share of a plain step."""
+    return World([draft(steady(0.8), 0.05)], lambda rows: PLAIN * (1 + share * (rows - 1)))
+
+
+def draft(chance: object, cost: float, **options: object) -> Guesser:
+    return Guesser("draft", chance, fixed=PLAIN * cost / 2, per_level=PLAIN * cost, **options)  # type: ignore[arg-type]
+
+
+def table(chance: object, finds: float = 1.0) -> Guesser:
+    return Guesser("table", chance, fixed=0.05 * PLAIN, finds=finds, sequential=False)  # type: ignore[arg-type]
+
+
+WORLDS = {
+    "cheap rows": rows_cost(0.05),
+    "dear rows": rows_cost(0.25),
+    "informed": World([draft(informed(0.2, 0.95), 0.1)], lambda rows: PLAIN * (0.9 + 0.1 * rows)),
+    "table": World([table(steady(0.7), 0.5)], lambda rows: PLAIN * (0.9 + 0.1 * rows)),
+    "informed table": World([table(informed(0.3, 0.95), 0.7)], lambda rows: PLAIN * (0.8 + 0.2 * rows)),
+    "both": World([table(steady(0.8), 0.3), draft(steady(0.65), 0.1)], lambda rows: PLAIN * (0.9 + 0.1 * rows)),
+    "batch of 4": World([draft(steady(0.85), 0.1)], lambda rows: PLAIN * (0.95 + 0.05 * rows), batch=4),
+}
+
+
+class Watching(AutoController):
+    """Counts how many steps were planned."""
+
+    planned = gone_on = 0
+
+    def plan(self, signals: Sequence[Signal]) -> None:
+        super().plan(signals)
+        self.gone_on += self.cruising
+        self.planned += not self.cruising
+
+
+def best_fixed(world: World) -> float:
+    return max(world.run(FixedController(depth), 400) for depth in DEPTHS)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_unplanned_steps_are_within_a_tenth_of_the_best_fixed_depth(name: str) -> None:
+    world = WORLDS[name]
+    controller = Watching(world.costs(), world.names)
+    world.run(controller, 300)
+    assert world.run(controller, 1200, start=300) >= 0.9 * best_fixed(world)
+    assert controller.gone_on > 5 * controller.planned
+
+
+def test_a_slow_model_is_planned_at_every_step() -> None:
+    world = WORLDS["cheap rows"]
+    controller = Watching(world.costs(), world.names, short_step=PLAIN / 2)
+    world.run(controller, 600)
+    assert controller.gone_on == 0
+
+
+def turning(step: int, rng: np.random.Generator) -> tuple[float, float]:
+    return (0.9, 0.9) if step < 500 else (0.0, 0.9)
+
+
+class ForEver(AutoController):
+    """The negative control: never plans again."""
+
+    def plan(self, signals: Sequence[Signal]) -> None:
+        self.cruise.left, self.cruise._misses = max(self.cruise.left, bool(self.cruise.left)), 0
+        if self.cruise.done:
+            self.cruise.left = STEPS
+        super().plan(signals)
+
+
+@pytest.mark.parametrize(("kind", "stops"), [(AutoController, True), (ForEver, False)])
+def test_it_stops_when_the_drafter_turns_bad(kind: type[AutoController], stops: bool) -> None:
+    world = World([draft(turning, 0.2)], lambda rows: PLAIN * (0.8 + 0.2 * rows))
+    controller = kind(world.costs(), world.names)
+    world.run(controller, 600)
+    rate = world.run(controller, 400, start=600)
+    assert (rate > 0.95 * world.run(FixedController(0), 10)) is stops
+
+
+def test_a_drafter_that_is_always_wrong_costs_less_than_a_twentieth() -> None:
+    world = World([table(overconfident), draft(overconfident, 0.3)], lambda rows: PLAIN * (0.7 + 0.3 * rows))
+    assert world.run(AutoController(world.costs(), world.names), 800) >= 0.95 * world.run(FixedController(0), 10)
+
+
+def cruising(world: World, batch: int = 1) -> AutoController:
+    """A controller in the middle of unplanned steps."""
+    controller, rng = AutoController(world.costs(), world.names), np.random.default_rng(0)
+    for step in range(1000):
+        world.step(controller, step, rng)
+        if step > 300 and 2 <= controller.cruise.left < STEPS - 2:
+            return controller
+    raise AssertionError("it always plans")
+
+
+def signals(*keys: int, remaining: int = 1000) -> list[Signal]:
+    return [Signal(key, 500, remaining, 0.0) for key in keys]
+
+
+def test_another_sequence_calls_for_a_plan() -> None:
+    controller = cruising(WORLDS["cheap rows"])
+    controller.plan(signals(0))
+    assert controller.cruising
+    controller.plan(signals(0, 1))
+    assert not controller.cruising
+    controller.plan(signals(0))
+    assert not controller.cruising
+
+
+def test_a_sequence_that_follows_another_goes_on_as_that_one_did_unless_it_is_of_another_kind() -> None:
+    controller = cruising(WORLDS["cheap rows"])
+    for key, temperature, goes_on in ((1, 0.0, True), (2, 1.0, False), (3, 0.0, False)):
+        controller.forget(key - 1)
+        controller.plan([Signal(key, 20, 100, temperature)])
+        assert controller.cruising is goes_on
+        assert controller.budget(0, 0, EMPTY_TREE).nodes > 0 or not goes_on
+    assert set(controller._known) == {3}
+
+
+def test_budgets_end_where_the_sequence_does() -> None:
+    controller = cruising(WORLDS["cheap rows"])
+    controller.plan(signals(0, remaining=3))
+    assert controller.cruising
+    assert controller.budget(0, 0, EMPTY_TREE).depth == 2
+    controller.plan(signals(0, remaining=1))
+    assert controller.budget(0, 0, EMPTY_TREE) is NO_BUDGET
+
+
+def test_chains_are_trimmed_by_their_confidence_and_drawn_trials_never() -> None:
+    controller = cruising(WORLDS["informed table"])
+    controller.plan(signals(0))
+    assert controller.budget(0, 0, EMPTY_TREE).nodes
+    sure, unsure = (TokenTree.chain([1] * 4, confidence=confidence) for confidence in ([0.97] * 4, [0.97, 0.05, 0.05, 0.05]))
+    row = torch.tensor([0.5, 0.5])
+    drawn = TokenTree.build([0, 1], [-1, 0], confidence=[0.01, 0.01], trials={-1: [Trial(0, row)], 0: [Trial(1, row)]})
+    assert controller.select([sure]) == [sure]
+    assert len(controller.select([unsure])[0]) == 1
+    assert controller.select([drawn]) == [drawn]
+    assert "as planned" in controller.explain(0)
+
+
+def test_what_was_counted_is_what_happened() -> None:
+    controller = cruising(WORLDS["cheap rows"])
+    controller.cruise.left = STEPS
+    counts = controller.cruise.counts = Counts(drafting=[0.0])
+    trees = [TokenTree.chain([1, 1, 2], confidence=[0.8] * 3), EMPTY_TREE, TokenTree.chain([2], confidence=[0.8])]
+    for tree in trees:
+        controller.plan(signals(0))
+        controller.budget(0, 0, EMPTY_TREE)
+        assert controller.cruising
+        controller.observe([tree], [judged(tree)], StepTimes((1e-5,), 2e-4, 1e-6, 2e-6, 1 + len(tree)))
+    assert (counts.steps, counts.tokens, counts.found(0)) == (3, 5, (3, 2))
+    assert counts.seconds == pytest.approx(3 * 2.13e-4)
+    assert counts.chains == {(0, 0, 3, 2): 1, (0, 0, 1, 0): 1}
+    nets = {(net.scored, net.accepted): net.net for net in counts.nets(1000.0, 1e-4)}
+    assert nets == pytest.approx({(3, 2): 2 - 0.01 - 0.3, (1, 0): -0.01 - 0.1, (0, 0): -0.01})
+
+
+def test_chains_learned_from_together_teach_what_they_teach_one_by_one() -> None:
+    rng, together, apart = np.random.default_rng(1), Acceptance(1), Acceptance(1)
+    for _ in range(60):
+        stood = [min(int(rng.geometric(0.3)) - 1, 6) for _ in range(8)]
+        together.observe_chains(Own(1), 0, [(6, count, stood.count(count)) for count in sorted(set(stood))])
+        for count in stood:
+            apart.observe(Own(1), TokenTree.chain([1] * 6, confidence=[0.7] * 6), range(count))
+    assert together.sources[0].level == pytest.approx(apart.sources[0].level, abs=0.03)
+    assert together.sources[0].level[1] == pytest.approx(0.7, abs=0.1)
