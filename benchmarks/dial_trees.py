@@ -159,23 +159,25 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Tokens per second over acceptance, a panel a batch size and spread; then tokens per pass, a panel a spread."""
+    """Tokens per second over acceptance and below it times plain, a column a batch size and spread; then tokens per pass."""
     plt = pyplot()
-    panels = sorted({(cell["spread"], cell["batch"]) for cell in found["cells"]})
-    counts = sorted({one["spread"] for one in found["counts"]})
-    wide = len(panels) + len(counts)
-    figure, axes = plt.subplots(1, wide, figsize=(4.9 * wide, 5.6), layout="constrained", squeeze=False)
-    for (spread, batch), axis in zip(panels, axes[0], strict=False):
+    columns = sorted({(cell["spread"], cell["batch"]) for cell in found["cells"]})
+    counts = sorted({one["spread"] for one in found["counts"]})[:2]
+    wide = len(columns) + (len(counts) > 0)
+    figure, axes = plt.subplots(2, wide, figsize=(5.2 * wide, 9.4), layout="constrained", squeeze=False)
+    for (spread, batch), (above, below) in zip(columns, axes.T, strict=False):
         cells = [cell for cell in found["cells"] if (cell["spread"], cell["batch"]) == (spread, batch)]
-        lines(axis, {cell["acceptance"]: cell["tokens_per_second"] for cell in cells})
-        axis.set(title=f"tokens/s, batch {batch}, spread {spread:g}")
-    for spread, axis in zip(counts, axes[0][len(panels) :], strict=True):
+        lines(above, {cell["acceptance"]: cell["tokens_per_second"] for cell in cells})
+        lines(below, {cell["acceptance"]: {n: one["median"] for n, one in cell["over plain"].items()} for cell in cells})
+        above.set(title=f"tokens/s, batch {batch}, spread {spread:g}")
+        below.set(title=f"times plain, paired, batch {batch}, spread {spread:g}")
+    for spread, axis in zip(counts, axes[:, -1], strict=False):
         rows = [one for one in found["counts"] if one["spread"] == spread]
         lines(axis, {row["acceptance"]: {n: one["tokens_per_pass"] for n, one in row["settings"].items()} for row in rows})
         axis.set(title=f"tokens per pass, spread {spread:g}")
-    labels = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels, frameon=False, loc="outside lower center", ncols=9, fontsize=8)
-    figure.savefig(path, dpi=110)
+    labels = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels, frameon=False, loc="outside lower center", ncols=3 * wide, fontsize=8)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
@@ -184,7 +186,7 @@ def lines(axis: Any, table: dict[float, dict[str, float]]) -> None:
     dial = sorted(table)
     for name in table[dial[0]]:
         policy, _, number = name.rpartition(" ")
-        if policy in POLICIES:
+        if policy in POLICIES and number.isdigit():
             line = {"linestyle": "-" if number == "16" else "--", "marker": "s", "markersize": 3.5, "linewidth": 1.3}
             axis.plot(dial, [table[one][name] for one in dial], label=name, color=COLOURS[policy], **line)
     chains = [max(value for name, value in table[one].items() if name.startswith("chain ")) for one in dial]

@@ -14,6 +14,7 @@ the peers first: `paceline bench peers install all`.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two settings, and no other options of the peers")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    result: dict[str, Any] = {}
+    path = given.folder / "peers.json"
+    result = json.loads(path.read_text()) if path.exists() else {}  # a part that is not made anew stays
+    result.pop("provenance", None)
     for part in given.only.split(","):
         path = given.folder / f"peers_{part}.json"
         words = ["bench", *arguments(part, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]

@@ -5,7 +5,7 @@ usage: trees.py [--threads 2] [--repeats 3] [--prompts 4] [--tokens 96] [--nodes
 Chains and every tree policy of `draft_model` decode each prompt in turn with plain decoding, in an order that rotates, so that
 every ratio compares runs made next to each other. Greedy outputs must equal those of plain decoding, or differ first at a near tie
 (counted); otherwise nothing is timed. "tokens per pass" is the mean acceptance length; above temperature 0 it is counted only.
-The controller "ppd" chooses its size by itself. The acceptance dial drafts chains and has no trees, so it is not here. Writes
+The controller "ppd" chooses its size by itself. Trees on the acceptance dial are measured by `dial_trees.py`. Writes
 `results/trees.json` and `results/trees.png`.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.chain_tree import chain_of, chain_tree
 from paceline.tree.token_tree import TokenTree
 
 COLUMNS = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
@@ -19,6 +19,7 @@ def test_all_columns_are_those_of_the_checked_chain(length: int) -> None:
         a, b = getattr(quick, column), getattr(checked, column)
         assert a.dtype == b.dtype
         assert np.array_equal(a, b)
+        assert np.array_equal(b, getattr(chain_of(quick.tokens, quick.confidence, 3), column))
     quick.check(100, length)
     assert quick.is_chain
 

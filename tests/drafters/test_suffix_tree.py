@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from paceline.drafters import suffix_grow
+from paceline.drafters.base import DrafterArgs
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.drafters.suffix_cache import SuffixCache
+from paceline.drafters.suffix_lookup import LEVELS, NODES, draft, step
 from paceline.drafters.suffix_nodes import CHAIN, CHILD, COUNT, EDGE, FREE, LIVE, NEXT, PARENT, POS, USED, child_of
 from paceline.drafters.suffix_tree import SuffixTree
 
@@ -177,3 +180,21 @@ def test_tables_are_read_again_and_bad_ones_refused() -> None:
 def test_a_depth_outside_its_range_is_refused(depth: int) -> None:
     with pytest.raises(ValueError, match="depth"):
         SuffixTree(depth)
+
+
+def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
+    rng, drafter = np.random.default_rng(3), SuffixDrafter(DrafterArgs(vocab_size=8, index=0, max_context=1000))
+    grown, stepped, past = SuffixTree(24), SuffixTree(24), SuffixTree(24)
+    desk, drafts = drafter._desk, 0
+    desk.limits[NODES], desk.limits[LEVELS] = 8, 8
+    for count in rng.integers(0, 9, 200).tolist():
+        tokens = rng.integers(0, 3, count).tolist()
+        grown.grow(ints(tokens))
+        expected = draft(grown.arrays, grown.size, past.arrays, 0, desk), desk.best.copy()
+        made = step(stepped.arrays, stepped.write(tokens), stepped.size, past.arrays, 0, desk)
+        assert made == expected[0]
+        assert np.array_equal(desk.best[1 : made + 1], expected[1][1 : made + 1])
+        drafts += made
+        assert stepped.size == grown.size
+    assert counts(stepped) == counts(grown)
+    assert drafts > 100

@@ -149,6 +149,38 @@ def test_release_frees_everything_once():
         cache.reserve(1)
 
 
+def test_a_sequence_grows_by_half_where_there_is_room_and_by_what_it_needs_where_there_is_not():
+    arena = arena_of(slots=20 * BLOCK)
+    cache = NativeCache(arena)
+    append(cache, [5] * (4 * BLOCK))
+    assert len(cache.blocks) == 8
+    append(cache, [6] * (4 * BLOCK + 1))
+    assert len(cache.blocks) == 12
+    arena.lean = True
+    append(cache, [7] * (4 * BLOCK))
+    assert len(cache.blocks) == 13
+    arena.pool.take(cache.blocks[-1] + 3, 1)  # two are left behind it
+    arena.lean = False
+    append(cache, [8] * (BLOCK - 1))
+    assert len(cache.blocks) == 13
+    append(cache, [9])
+    assert (len(cache.blocks), cache.length) == (14, 13 * BLOCK + 1)
+    assert cache.base >= 0
+
+
+def test_blocks_that_no_mask_reads_are_left_as_they_are():
+    arena = arena_of()
+    arena.masked = False
+    cache = NativeCache(arena)
+    append(cache, [5] * 20)
+    used = list(cache.blocks)
+    cache.release()
+    other = NativeCache(arena)
+    other.reserve(20)
+    assert other.blocks == used
+    assert arena.layers[0][torch.from_numpy(other.slot_index(0, 20))].all()
+
+
 def test_reused_blocks_are_zeroed():
     arena = arena_of()
     cache = NativeCache(arena)

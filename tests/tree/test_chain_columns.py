@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import DrafterError
-from paceline.tree.chain_columns import chain_columns, chain_sources, is_sound_chain
+from paceline.tree.chain_columns import chain_columns, chain_sources, first_nodes, is_sound_chain
 from paceline.tree.token_tree import TokenTree
 
 CHAIN = TokenTree.chain([5, 6, 7], confidence=[0.9, 0.8, 0.7], source=2)
@@ -24,6 +24,9 @@ def test_columns_are_shared_by_length_and_cannot_be_made_writable() -> None:
 
 def test_a_chain_of_shared_columns_is_sound_and_a_built_one_is_left_to_the_full_check() -> None:
     assert is_sound_chain(CHAIN, 8)
+    assert is_sound_chain(CHAIN, 8, 2)
+    assert not is_sound_chain(CHAIN, 8, 1)
+    assert first_nodes(3) == CHAIN.path(2)
     built = TokenTree.build([5, 6, 7], [-1, 0, 1])
     assert not is_sound_chain(built, 8)
     built.check(8, 3)

@@ -11,17 +11,25 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.tree.chain_columns import chain_columns, chain_sources
 from paceline.tree.token_tree import TokenTree
+
+Tokens = npt.NDArray[np.int32]
+Chances = npt.NDArray[np.float32]
 
 _NOTHING: Final[Mapping[int, Any]] = MappingProxyType({})
 
 
 def chain_tree(tokens: Sequence[int], confidence: Sequence[float], source: int) -> TokenTree:
     """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that length."""
+    chances = np.array(confidence if max(confidence, default=0.0) <= 1.0 else [min(one, 1.0) for one in confidence], np.float32)
+    return chain_of(np.array(tokens, np.int32), chances, source)
+
+
+def chain_of(tokens: Tokens, confidence: Chances, source: int) -> TokenTree:
+    """The same of (n,) int32 tokens and (n,) float32 chances in 0..1, which the tree keeps."""
     count = len(tokens)
     parents, depths, slots, kinds = chain_columns(count)
-    chances = np.array(confidence if max(confidence, default=0.0) <= 1.0 else [min(one, 1.0) for one in confidence], np.float32)
-    own = np.array(tokens, np.int32)
-    return TokenTree(own, parents, depths, chain_sources(count, source), chances, slots, kinds, _NOTHING, _NOTHING)
+    return TokenTree(tokens, parents, depths, chain_sources(count, source), confidence, slots, kinds, _NOTHING, _NOTHING)

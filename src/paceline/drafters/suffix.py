@@ -22,9 +22,9 @@ import numpy as np
 
 from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.chain_tree import chain_of
 from paceline.drafters.suffix_cache import SuffixCache
-from paceline.drafters.suffix_lookup import ABOVE, CHANCE, COLUMNS, LEVELS, MOST_CHILDREN, NODES, TOKEN, Desk, draft
+from paceline.drafters.suffix_lookup import ABOVE, CHANCE, COLUMNS, LEVELS, MOST_CHILDREN, NODES, TOKEN, Desk, step
 from paceline.drafters.suffix_nodes import MAX_DEPTH, MAX_VOCAB
 from paceline.drafters.suffix_tree import SuffixTree
 from paceline.drafters.tables import Tables
@@ -128,24 +128,21 @@ class SuffixDrafter(SingleDrafter[_State]):
         return self.tables.of(context.tenant) if self.keeps else None
 
     def _propose(self, state: _State, budget: Budget) -> TokenTree:
-        tree, past = state.tree, NO_TREE if state.cache is None else state.cache.tree
-        if tree.size < len(state.context.tokens):
-            _catch_up(state)
+        tree, past, desk = state.tree, NO_TREE if state.cache is None else state.cache.tree, self._desk
         most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
-            self._make_room(most)
-        desk = self._desk
+            desk = self._make_room(most)
         desk.limits[NODES], desk.limits[LEVELS] = most, budget.depth
-        made = draft(tree.arrays, tree.size, past.arrays, past.size if past.count else 0, desk)
+        start = tree.write(state.context.tokens[tree.size :])
+        made = step(tree.arrays, start, tree.size, past.arrays, past.size if past.count else 0, desk)
         if not made:
             return EMPTY_TREE
-        found, found_f, rows = desk.best, desk.best_f, slice(1, made + 1)
-        tokens, chances = found[rows, TOKEN].tolist(), found_f[rows, CHANCE].tolist()
+        tokens, chances = desk.best[1 : made + 1, TOKEN].copy(), desk.best_f[1 : made + 1, CHANCE].astype(np.float32)
         if not self.branches:
-            return chain_tree(tokens, chances, self.index)
-        return TokenTree.build(tokens, found[rows, ABOVE] - 1, confidence=chances, sources=self.index)
+            return chain_of(tokens, chances, self.index)
+        return TokenTree.build(tokens, desk.best[1 : made + 1, ABOVE] - 1, confidence=chances, sources=self.index)
 
-    def _make_room(self, most: int) -> None:
+    def _make_room(self, most: int) -> Desk:
         """Rows for drafts of so many nodes and the paths that they leave open."""
         drafted, opened = most + 2, most + 2 + (most + 1) * (MOST_CHILDREN if self.branches else 1)
         self._most = most
@@ -159,6 +156,7 @@ class SuffixDrafter(SingleDrafter[_State]):
             work=np.zeros((opened, COLUMNS), np.int32),
             work_f=np.zeros((opened, 2)),
         )
+        return self._desk
 
 
 def _flag(name: str, value: object) -> None:

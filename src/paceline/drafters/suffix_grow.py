@@ -17,6 +17,8 @@ Source: Ukkonen, On-line construction of suffix trees (1995), with counts, a dep
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from paceline.drafters.compiled import compiled
@@ -44,6 +46,9 @@ from paceline.drafters.suffix_nodes import (
     promote,
     unlist,
 )
+
+OPEN: Final = 2**31 - 1
+"""The end of a sequence that still grows."""
 
 
 @compiled

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.compiled import compiled
+from paceline.drafters.suffix_grow import OPEN, extend
 from paceline.drafters.suffix_nodes import ACTIVE, CHILD, COUNT, EDGE, NEXT, POS, Arrays, Int, Ints, Longs, child_of
 
 Floats = npt.NDArray[np.float64]
@@ -82,6 +83,16 @@ class View(NamedTuple):
     points: Ints
     size: Int
     waiting: Int
+
+
+@compiled
+def step(  # noqa: PLR0917 - compiled code has no keyword arguments
+    own: Arrays, start: Int, size: Int, past: Arrays, past_size: Int, desk: Desk
+) -> Int:
+    """Take `text[start:size]` into the tree of a text, then `draft`: a step of a decoding loop in one call."""
+    if size > start:
+        extend(own, start, size, OPEN, desk.limits[DEPTH])
+    return draft(own, size, past, past_size, desk)
 
 
 @compiled
@@ -221,7 +232,7 @@ def put(desk: Desk, row: Int, above: Int, place: tuple[Int, Int, Int], chances: 
     work = desk.work
     work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1
     work[row, TOKEN], work[row, AT], work[row, MATCHED] = place
-    desk.work_f[row, PROB], desk.work_f[row, CHANCE] = chances
+    desk.work_f[row, PROB], desk.work_f[row, CHANCE] = chances[0], min(chances[1], 1.0)
     return row + 1
 
 

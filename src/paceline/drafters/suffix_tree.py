@@ -9,7 +9,7 @@ never more frequent than its parent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,7 +19,6 @@ from paceline.drafters.suffix_nodes import COUNT, FIELDS, LIVE, MAX_DEPTH, POS, 
 
 CHUNK: Final = 2048
 """Tokens taken in at a time, so that little room is kept for what may not be needed."""
-OPEN: Final = 2**31 - 1
 
 
 class SuffixTree:
@@ -51,7 +50,19 @@ class SuffixTree:
     def grow(self, tokens: Ints) -> None:
         """Append to the one sequence of this tree, which stays open."""
         for start, stop in self._take(tokens):
-            suffix_grow.extend(self.arrays, start, stop, OPEN, self.depth)
+            suffix_grow.extend(self.arrays, start, stop, suffix_grow.OPEN, self.depth)
+
+    def write(self, tokens: Sequence[int]) -> int:
+        """Put a few tokens behind the text for `suffix_lookup.step`, which takes them in; returns where they begin."""
+        start, text, meta = self.size, self.arrays.text, self.arrays.meta
+        end = start + len(tokens)
+        if end > len(text) or meta.item(LIVE) + 2 * (len(tokens) + self.depth) > len(self.arrays.nodes):
+            self.grow(np.array(tokens, np.int32))
+            return end
+        for at, token in enumerate(tokens, start):
+            text[at] = token
+        self.size = end
+        return start
 
     def insert(self, tokens: Ints) -> tuple[int, int]:
         """Add a whole sequence; returns where it lies in `text`."""

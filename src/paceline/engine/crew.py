@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import Tables
+from paceline.drafters.text import TextDrafter
 from paceline.engine.listening import BUDGET as LISTENING
 from paceline.engine.listening import Listening
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
-from paceline.tree.chain_columns import chain_sources
+from paceline.tree.chain_columns import chain_sources, is_sound_chain
 from paceline.tree.merge import merge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
@@ -47,6 +48,7 @@ class Crew:
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         self._listening = Listening()
         self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
+        self._observing = [i for i, drafter in enumerate(drafters) if _observes(drafter)]
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from text; see `Tables.save`."""
@@ -101,21 +103,27 @@ class Crew:
             return trees, (0.0,) * len(self.drafters)
         for sequence in batch:
             self._tell(sequence)
-        seconds = []
-        for index in range(len(self.drafters)):
-            start = perf_counter()
-            asked = [(i, controller.budget(i, index, trees[i])) for i, s in enumerate(batch) if s.states[index] is not None]
-            taken = [bool(len(tree)) and self.chains_only for tree in trees]
-            asked = [(i, budget) for i, budget in asked if budget.nodes > 0 and budget.depth > 0 and not taken[i]]
-            if asked:
-                proposed = self._propose_one(
-                    index, [batch[i] for i, _ in asked], [b for _, b in asked], [trees[i] for i, _ in asked]
-                )
-                for (i, _), tree in zip(asked, proposed, strict=True):
-                    if len(tree):
-                        trees[i] = merge([trees[i], tree]) if len(trees[i]) else tree
-            seconds.append(perf_counter() - start if asked else 0.0)
-        return trees, tuple(seconds)
+        seconds = tuple([self._ask(index, batch, controller, trees) for index in range(len(self.drafters))])
+        return trees, seconds
+
+    def _ask(self, index: int, batch: Sequence[Decoding], controller: Controller, trees: list[TokenTree]) -> float:
+        """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
+        start = perf_counter()
+        asked: list[int] = []
+        budgets: list[Budget] = []
+        for i, sequence in enumerate(batch):
+            if sequence.states[index] is not None:
+                budget = controller.budget(i, index, trees[i])
+                if budget.nodes > 0 and budget.depth > 0 and not (self.chains_only and len(trees[i])):
+                    asked.append(i)
+                    budgets.append(budget)
+        if not asked:
+            return 0.0
+        proposed = self._propose_one(index, [batch[i] for i in asked], budgets, [trees[i] for i in asked])
+        for i, tree in zip(asked, proposed, strict=True):
+            if len(tree.tokens):
+                trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
+        return perf_counter() - start
 
     def _overhear(self, index: int, sequence: Decoding) -> TokenTree:
         """What a drafter would say now."""
@@ -127,21 +135,22 @@ class Crew:
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         drafter = self.drafters[index]
-        shown = [tree.read_only() if len(tree) else EMPTY_TREE for tree in so_far]
+        shown = [EMPTY_TREE if tree is EMPTY_TREE else tree.read_only() for tree in so_far]
 
-        def call(picked: Sequence[int]) -> list[TokenTree]:
-            found = drafter.propose(
-                [batch[i].states[index] for i in picked], [budgets[i] for i in picked], [shown[i] for i in picked]
-            )
-            if len(found) != len(picked):
-                raise DrafterError(f"proposed {len(found)} trees for {len(picked)} sequences")
-            return [self._checked(tree, index, budgets[i]) for i, tree in zip(picked, found, strict=True)]
+        def call(first: int, stop: int) -> list[TokenTree]:
+            states = [sequence.states[index] for sequence in batch[first:stop]]
+            found = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            if len(found) != len(states):
+                raise DrafterError(f"proposed {len(found)} trees for {len(states)} sequences")
+            return [self._checked(tree, index, budget) for tree, budget in zip(found, budgets[first:stop], strict=True)]
 
         return self._each(index, batch, call, EMPTY_TREE)
 
     def _checked(self, tree: TokenTree, index: int, budget: Budget) -> TokenTree:
-        if not len(tree):
+        if not (nodes := len(tree)):
             return EMPTY_TREE
+        if nodes <= budget.nodes and nodes <= budget.depth and is_sound_chain(tree, self.vocab_size, index):
+            return tree
         tree.check(self.vocab_size, budget.nodes)
         if tree.max_depth > budget.depth:
             raise DrafterError(f"a tree of depth {tree.max_depth} exceeds the budget of {budget.depth}")
@@ -159,17 +168,17 @@ class Crew:
             return
         for sequence in batch:
             self._tell(sequence)
-        for index in range(len(self.drafters)):
+        for index in self._observing:
             at = [i for i, sequence in enumerate(batch) if sequence.states[index] is not None]
             if not at:
                 continue
 
-            def call(picked: Sequence[int], index: int = index, at: Sequence[int] = at) -> list[None]:
-                some = [at[i] for i in picked]
+            def call(first: int, stop: int, index: int = index, at: Sequence[int] = at) -> list[None]:
+                some = at[first:stop]
                 own = scores if len(some) == len(batch) else scores.pick(some)
                 states = [batch[i].states[index] for i in some]
                 self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
-                return [None] * len(picked)
+                return [None] * len(some)
 
             self._each(index, [batch[i] for i in at], call, None)
 
@@ -181,19 +190,18 @@ class Crew:
                     drafter.end([sequence.states[index]])
                 sequence.states[index] = None
 
-    def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[Sequence[int]], list[T]], missing: T) -> list[T]:
-        """`call` for the whole batch; if it raises, one by one, dropping the drafter where it raises again."""
-        everyone = range(len(batch))
+    def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[int, int], list[T]], missing: T) -> list[T]:
+        """`call(first, stop)` for the whole batch; if it raises, one by one, dropping the drafter where it raises again."""
         try:
-            return call(everyone)
+            return call(0, len(batch))
         except Exception as error:
             if len(batch) == 1:
                 self.drop(index, batch[0], error)
                 return [missing]
         found = []
-        for i in everyone:
+        for i in range(len(batch)):
             try:
-                found += call([i])
+                found += call(i, i + 1)
             except Exception as error:
                 self.drop(index, batch[i], error)
                 found.append(missing)
@@ -210,6 +218,11 @@ class Crew:
                 self.drafters[index].end([state])
             except Exception as second:
                 logger.debug("drafter %s also failed to end: %s", name, second)
+
+
+def _observes(drafter: Drafter) -> bool:
+    """Whether a drafter has something to learn from the outcome of a step."""
+    return getattr(drafter.observe, "__func__", None) is not TextDrafter.observe
 
 
 class _Guard:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock, get_ident
 from time import sleep
-from typing import Final
+from typing import Final, TypeVar
 
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
+
+A = TypeVar("A")
+B = TypeVar("B")
+R = TypeVar("R")
 
 HANDOVER: Final = 1e-4
 """Seconds that a thread which had the last turn leaves to those that wait: enough for one of them to wake up."""
@@ -33,19 +37,42 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait for the model and have it inside the block."""
-        me = get_ident()
-        self._waiting.add(me)
-        if self._last == me and len(self._waiting) > 1:
-            sleep(HANDOVER)
+        me = self._queue()
         with self._lock:
-            self._waiting.discard(me)
-            self._last = me
-            before, self._busy = self._busy, True
+            before = self._take(me)
             try:
                 yield
             finally:
                 self._busy = before
         self._catch_up()
+
+    def step(self, work: Callable[[A, B], R], one: A, two: B) -> R:
+        """The same around `work(one, two)`, for every step of a decoding loop: a block of its own would take longer than it."""
+        me = self._queue()
+        with self._lock:
+            before = self._take(me)
+            try:
+                found = work(one, two)
+            finally:
+                self._busy = before
+        if self._later:
+            self._catch_up()
+        return found
+
+    def _queue(self) -> int:
+        """Stand in line; returns the thread's number."""
+        me = get_ident()
+        self._waiting.add(me)
+        if self._last == me and len(self._waiting) > 1:
+            sleep(HANDOVER)
+        return me
+
+    def _take(self, me: int) -> bool:
+        """The model is this thread's; returns whether it was before."""
+        self._waiting.discard(me)
+        self._last = me
+        before, self._busy = self._busy, True
+        return before
 
     def soon(self, work: Callable[[], None]) -> None:
         """Do `work` when nobody has a turn: now, or right after the present turn. Never waits, so it may be called by a finalizer,
@@ -116,27 +143,34 @@ class Driver:
 
     def _advance(self, requests: Sequence[Request], inbox: Sequence[StreamChunk] = ()) -> bool:
         """One step, unless another thread's step has brought what was awaited; False if nothing is left to wait for."""
-        with self._turns.turn():
-            if inbox:
-                return True
-            if all(request.finished for request in requests):
-                return False
-            self._step([request.id for request in requests])
+        return self._turns.step(self._step_for, requests, inbox)
+
+    def _step_for(self, requests: Sequence[Request], inbox: Sequence[StreamChunk]) -> bool:
+        """What `_advance` does in its turn."""
+        if inbox:
             return True
+        for request in requests:
+            if not request.finished:
+                self._step(requests)
+                return True
+        return False
 
     def _cancel(self, ids: Iterable[str]) -> None:
         for request_id in list(ids):
             self._turns.soon(lambda gone=request_id: self.engine.abort(gone))  # type: ignore[misc]  # mypy knows no bound lambdas
 
-    def _step(self, own: Sequence[str]) -> None:
+    def _step(self, own: Sequence[Request]) -> None:
         """One step of the engine for the requests `own`; open streams get their chunks, whoever made the step."""
         if not self._whole:  # even `fail` was cut short
             self._deliver(self.engine.fail(InterruptedError("an exception")))
         self._whole = False
         try:
-            self._deliver(self.engine.step())
+            chunks = self.engine.step()
+            if self._inboxes:
+                self._deliver(chunks)
         except BaseException as error:
-            self._deliver(self.engine.fail(error, () if isinstance(error, Exception) else own))
+            interrupted = () if isinstance(error, Exception) else [request.id for request in own]
+            self._deliver(self.engine.fail(error, interrupted))
             self._whole = True
             raise
         self._whole = True

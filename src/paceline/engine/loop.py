@@ -119,7 +119,7 @@ class Engine:
         batch, parts = list(running), self.parts
         start = perf_counter()
         rests = self._rests(batch)
-        roots, lengths = [s.root for s in batch], [len(s.context.tokens) for s in batch]
+        roots, lengths = [s.context.tokens[-1] for s in batch], [len(s.context.tokens) for s in batch]
         if rests:
             trees: Seq[TokenTree] = [EMPTY_TREE] * len(batch)
             proposed, draft_seconds = trees, (0.0,) * len(parts.crew.names)
@@ -143,9 +143,11 @@ class Engine:
         self._learning = perf_counter() - committed
         times = TimeSplit(0.0, draft, score, verify, committed - verified, drafted - start - draft + self._learning)
         self.times.add(times)
-        for watcher in list(self.watchers):
+        if self.watchers:
             names = parts.crew.names
-            watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, times))
+            record = StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, times)
+            for watcher in list(self.watchers):
+                watcher(record)
         return chunks
 
     def _rests(self, batch: Seq[Sequence]) -> bool:
@@ -167,7 +169,10 @@ class Engine:
     def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
         """Every sequence's verdict, by the verifier of its request; rules are applied here, once."""
         parts = self.parts
-        if all(sequence.plain for sequence in batch):
+        for sequence in batch:
+            if not sequence.plain:
+                break
+        else:
             return parts.greedy.verify_scores(trees, scores)
         verdicts: dict[int, Verdict | NumericsError] = {}
         greedy = [i for i, sequence in enumerate(batch) if sequence.greedy]
@@ -187,41 +192,38 @@ class Engine:
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
     ) -> list[StreamChunk]:
         """Extend every sequence by its verdict, keep the accepted path of those that go on, end the others."""
-        chunks, going = [], []
+        chunks: list[StreamChunk] = []
+        going: list[int] = []
+        picked: list[Verdict] = []
         for i, (sequence, tree, verdict) in enumerate(zip(batch, trees, verdicts, strict=True)):
             if isinstance(verdict, NumericsError):
                 chunks.append(sequence.close("error", str(verdict)))
-            else:
-                chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.crew.names))
+                continue
+            chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.crew.names))
             if sequence.output.finish_reason is None:
                 going.append(i)
+                picked.append(verdict)
+        if len(going) == len(batch):
+            self._keep(batch, trees, picked, scores)
+            return chunks
         if going:
-            self._keep(batch, trees, verdicts, scores, going)
+            self._keep([batch[i] for i in going], [trees[i] for i in going], picked, scores.pick(going))
         for sequence, chunk in zip(batch, chunks, strict=True):
             if sequence.output.finish_reason is not None:
                 self._finish(sequence, chunk)
         return chunks
 
-    def _keep(
-        self,
-        batch: Seq[Sequence],
-        trees: Seq[TokenTree],
-        verdicts: Seq[Verdict | NumericsError],
-        scores: Scores,
-        going: Seq[int],
-    ) -> None:
-        """Commit the accepted paths of the sequences that go on, and tell the drafters."""
-        picked = [verdict for verdict in (verdicts[i] for i in going) if isinstance(verdict, Verdict)]
-        some = [batch[i] for i in going]
-        self.parts.runner.commit([sequence.cache for sequence in some], [verdict.path for verdict in picked])
-        own = scores if len(going) == len(batch) else scores.pick(going)
-        self.parts.crew.observe(some, [trees[i] for i in going], picked, own)
+    def _keep(self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores) -> None:
+        """Commit the accepted paths of sequences that go on, and tell the drafters."""
+        self.parts.runner.commit([sequence.cache for sequence in batch], [verdict.path for verdict in verdicts])
+        self.parts.crew.observe(batch, trees, verdicts, scores)
 
     def _observe(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], times: StepTimes
     ) -> None:
-        if all(isinstance(verdict, Verdict) for verdict in verdicts):
-            self.parts.controller.observe(trees, [v for v in verdicts if isinstance(v, Verdict)], times)
+        sound = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
+        if len(sound) == len(verdicts):
+            self.parts.controller.observe(trees, sound, times)
         if logger.isEnabledFor(logging.DEBUG):
             for index, sequence in enumerate(batch):
                 logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))

@@ -84,14 +84,15 @@ class RequestMetrics:
         self.num_drafts += 1
         self.num_draft_tokens += nodes
         self.num_accepted_tokens += len(path)
-        per_pos = self.num_accepted_tokens_per_pos
-        per_pos.extend([0] * (len(path) - len(per_pos)))
-        for depth in range(len(path)):
+        per_pos, accepted = self.num_accepted_tokens_per_pos, len(path)
+        if accepted > len(per_pos):
+            per_pos.extend([0] * (accepted - len(per_pos)))
+        for depth in range(accepted):
             per_pos[depth] += 1
         if (only := lone_source(tree)) >= 0:
             drafter = self.drafter(names[only])
             drafter.num_draft_tokens += nodes
-            drafter.num_accepted_tokens += len(path)
+            drafter.num_accepted_tokens += accepted
             return
         sources = tree.sources.tolist()
         for source in dict.fromkeys(sources):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from paceline.checking import shortened
 from paceline.config import SamplingParams
 from paceline.constraints.logprobs import Logprob
+from paceline.constraints.rules import Rules
 from paceline.engine.metrics import RequestMetrics
 from paceline.engine.outputs import CompletionOutput, RequestOutput
 from paceline.errors import PromptError
@@ -31,6 +32,7 @@ class Request:
         prediction: tokens that the caller expects as output; empty without such.
         num_cached_tokens: prompt tokens that were found in the prefix cache; None without one, or before the request begins.
         pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
+        rules: made when the request was checked, for its first output; None where that has begun.
         streamed: somebody reads the text while it grows; else it is made at the end.
     """
 
@@ -48,6 +50,7 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
     pieces: list[bytes] | None = field(default=None, init=False, repr=False)
+    rules: Rules | None = field(default=None, init=False, repr=False)
     _view: RequestOutput | None = field(default=None, init=False, repr=False)
 
     @property

@@ -119,5 +119,7 @@ class Room:
 
 def _bound(tree: TokenTree) -> int:
     """So many nodes `select` may be told to keep for it to keep all: it counts a draw before it looks where it fell."""
+    if not tree.trials:
+        return len(tree.tokens)
     named = [trial.node for trials in tree.trials.values() for trial in trials]
     return len(tree) + (len(named) > len(set(named)))

@@ -75,12 +75,13 @@ class Scheduler:
         return bool(self.waiting or self.paused or self.filling or self.running)
 
     def check(self, request: Request) -> None:
-        """Make the request's rules once, for the errors.
+        """Make the request's rules, for the errors and for its first output.
 
         Raises:
             ConfigError: parameters that do not fit this model (token ids out of range). PromptError: more than memory ever holds.
         """
-        self._rules(request)
+        if request.rules is None:
+            request.rules = self._rules(request)
         if self.room is not None:
             self.room.check(request)
 
@@ -113,7 +114,8 @@ class Scheduler:
                 request.params, request.prompt_ids, self.tokenizer, self.eos_ids, request.max_tokens, at_once=not request.streamed
             )
             cache = self.runner.open() if index == 0 else None
-            made.append(Sequence(request, index, next(self._keys), rules=self._rules(request), transcript=transcript, cache=cache))
+            rules, request.rules = request.rules or self._rules(request), None
+            made.append(Sequence(request, index, next(self._keys), rules=rules, transcript=transcript, cache=cache))
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
 

@@ -117,25 +117,28 @@ class Sequence:
             scores: of this step, for logprobs; this sequence has number `index` in them.
             names: drafters' names by source index.
         """
-        now, metrics, tokens = perf_counter(), self.request.metrics, verdict.tokens
-        segments, kept = self.transcript.push(tokens, () if self.transcript.quiet else _sources(tree, verdict, names))
-        tokens = tokens[:kept]
-        metrics.add_step(tree, verdict.path[:kept], names)
-        self.output.token_ids += tokens
+        now, request, output, transcript = perf_counter(), self.request, self.output, self.transcript
+        metrics, tokens, path = request.metrics, verdict.tokens, verdict.path
+        segments, kept = transcript.push(tokens, () if transcript.quiet else _sources(tree, verdict, names))
+        if kept < len(tokens):
+            tokens, path = tokens[:kept], path[:kept]
+        metrics.add_step(tree, path, names)
+        output.token_ids += tokens
         self.context.tokens += tokens
         if not self.plain:
             self.rules.advance(tokens)
-        if self.output.logprobs is not None:
+        if output.logprobs is not None:
             self._add_logprobs(scores.of(index), verdict, tokens)
         if metrics.time_to_first_token is None:
             metrics.time_to_first_token = now - metrics.arrival_time
         metrics.num_generation_tokens += kept
         metrics.generation_time = now - (metrics.first_step_time or now)
-        self.output.text = self.transcript.text
-        reason = self.transcript.finish_reason
+        reason = transcript.finish_reason
         if reason is not None:
-            self.output.finish_reason, self.output.stop_reason = reason, self.transcript.stop_reason
-        return StreamChunk(self.index, segments, tokens, reason, self.request.result())
+            output.finish_reason, output.stop_reason = reason, transcript.stop_reason
+        if reason is not None or not transcript.quiet:
+            output.text = transcript.text
+        return StreamChunk(self.index, segments, tokens, reason, request.result())
 
     def close(self, reason: FinishReason, error: str | None = None) -> StreamChunk:
         """End without a verdict (cancelled or failed); what was produced is kept."""

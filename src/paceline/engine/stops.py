@@ -105,12 +105,12 @@ class StopChecker:
 
     def push(self, tokens: Sequence[int]) -> int:
         """Take newly committed tokens in order; returns how many are kept. Those after the end are not looked at."""
-        before = self.num_tokens
-        room = len(tokens) if self._limit is None else self._limit - before - 1
-        if self.quiet and len(tokens) <= room and not self.finished and self._ends.isdisjoint(tokens):
-            self.num_tokens += len(tokens)
+        before, count = self.num_tokens, len(tokens)
+        roomy = self._limit is None or before + count < self._limit
+        if roomy and self.quiet and self.finish_reason is None and self._ends.isdisjoint(tokens):
+            self.num_tokens += count
             self._unread += tokens
-            return len(tokens)
+            return count
         for token in tokens:
             if self.push_one(token):
                 break

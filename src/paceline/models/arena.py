@@ -26,6 +26,7 @@ class Arena:
             to see that none does (engine.room).
         lean: room is short: take the blocks that are needed and no more.
         widest: most inputs that one step of a sequence has had.
+        masked: passes read slots that nobody sees, through masks, so that these must hold numbers; False where they do not.
         prefixes: blocks of ended sequences, kept until their room is needed.
     """
 
@@ -43,7 +44,7 @@ class Arena:
         self.kv_heads, self.copy_limit, self.version = kv_heads, copy_limit, 0
         blocks = max(blocks_for(slots), 2)
         self.limit: int | None = None
-        self.lean, self.widest = False, 1
+        self.lean, self.masked, self.widest = False, True, 1
         self.pool = BlockPool(blocks, reserved=1)
         self.prefixes = PrefixIndex(self.pool)
         self._adopt(torch.zeros(layers, blocks * BLOCK, 2 * kv_heads, head_dim, dtype=dtype, device=device))
@@ -76,7 +77,7 @@ class Arena:
         start = at if at is not None and self.pool.is_free(at, count) else self._run(count)
         blocks = self._single(count) if start is None else range(start, start + count)
         self.pool.share(blocks)
-        if self.pool.used_before[list(blocks)].any():  # stale NaN of a past sequence would leak through masks
+        if self.masked and self.pool.used_before[list(blocks)].any():  # stale NaN of a past sequence would leak through masks
             self.kv[:, self._slots(blocks)] = 0
         return blocks
 

@@ -100,11 +100,8 @@ class BlockPool:
 
     def find(self, count: int) -> int | None:
         """First block of the first free run of `count` blocks, or None."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[1], (self.counts != 0).astype(np.int8), [1]])))
-        for start, stop in edges.reshape(-1, 2):
-            if stop - start >= count:
-                return int(start)
-        return None
+        start = (self.counts == 0).tobytes().find(b"\x01" * count)
+        return None if start < 0 else start
 
     def is_free(self, start: int, count: int) -> bool:
         """Whether the blocks start .. start + count - 1 exist and nobody holds them."""
@@ -116,7 +113,10 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """Count these blocks once more."""
-        self.counts[list(blocks)] += 1
+        if isinstance(blocks, range):
+            self.counts[blocks.start : blocks.stop] += 1
+        else:
+            self.counts[list(blocks)] += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Count these blocks once less."""

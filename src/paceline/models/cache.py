@@ -22,6 +22,7 @@ import torch
 from paceline.errors import ConfigError
 from paceline.models.arena import Arena
 from paceline.models.blocks import BLOCK, BlockPool, adjacent, blocks_for
+from paceline.tree.chain_columns import first_nodes
 
 __all__ = ["BLOCK", "Arena", "BlockPool", "NativeCache", "adjacent", "blocks_for"]
 
@@ -62,9 +63,9 @@ class NativeCache:
         """
         if self.released:
             raise ConfigError("this sequence's cache was released; open a new one with runner.open()")
-        first, need = self.length // BLOCK, blocks_for(self.length + inputs)
-        private = first >= len(self.blocks) or bool(self.arena.pool.counts[self.blocks[first]] == 1)
-        if need <= len(self.blocks) and private:
+        blocks, first, need = self.blocks, self.length // BLOCK, -(-(self.length + inputs) // BLOCK)
+        private = first >= len(blocks) or self.arena.pool.counts.item(blocks[first]) == 1
+        if need <= len(blocks) and private:
             return
         if not (private and self._extend_in_place(need)):
             self._relocate(need, first if not private else len(self.blocks))
@@ -76,10 +77,15 @@ class NativeCache:
         self.base = (self.blocks[0] * BLOCK if adjacent(self.blocks) else -1) if self.blocks else 0
 
     def _extend_in_place(self, need: int) -> bool:
+        """Take free blocks behind the own ones: half as many again as there are where there is room, else what is needed."""
         if not self.blocks:
             return False
-        count, at = need - len(self.blocks), self.blocks[-1] + 1
-        if not self.arena.pool.is_free(at, count):
+        held, pool = len(self.blocks), self.arena.pool
+        count, at = need - held, self.blocks[-1] + 1
+        more = count if self.arena.lean else max(count, held // 2)
+        if pool.is_free(at, more):
+            count = more
+        elif not pool.is_free(at, count):
             return False
         self.arena.begin()
         self.arena.allocate(count, at)
@@ -130,6 +136,17 @@ class NativeCache:
         Raises:
             ConfigError: nothing is scored, or a node was not part of the tree last scored, or the path does not go downwards.
         """
+        scratch, count, arena = self.scratch, len(path), self.arena
+        in_place = path == first_nodes(count) and count < scratch
+        if not in_place:
+            self._collect(path)
+        self.length += 1 + count
+        if scratch > arena.widest:  # noqa: PLR1730  max() costs a call in every step
+            arena.widest = scratch
+        self.scratch = 0
+
+    def _collect(self, path: Sequence[int]) -> None:
+        """Move the nodes of a path to the slots where they belong."""
         if not self.scratch or any(not 0 <= node < self.scratch - 1 for node in path):
             raise ConfigError(f"commit: path {list(path)} does not lie in the {self.scratch} inputs last scored; score first")
         first = next((i for i, node in enumerate(path) if node != i), len(path))
@@ -138,10 +155,6 @@ class NativeCache:
             slots = self.slot_index(0, self.length + self.scratch)
             source = [int(slots[at + node]) for node in path[first:]]
             self.arena.move(source, [int(slots[at + i]) for i in range(first, len(path))])
-        self.length += 1 + len(path)
-        if self.scratch > self.arena.widest:  # noqa: PLR1730  max() costs a call in every step
-            self.arena.widest = self.scratch
-        self.scratch = 0
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` committed tokens and the scratch; shared blocks behind them are given back.

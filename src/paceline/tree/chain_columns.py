@@ -9,7 +9,7 @@ column, whoever built it, and need not be looked through: that makes a chain's c
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
 
 Ints = npt.NDArray[np.int32]
+INT: Final = np.dtype(np.int32)
 
 
 class ChainColumns(NamedTuple):
@@ -42,6 +43,12 @@ def chain_sources(length: int, source: int) -> Ints:
     return _fixed(np.full(length, source, np.int32))
 
 
+@lru_cache(maxsize=256)
+def first_nodes(count: int) -> tuple[int, ...]:
+    """0, 1, ... count - 1: the path of an accepted chain."""
+    return tuple(range(count))
+
+
 def _fixed(column: Ints) -> Ints:
     return np.frombuffer(column.tobytes(), np.int32)
 
@@ -51,20 +58,26 @@ def lone_source(tree: TokenTree) -> int:
     n = len(tree.tokens)
     if not n or tree.trials or tree.also:
         return -1
-    columns, source = chain_columns(n), int(tree.sources[0])
+    columns, source = chain_columns(n), tree.sources.item(0)
     shared = tree.parents is columns.parents and tree.depths is columns.depths and tree.kinds is columns.kinds
     return source if shared and tree.sources is chain_sources(n, source) else -1
 
 
-def is_sound_chain(tree: TokenTree, vocab_size: int) -> bool:
-    """Whether a tree is a chain of shared columns with nothing wrong in the others; False says nothing about the tree."""
+def is_sound_chain(tree: TokenTree, vocab_size: int, source: int | None = None) -> bool:
+    """Whether a tree is a chain of shared columns with nothing wrong in the others; False says nothing about the tree.
+
+    Args:
+        source: proposed by this drafter, as the shared column says it; None for any.
+    """
     tokens, sources, confidence = tree.tokens, tree.sources, tree.confidence
     columns = chain_columns(n := len(tokens))
     if tree.trials or tree.parents is not columns.parents or tree.depths is not columns.depths:
         return False
     if tree.slots is not columns.slots or tree.kinds is not columns.kinds or not n:
         return False
-    if tokens.dtype != np.int32 or sources.dtype != np.int32 or not tokens.shape == sources.shape == confidence.shape == (n,):
+    if source is not None and sources is not chain_sources(n, source):
+        return False
+    if tokens.dtype != INT or sources.dtype != INT or not tokens.shape == sources.shape == confidence.shape == (n,):
         return False
     ids: list[int] = tokens.tolist()
     chances: list[float] = confidence.tolist()

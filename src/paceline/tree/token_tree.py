@@ -169,7 +169,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        parents = chain_columns(len(self)).parents
+        parents = chain_columns(len(self.tokens)).parents
         return self.parents is parents or bool(np.array_equal(self.parents, parents))
 
     @property

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree.chain_columns import chain_columns
+from paceline.tree.chain_columns import chain_columns, first_nodes
 from paceline.tree.token_tree import CANDIDATE, ROOT, TokenTree
 from paceline.tree.types import Verdict
 from paceline.verifiers.base import bad_row, before_bad_row
@@ -46,6 +46,8 @@ class GreedyVerifier:
             return self.verify_stacked(trees, scores.logits, offsets)
         if len(best) == len(trees):
             return [Verdict((), (), token) for token in best]
+        if len(trees) == 1:
+            return [_walk(trees[0], (), best)]
         return [_walk(tree, (), best[i:j]) for tree, (i, j) in zip(trees, pairwise(offsets), strict=True)]
 
     def verify_stacked(
@@ -88,22 +90,33 @@ def _where_finite(values: list[float], indices: list[int]) -> Top:
 
 def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> Verdict | NumericsError:
     """Descend along the argmax tokens; entry 0 is the root's, entry 1 + i that of node i."""
+    drafted: list[int] = tree.tokens.tolist()
+    path: tuple[int, ...] = ()
+    if drafted:
+        chain = tree.kinds is chain_columns(len(drafted)).kinds and tree.is_chain
+        path = _chain_path(drafted, tokens) if chain else _tree_path(tree, drafted, tokens)
+    accepted = tuple([drafted[node] for node in path])
+    row = path[-1] + 1 if path else 0
+    if tokens[row] < 0:
+        return before_bad_row(path, accepted) if path else bad_row(largest[row], 0)
+    return Verdict(path, accepted, tokens[row])
+
+
+def _chain_path(drafted: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+    count = 0
+    for token, best in zip(drafted, tokens, strict=False):
+        if token != best:
+            break
+        count += 1
+    return first_nodes(count)
+
+
+def _tree_path(tree: TokenTree, drafted: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
     path: list[int] = []
     at: int = ROOT
-    drafted = tree.tokens.tolist()
-    if drafted and tree.kinds is chain_columns(len(drafted)).kinds and tree.is_chain:
-        for token in drafted:
-            if token != tokens[at + 1]:
-                break
-            at += 1
-        path.extend(range(at + 1))
-    elif drafted:
-        columns = zip(drafted, tree.parents.tolist(), tree.kinds.tolist(), strict=True)
-        for node, (token, parent, kind) in enumerate(columns):  # children come after their parents, so one pass finds the path
-            if parent == at and token == tokens[at + 1] and kind == CANDIDATE:
-                path.append(node)
-                at = node
-    accepted = [drafted[node] for node in path]
-    if tokens[at + 1] < 0:
-        return before_bad_row(path, accepted) if path else bad_row(largest[at + 1], 0)
-    return Verdict(tuple(path), tuple(accepted), tokens[at + 1])
+    columns = zip(drafted, tree.parents.tolist(), tree.kinds.tolist(), strict=True)
+    for node, (token, parent, kind) in enumerate(columns):  # children come after their parents, so one pass finds the path
+        if parent == at and token == tokens[at + 1] and kind == CANDIDATE:
+            path.append(node)
+            at = node
+    return tuple(path)

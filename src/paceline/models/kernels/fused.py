@@ -23,6 +23,7 @@ from paceline.models.kernels.attention_tiles import MOST_QUERIES
 from paceline.models.kernels.best import PART
 from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.forward import compiled
+from paceline.models.kernels.logit_rows import LogitRows
 from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, constants
 from paceline.models.kernels.quick import QuickRows
 from paceline.models.kernels.team import find_team
@@ -64,20 +65,20 @@ class FusedDecoder:
         self._seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
-        self._windowed = tuple(self.shape.windows) != (None,)
+        self._in_order = tuple(self.shape.windows) == (None,) and not self._rotary.depends_on_length
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
         self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
+        self._best = np.zeros(ROWS, np.int64)
         self._frame.put(constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends())
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
-        self._scores = torch.zeros(0)
-        self._parts, self._best = torch.zeros(0), np.zeros(ROWS, np.int64)
-        self._frame.put({at.BEST: address(self._best)})
-        self._quick = QuickRows(self._frame, self._rows, self._seen, self._best)
-        self.best = []
+        self._scores, self._parts = torch.zeros(0), torch.zeros(0)
+        self._quick = QuickRows(self._frame, self._rows, self._seen, self._best, spec.embedding_multiplier)
+        self._logits, self.best, arena.masked = LogitRows(spec.vocab_size, self.dtype), [], False
+        self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self._run, self._team = compiled(), find_team()
         if self._team is not None:
             self._frame.put({at.THREAD: self._team.thread, at.TEAM: self._team.size, at.BARRIER: self._team.barrier})
@@ -89,7 +90,7 @@ class FusedDecoder:
             seen = start + size * self.shape.kind_of[index]
             self._layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: seen}, index)
         rows = address(self._rows)
-        self._frame.put({at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
+        self._frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
 
@@ -113,6 +114,7 @@ class FusedDecoder:
         hidden = hidden.to(self.dtype).contiguous()
         self._ready(0)
         self._from(hidden, len(hidden))
+        self._planned = None
         self._frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
         return self._go(range(len(hidden)))
 
@@ -158,30 +160,35 @@ class FusedDecoder:
         Raises:
             ConfigError: a released cache.
         """
-        rotary, offsets, longest = self._rotary, [0], 0
+        total, longest, offsets = 0, 0, [0]
         for cache, tree in zip(caches, trees, strict=True):
-            inputs = 1 + len(tree)
+            inputs = 1 + len(tree.tokens)
             cache.reserve(inputs)
-            offsets.append(offsets[-1] + inputs)
+            cache.scratch = inputs
+            total += inputs
+            offsets.append(total)
             longest = max(longest, cache.length + inputs)
-        if self._windowed or rotary.depends_on_length or longest > self._table_size or self._table_size != rotary.size:
+        if not self._in_order or longest > self._table_size or self._table_size != self._rotary.size:
             return None
         self._ready(longest)
-        if self._quick.version != self._arena.version or longest > self._quick.reach:
+        quick, version = self._quick, self._arena.version
+        if quick.version != version or longest > quick.reach:
             self._slots.refresh()
-            self._quick.lay(self._arena.version, self._slots.start, max(self._arena.slots, 2 * longest, ROWS))
-        if not self._quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
+            quick.lay(version, self._slots.start, max(self._arena.slots, 2 * longest, ROWS))
+        if not quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
             return None
-        for cache, tree in zip(caches, trees, strict=True):
-            cache.scratch = 1 + len(tree)
         self._plan(ALL_LAYERS)
-        self._targets({}, self._no_states, 0)
-        self._quick.scale(self.spec.embedding_multiplier)
-        return Scores(self._start(offsets[-1]), tuple(offsets), best=self.best)
+        if self._aimed:
+            self._targets({}, self._no_states, 0)
+        self._start(total, self._logits.aim(total))
+        return self._logits.scores(tuple(offsets), self.best)
 
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
-        threads = 1 if self._team is None else torch.get_num_threads()
+        threads, version = 1 if self._team is None else torch.get_num_threads(), self._arena.version
+        if self._fitting[0] == threads and self._fitting[1] == version and self._fitting[2] >= longest:
+            return
+        self._fitting = (0, -1, 0)
         if self._workspace is None or self._workspace.threads != threads:
             self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._packing.quantized)
             self._parts = torch.zeros(threads * ROWS * PART, dtype=torch.uint8)
@@ -193,49 +200,45 @@ class FusedDecoder:
             self._scores = torch.zeros(threads * MOST_QUERIES * pitch // 4)
             start, size = self._scores.data_ptr(), MOST_QUERIES * pitch
             self._frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size})
-        if self._version != self._arena.version:
-            self._version = self._arena.version
+        if self._version != version:
+            self._version = version
             for index, layer in enumerate(self._arena.layers):
                 self._layers.put({at.CACHE: layer.data_ptr()}, index)
+        self._fitting = (threads, version, longest)
 
     def _plan(self, plan: LayerPlan) -> None:
-        count = self.spec.num_layers
-        stop = count if plan.stop is None else plan.stop
-        self._frame.put({at.PROGRAM: self._layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
         if plan is self._planned:
             return
-        self._planned = plan
+        count, self._planned = self.spec.num_layers, None
+        stop = count if plan.stop is None else plan.stop
+        self._frame.put({at.PROGRAM: self._layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
         for index in range(count):
             runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
             self._layers.put(runs, index)
+        self._planned = plan
 
     def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
         """Point at the rows' inputs."""
-        size = self.spec.hidden_size * self.dtype.itemsize
+        size, scale = self._row_bytes, 1.0
         if isinstance(inputs, torch.Tensor):
             self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
         else:
             self._rows[0, :count] = [self._embedded + size * token for token in inputs]
-        scale = 1.0 if isinstance(inputs, torch.Tensor) else self.spec.embedding_multiplier
-        self._frame.put({at.ROWS: count, at.SCALE: float(scale)})
+            scale = float(self.spec.embedding_multiplier)
+        self._frame.put({at.ROWS: count, at.SCALE: scale})
 
     def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
         """Point at where taps and states go."""
         aimed = bool(kept) or len(result) > 0
         if not aimed and not self._aimed:
             return
-        offset, last = done * self.spec.hidden_size * self.dtype.itemsize, self.spec.num_layers
-        self._aimed = aimed
+        offset, last, self._aimed = done * self._row_bytes, self.spec.num_layers, aimed
         self._layers.fields[:, at.TAP // at.FIELD] = 0
         for layer, tap in kept.items():
             if 0 <= layer < last:
                 self._layers.put({at.TAP: tap.data_ptr() + offset}, layer)
-        self._frame.put(
-            {
-                at.RESULT: result.data_ptr() + offset if len(result) else 0,
-                at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0,
-            }
-        )
+        states = result.data_ptr() + offset if len(result) else 0
+        self._frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
 
     def _place(self, parts: Sequence[Part], lengths: Lengths, done: int) -> list[Ints]:
         """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
@@ -273,20 +276,20 @@ class FusedDecoder:
 
     def _go(self, picked: Sequence[int]) -> torch.Tensor:
         """Run the pass; returns the logits (rows, v) of the picked rows."""
-        self._rows[3, : len(picked)] = picked
-        return self._start(len(picked))
-
-    def _start(self, picked: int) -> torch.Tensor:
-        """Run the pass, whose tables are filled but for where the logits go."""
         vocab = self.spec.vocab_size
-        out = torch.empty(picked, -(-vocab // LANES) * LANES, dtype=self.dtype)
-        self._quick.aim(picked, out.data_ptr())
+        self._rows[3, : len(picked)] = picked
+        out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
+        self._start(len(picked), out.data_ptr())
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()
+
+    def _start(self, picked: int, logits: int) -> None:
+        """Run the pass, whose tables are filled but for where the logits go."""
+        self._quick.aim(picked, logits)
         if self._team is None:
             self._run.ctypes(self._frame.address)
         else:
             self._team.run(self._run.address, self._frame.address)
         self.best = self._quick.best(picked)
-        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()
 
 
 def best_kind(dtype: torch.dtype) -> int:

@@ -36,15 +36,16 @@ class QuickRows:
 
     Args:
         frame: of a pass. rows: (4, ROWS) sources, slots, places, rows of the head. seen: (1, ROWS, 4), the only kind of window.
-        best: (ROWS,) best tokens.
+        best: (ROWS,) best tokens. scale: the factor on the embeddings of tokens.
 
     Attributes:
         version: of the arena, as `lay` saw it; -1 before. reach: positions and slots below it can be described.
     """
 
-    def __init__(self, frame: Table, rows: Ints, seen: Ints, best: Ints) -> None:
+    def __init__(self, frame: Table, rows: Ints, seen: Ints, best: Ints, scale: float) -> None:
         self._frame, self._rows, self._seen, self._best = map(_integers, (frame.fields, rows, seen, best))
         self._floats: memoryview[float] = frame.fields.reshape(-1).data.cast("B").cast("f")
+        self._factor = float(scale)
         self._run, self._start = _integers(np.zeros(0, np.int64)), 0
         self.version, self.reach = -1, 0
 
@@ -55,10 +56,6 @@ class QuickRows:
     def aim(self, picked: int, logits: int) -> None:
         """How many rows the head takes, and where their logits go."""
         self._frame[_HEAD_ROWS], self._frame[_LOGITS] = picked, logits
-
-    def scale(self, factor: float) -> None:
-        """The factor on the inputs."""
-        self._floats[2 * _SCALE] = factor
 
     def best(self, count: int) -> list[int]:
         """The best tokens that the pass has found."""
@@ -72,9 +69,10 @@ class QuickRows:
         Args:
             embedded: address of the embedding of token 0. row_bytes: from one token's to the next.
         """
-        row, rows, seen, run = 0, self._rows, self._seen, self._run
+        row, rows, seen, run, entry = 0, self._rows, self._seen, self._run, 0
         for cache, root, tree in zip(caches, roots, trees, strict=True):
-            inputs, base, length = 1 + len(tree), cache.base, cache.length
+            tokens, base, length = tree.tokens, cache.base, cache.length
+            inputs = 1 + len(tokens)
             if base < 0 or row + inputs > ROWS or not (inputs == 1 or tree.is_chain):
                 return 0
             list_start = self._start + 8 * base
@@ -83,15 +81,14 @@ class QuickRows:
             if inputs == 1:
                 rows[_SLOTS + row], rows[_PLACES + row] = base + length, length
             else:
-                for i, token in enumerate(tree.tokens.tolist(), row + 1):
+                for i, token in enumerate(tokens.tolist(), row + 1):
                     rows[i] = embedded + row_bytes * token
                 rows[_SLOTS + row : _SLOTS + row + inputs] = run[base + length : base + length + inputs]
                 rows[_PLACES + row : _PLACES + row + inputs] = run[length : length + inputs]
-            entry = _SEEN * row
             for count in range(1, inputs + 1):
                 seen[entry], seen[entry + 1], seen[entry + 2], seen[entry + 3] = list_start, length, own, count
                 entry += _SEEN
             row += inputs
         rows[_PICKED : _PICKED + row] = run[:row]
-        self._frame[_ROWS] = row
+        self._frame[_ROWS], self._floats[2 * _SCALE] = row, self._factor
         return row
