@@ -23,6 +23,14 @@ from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import NO_BUDGET
 
 PLAIN_MS = 13.0
+
+
+@pytest.fixture(autouse=True)
+def no_time_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All seconds are the worlds'."""
+    monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: 0.0))
+
+
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -47,6 +48,18 @@ def test_logits_that_were_taken_outlive_their_scores() -> None:
     gc.collect()
     runner.score([cache], [6], [CHAIN])
     assert torch.equal(logits, before)
+
+
+def test_a_copy_with_other_logits_holds_those() -> None:
+    runner = compiled_runner()
+    cache = runner.open()
+    runner.extend([cache], [IDS[:20]])
+    scores = runner.score([cache], [5], [CHAIN])
+    spoilt = replace(scores, logits=torch.zeros_like(scores.logits), best=None)
+    assert not spoilt.logits.any()
+    assert scores.logits.any()
+    with pytest.raises(FrozenInstanceError):
+        scores.logits = spoilt.logits  # type: ignore[misc]
 
 
 def test_a_buffer_is_used_again_only_where_nobody_looks() -> None:

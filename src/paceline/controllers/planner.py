@@ -96,8 +96,7 @@ class Planner(Controller):
         self.thinking, self.asking, self.most, self.cruises = 0.0, [0.0] * len(self.names), inf, False
         self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self.resting = 0
-        self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
-        self._alone: int | None = None  # the sequence that runs by itself
+        self._looked, self.listens, self._ear, self._alone = (0, 0, 0), list[int](), Ear(), -1  # the last: who runs by itself
 
     # The step
 
@@ -109,7 +108,7 @@ class Planner(Controller):
         self._size, self._batch, self._context = size, [], max([signal.length for signal in signals], default=0)
         self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
         gate = self._gates.setdefault(batch_bucket(size), Gate())
-        alone, self._alone = self._alone, signals[0].key if size == 1 else None
+        alone, self._alone = self._alone, signals[0].key if size == 1 else -1
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
             waits = size == 1 and gate.wait > 0
@@ -228,8 +227,7 @@ class Planner(Controller):
         self._rates.count(size, tokens, seconds)
 
     def _usual(self, times: StepTimes) -> StepTimes:
-        """What a step like this one takes, most of which go without planning where a plain one is short; nor are those without
-        drafts planned that rest (`resting`)."""
+        """What most steps like this one take, which go without planning."""
         if not (self.idle or self.cruises):
             return times
         draft = tuple(max(seconds - asking, 0.0) for seconds, asking in zip(times.draft, self.asking, strict=True))
@@ -288,6 +286,8 @@ class Planner(Controller):
             return
         gate = self._gates[batch_bucket(self._size)]
         asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
+        if self.cruises and gate.settled and not self.idle:  # at first every step is planned, which says nothing of later ones
+            seconds += self.thinking + sum(self.asking)
         gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table, steps=steps)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:

@@ -83,6 +83,11 @@ class _LateScores(Scores):
         """(r, v) raw logits in the model's dtype."""
         return self.settle()
 
+    @logits.setter
+    def logits(self, given: torch.Tensor) -> None:
+        """Those of a copy with other ones (`dataclasses.replace`); the class is frozen to everybody else."""
+        _set(self, "_found", given)
+
     def settle(self) -> torch.Tensor:
         """Take the logits, which the next pass may overwrite."""
         found = self._found
