@@ -93,6 +93,13 @@ def random_llama(folder: Path) -> Path:
     return open_folder("291m", folder)
 
 
+def kept(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """What a result file holds already, so that a part can be made anew by itself; without its provenance."""
+    path = folder / f"{name}.json"
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {key: value for key, value in known.items() if key != "provenance"}
+
+
 def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write a result with its provenance."""
     folder.mkdir(exist_ok=True)

@@ -14,12 +14,11 @@ the peers first: `paceline bench peers install all`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, save
+from common import RESULTS, kept, save
 
 from paceline.bench import document, duel
 from paceline.cli.main import main as paceline
@@ -101,9 +100,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two settings, and no other options of the peers")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    path = given.folder / "peers.json"
-    result = json.loads(path.read_text()) if path.exists() else {}  # a part that is not made anew stays
-    result.pop("provenance", None)
+    result = kept("peers", given.folder)
     for part in given.only.split(","):
         path = given.folder / f"peers_{part}.json"
         words = ["bench", *arguments(part, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]

@@ -6,7 +6,8 @@ plain   the bundled target, `LLM(...)` without drafts against `generate`
 large   a random 291M Llama in bfloat16: the same, the share of the memory-bandwidth limit, and the cost of scoring trees
 demo    the bundled prompts: Paceline plain and "auto" against transformers' assisted generation and prompt lookup
 
-Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed.
+Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for stay as
+they are in the result file; the provenance is that of the last run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from common import alternate, random_llama, ratio, read_bandwidth, save
+from common import alternate, kept, random_llama, ratio, read_bandwidth, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench.compare import first_difference
@@ -192,7 +193,7 @@ def main() -> None:
     given = parser.parse_args()
     globals()["DEVICE"] = given.device
     torch.set_num_threads(given.threads)
-    parts, result = given.only.split(","), {}
+    parts, result = given.only.split(","), kept(given.name or f"speed_{given.device}")
     if "plain" in parts:
         llm = LLM(speculative_config=None, device=DEVICE, enable_prefix_caching=False)
         prompts = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[:6]]

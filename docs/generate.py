@@ -29,6 +29,7 @@ Written by `python docs/generate.py` from the command line itself; `paceline VER
     paceline demo
     paceline verify --model ./checkpoint --prompts prompts.txt
     paceline explain "def add(a, b):" --output replay.html
+    paceline analyze acceptance "def add(a, b):" --html acceptance.html
     paceline tune --prompts prompts.txt --budget 120
     paceline doctor --model ./checkpoint
     paceline bench --quick --html report.html

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.checking import MAX_NUMBER, integer, items, need, number, reject_unknown, shortened, strings
 from paceline.errors import ConfigError
@@ -138,6 +138,11 @@ class SamplingParams:
         return cls(**given)
 
 
+AcceptanceMethod = Literal[
+    "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling", "typical_acceptance_sampler"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """vLLM's `speculative_config` dialect.
@@ -147,7 +152,8 @@ class SpeculativeConfig:
             merged.
         num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
         model: draft model of `draft_model`.
-        acceptance_method: "rejection_sampler" (exact), "typical_acceptance_sampler" (approximate).
+        acceptance_method: "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact),
+            "typical_acceptance_sampler" (approximate).
         posterior_threshold, posterior_alpha: of typical acceptance.
         controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
             num_speculative_tokens is given, else "auto".
@@ -159,7 +165,7 @@ class SpeculativeConfig:
     method: str | tuple[SpeculativeConfig, ...] = "auto"
     num_speculative_tokens: int | None = None
     model: str | None = None
-    acceptance_method: Literal["rejection_sampler", "typical_acceptance_sampler"] = "rejection_sampler"
+    acceptance_method: AcceptanceMethod = "rejection_sampler"
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     controller: str | None = None
@@ -171,7 +177,7 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
         if self.disable_by_batch_size is not None:
             integer("disable_by_batch_size", self.disable_by_batch_size, 1)
-        known = ("rejection_sampler", "typical_acceptance_sampler")
+        known = get_args(AcceptanceMethod)
         need(self.acceptance_method in known, "acceptance_method", f"be one of {', '.join(known)}", self.acceptance_method)
         number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
         number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")

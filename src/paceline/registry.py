@@ -141,6 +141,22 @@ VERIFIERS: Mapping[str, Entry] = {
         "verifier",
         paper="Speculative sampling (arXiv:2302.01318); recursive rejection (arXiv:2402.14160)",
     ),
+    "block_verification": Entry(
+        "paceline.verifiers.block:BlockVerification",
+        "verifier",
+        needs=("chains: drawn drafts that branch are refused",),
+        paper="Block verification accelerates speculative decoding (arXiv:2403.10444)",
+    ),
+    "k_seq": Entry(
+        "paceline.verifiers.k_seq:KSeq",
+        "verifier",
+        paper="SpecTr: fast speculative decoding via optimal transport (arXiv:2310.15141)",
+    ),
+    "greedy_draft_sampling": Entry(
+        "paceline.verifiers.greedy_draft:GreedyDraftSampling",
+        "verifier",
+        paper="Towards optimal multi-draft speculative decoding (arXiv:2502.18779)",
+    ),
     "typical_acceptance_sampler": Entry(
         "paceline.verifiers.typical:TypicalAcceptance",
         "verifier",

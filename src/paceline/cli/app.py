@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify
+from paceline.cli import analyze, bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify
 from paceline.errors import PacelineError
 
 BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
@@ -40,6 +40,7 @@ app.command("demo")(demo.command)
 app.command("verify")(verify.command)
 app.add_typer(bench.app, name="bench")
 app.command("explain")(explain.command)
+app.add_typer(analyze.app, name="analyze")
 app.command("tune")(tune.command)
 app.command("doctor")(doctor.command)
 app.add_typer(datastore.app, name="datastore")

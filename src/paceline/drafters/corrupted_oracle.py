@@ -15,12 +15,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline.checking import need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.oracle_tree import Known, Noise, OracleTrees, key_of
 from paceline.drafters.text import SingleDrafter
+from paceline.drafters.tree_policies import PolicyName
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import DrafterError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -69,7 +70,7 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
         spread: float = 0.0,
         seed: int = 0,
         num_speculative_tokens: int | None = None,
-        tree_policy: Literal["levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd"] | None = None,
+        tree_policy: PolicyName | None = None,
         tree_width: int | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,

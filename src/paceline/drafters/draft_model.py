@@ -21,6 +21,7 @@ from paceline.drafters.draft_quick import ChainRunner, quick_chains
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
 from paceline.drafters.grow_quick import quick_trees
+from paceline.drafters.tree_policies import PolicyName
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.tree_plan import TreePlan, TreeRunner
@@ -43,8 +44,12 @@ class DraftModelDrafter:
         tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds node by node
             where the draft expects most, "dyspec_threshold" all that is worth `tree_threshold`, level by level; "eagle2" ranks all
             nodes again in the end; "static" fills the shape `speculative_token_tree`; "ppd" fills the best shape of the budget's
-            size, that of controller "ppd" where it decides. The last three take tokens by rank at every temperature.
-        tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on a level.
+            size, that of controller "ppd" where it decides. These three take tokens by rank at every temperature. Above it, "rsd_c"
+            draws `tree_width` children of every node, "rsd_s" keeps as many nodes of a level by stochastic beam search, both
+            without replacement; "spectr" draws as many independent chains (for acceptance_method "k_seq"), "greedy_draft" one child
+            beside the likeliest (for "greedy_draft_sampling"); at temperature 0 all four are "levels".
+        tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on a level; of
+            the last four policies (3): drafts, as above.
         tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is 1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0, 0)]".
     Raises:
@@ -63,7 +68,7 @@ class DraftModelDrafter:
         model: str | None = None,
         num_speculative_tokens: int | None = None,
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
-        tree_policy: Literal["levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd"] | None = None,
+        tree_policy: PolicyName | None = None,
         tree_width: int | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,

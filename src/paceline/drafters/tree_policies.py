@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paceline.checking import need, number
 from paceline.drafters.draft_tree import TreeDraft
+from paceline.drafters.grow import Growth
 from paceline.drafters.grow_dyspec import ROWS, DySpecDraft, DySpecPoints
 from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
+from paceline.drafters.grow_greedy_draft import GreedyDraft
+from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft
+from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
 from paceline.drafters.grow_threshold import ThresholdDraft
 from paceline.models.tree_plan import BEST_PATHS, STATIC, THRESHOLD, TreePlan
@@ -22,10 +26,22 @@ from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, p
 
 if TYPE_CHECKING:
     from paceline.drafters.draft_state import DraftState
-    from paceline.drafters.grow import Growth
     from paceline.tree.types import Budget
 
 MAX_WIDTH: Final = 64
+
+PolicyName = Literal["levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd", "rsd_c", "rsd_s", "spectr", "greedy_draft"]
+
+SAMPLED: Final[dict[str, type[Growth]]] = {
+    "rsd_c": BranchingDraft,
+    "rsd_s": BeamDraft,
+    "spectr": ChainsDraft,
+    "greedy_draft": GreedyDraft,
+}
+"""Policies that say how tokens are drawn; where tokens are chosen by rank, they grow as "levels" does."""
+
+DRAFTS: Final = 3
+"""Their `tree_width` by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +88,7 @@ def tree_policy(name: str | None, *, width: int | None, threshold: float | None,
     whole = isinstance(width, int) and not isinstance(width, bool)
     need(width is None or (whole and 1 <= width <= MAX_WIDTH), "tree_width", f"be an integer in 1..{MAX_WIDTH}", width)
     name = name or ("static" if paths is not None else "levels")
-    need(width is None or name in ("levels", "eagle2"), "tree_width", f"be left out with tree_policy {name!r}", width)
+    need(width is None or name in ("levels", "eagle2", *SAMPLED), "tree_width", f"be left out with tree_policy {name!r}", width)
     need(threshold is None or name == "dyspec_threshold", "tree_threshold", f"be left out with tree_policy {name!r}", threshold)
     need(
         (paths is not None) == (name == "static"),
@@ -82,6 +98,8 @@ def tree_policy(name: str | None, *, width: int | None, threshold: float | None,
     )
     if name == "levels":
         return TreePolicy("chain" if width in (None, 1) else name, width=width or 1)
+    if name in SAMPLED:
+        return TreePolicy(name, width=width or DRAFTS)
     if name == "eagle2":
         return TreePolicy(name, points=True, width=width or WIDTH)
     if name == "static":
@@ -93,6 +111,13 @@ def tree_policy(name: str | None, *, width: int | None, threshold: float | None,
 
 def _levels(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
     return TreeDraft(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width)
+
+
+def _sampled(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
+    if not drawn:
+        return _levels(policy, state, budget, depth, drawn)
+    form: Any = SAMPLED[policy.name]
+    return form(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width)  # type: ignore[no-any-return]
 
 
 def _dyspec(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
@@ -133,4 +158,5 @@ POLICIES: Final[dict[str, Callable[[TreePolicy, Any, Any, int, bool], Growth]]] 
     "eagle2": _eagle2,
     "static": _static,
     "ppd": _static,
+    **dict.fromkeys(SAMPLED, _sampled),
 }

@@ -15,7 +15,7 @@ the residual. Several trials: SpecInfer (arXiv:2305.09781); without replacement:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,15 +40,28 @@ class RecursiveRejection:
         return verify_each(_verdict, trees, rows, draws)
 
 
+Decide = Callable[[Sequence[Trial], Sequence[int], torch.Tensor, "Draws", int], tuple[int | None, int]]
+"""Trials at a parent, their tokens, the parent's row, draws, depth -> (the child that stands or None, the token)."""
+
+
 def _verdict(tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
+    return walk(reject, tree, rows_nv, draws)
+
+
+def walk(decide: Decide, tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
+    """Descend from the root, deciding by `decide` at parents with a drawn trial and by `match` at all others.
+
+    Raises:
+        NumericsError: the root's row holds NaN, +infinity or nothing but -inf.
+    """
     path: list[int] = []
     accepted: list[int] = []
     node: int | None = ROOT
     while node is not None:
         trials = tree.trials_of(node) if len(tree) else ()
-        decide = reject if any(trial.drawn for trial in trials) else match
+        rule = decide if any(trial.drawn for trial in trials) else match
         try:
-            node, token = decide(trials, [int(tree.tokens[trial.node]) for trial in trials], rows_nv[node + 1], draws, len(path))
+            node, token = rule(trials, [int(tree.tokens[trial.node]) for trial in trials], rows_nv[node + 1], draws, len(path))
         except NumericsError:
             if path:
                 return before_bad_row(path, accepted)
@@ -82,9 +95,7 @@ def reject(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = torch.softmax(weights_v, 0, dtype=torch.float64 if weights_v.dtype == torch.float64 else torch.float32)
-    if math.isnan(float(r_v[tokens[0]])):  # softmax spreads one bad entry over its row
-        raise bad_row(float(weights_v.max()), depth)
+    r_v = law_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         q_v = proposal(trial, token, r_v)
         r_x, q_x = torch.stack((r_v[token], q_v[token])).tolist()
@@ -94,6 +105,18 @@ def reject(
             return trial.node, token
         r_v = residual(r_v, q_v)
     return None, draws.categorical(depth, r_v)
+
+
+def law_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
+    """(v,) p, the softmax of a row of log-weights, in float64 where the row is float64, else in float32.
+
+    Raises:
+        NumericsError: the row holds NaN, +infinity or nothing but -inf.
+    """
+    p_v = torch.softmax(weights_v, 0, dtype=torch.float64 if weights_v.dtype == torch.float64 else torch.float32)
+    if math.isnan(float(p_v[0])):  # softmax spreads one bad entry over its row
+        raise bad_row(float(weights_v.max()), depth)
+    return p_v
 
 
 def proposal(trial: Trial, token: int, like_v: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,177 @@
+"""`paceline analyze acceptance`: each rule of verification against the most that could be accepted.
+
+In: files of probabilities, or a text and two models. Out: tables or JSON, and a plot.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.checking import integer, number
+from paceline.cli.options import open_llm, with_flags
+from paceline.cli.prompts import read_prompt
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.bench.acceptance_rules import Analysis
+
+app = typer.Typer(name="analyze", help="Theory put to use: acceptance.", add_completion=False)
+
+MOST_DRAFTS, MOST_NODES = 32, 1024
+NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and points are
+chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound. Tokens per pass take
+places to be alike and independent."""
+
+
+@app.callback()
+def group() -> None:
+    """Theory put to use."""
+
+
+@app.command("acceptance")
+@with_flags(sampling=False)
+def acceptance(
+    *,
+    text: Annotated[str | None, typer.Argument(help="A text for two models; - or nothing reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file.")] = None,
+    p: Annotated[Path | None, typer.Option("--p", metavar="FILE", help="Target's rows, .npy or .json, instead of models.")] = None,
+    q: Annotated[Path | None, typer.Option("--q", metavar="FILE", help="Drafter's rows.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model.")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of both models; above 0.")] = 1.0,
+    positions: Annotated[int, typer.Option("--positions", help="Last places of the text to look at.")] = 32,
+    drafts: Annotated[str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one place.")] = "1,2,3,4",
+    budgets: Annotated[str, typer.Option("--budgets", metavar="LIST", help="Numbers of nodes of a tree.")] = "2,4,8,16",
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw both tables on a page.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Compare how often drafts stand under each rule of verification with the most that any exact rule could accept."""
+    counts, nodes = numbers("--drafts", drafts, MOST_DRAFTS), numbers("--budgets", budgets, MOST_NODES)
+    number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
+    integer("--positions", positions, 1)
+    if html is not None:
+        check_page(html, force)
+    if (p is None) != (q is None):
+        raise ConfigError("--p and --q belong together; give both files, or a text for two models")
+    if p is not None and q is not None:
+        if text is not None or file is not None:
+            raise ConfigError("give either --p and --q or a text, not both")
+        rows = read_rows(p), read_rows(q)
+    else:
+        rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
+    from paceline.bench.acceptance_rules import analyze
+
+    found = analyze(*rows, counts, nodes)
+    if html is not None:
+        from paceline.bench.acceptance_page import page
+
+        html.write_text(page(found, NOTE), encoding="utf-8")
+    print(json.dumps(found.to_dict()) if as_json else words(found))
+
+
+def numbers(name: str, text: str, most: int) -> list[int]:
+    """Different numbers in rising order, from a list with commas.
+
+    Raises:
+        ConfigError: something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 8 and 1 <= int(part) <= most for part in parts):
+        raise ConfigError(f"{name} must be integers in 1..{most} with commas between them, got {text[:80]!r}")
+    return sorted({int(part) for part in parts})
+
+
+def read_rows(path: Path) -> Any:
+    """What a file of probabilities holds; `bench.acceptance_rules` checks the values.
+
+    Raises:
+        ConfigError: a file that cannot be read, or holds no numbers.
+    """
+    import numpy as np
+
+    try:
+        found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else json.loads(path.read_text(encoding="utf-8"))
+        return np.asarray(found, np.float64)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ConfigError(
+            f"cannot read {str(path)!r} ({why}); give one row of probabilities or several, as .npy or .json"
+        ) from None
+
+
+def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: float, positions: int) -> tuple[Any, Any]:
+    """Rows of the target and of the draft model on a text."""
+    if given.pop("speculative_config", None) is not None:
+        raise ConfigError("analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model")
+    from paceline.bench.acceptance_rules import rows_of
+    from paceline.cli.tune import default_drafts
+    from paceline.engine.build import load_draft
+
+    draft = draft or next(iter(default_drafts(given)), None)
+    if draft is None:
+        raise ConfigError("a draft model is needed beside --model; name it with --draft-model")
+    llm = open_llm(given | {"speculative_config": "null"})
+    tokens, size = llm.tokenizer.encode(text), llm.runner.info.vocab_size
+    other = load_draft(draft, llm.tokenizer, llm.config)
+    most = min(llm.runner.info.max_context, other.info.max_context)
+    if len(tokens) > most:
+        raise ConfigError(f"the text must have at most {most} tokens for these models, got {len(tokens)}; shorten it")
+    p, q = (rows_of(runner, tokens, positions, temperature, size) for runner in (llm.runner, other))
+    return p, q
+
+
+def tables(found: Analysis) -> list[Table]:
+    """Acceptance by drafts, tokens per pass by nodes."""
+    from rich import box
+    from rich.table import Table
+
+    made = []
+    parts = (
+        (f"acceptance by number of drafts, mean of {found.positions} places", found.drafts, found.acceptance, ".4f"),
+        ("tokens per pass by nodes of the tree", found.budgets, found.tokens, ".3f"),
+    )
+    for title, columns, rows, form in parts:
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("rule", overflow="fold")
+        for column in columns:
+            table.add_column(str(column), justify="right")
+        for name, values in rows.items():
+            table.add_row(name, *(format(value, form) for value in values), style="bold" if name.startswith("optimum") else None)
+        made.append(table)
+    return made
+
+
+def words(found: Analysis) -> str:
+    """Both tables as text."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        for table in tables(found):
+            console.print(table)
+    return capture.get() + NOTE
+
+
+def check_page(page: Path, force: bool) -> None:
+    """Refuse to write where that would fail or destroy something; a page of this command may be replaced.
+
+    Raises:
+        ConfigError: a folder, a file that is something else, or no folder to write into.
+    """
+    from paceline.bench.acceptance_page import MARK
+
+    if page.is_dir() or not page.parent.is_dir():
+        raise ConfigError(f"--html must be a file in a folder that exists, got {str(page)!r}; name one")
+    if page.exists() and not force:
+        with page.open("rb") as stream:
+            if MARK.encode() not in stream.read(1000):
+                raise ConfigError(f"{str(page)!r} exists and is no page of `paceline analyze`; add --force to overwrite it")

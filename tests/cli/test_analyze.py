@@ -1,0 +1,73 @@
+"""`paceline analyze acceptance`: tables, object, plot, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Command
+
+ROWS = ("--p", "p.npy", "--q", "q.json")
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    np.save("p.npy", np.array([0.5, 0.3, 0.2]))
+    Path("q.json").write_text("[[0.2, 0.3, 0.5]]")
+
+
+def test_tables(run: Command) -> None:
+    found = run("analyze", "acceptance", *ROWS, "--drafts", "2,1")
+    assert (found.code, found.err) == (0, "")
+    lines = {line.strip().rsplit("  ", 2)[0].strip(): line.split()[-2:] for line in found.out.splitlines() if "0.7000" in line}
+    assert lines["k_seq"] == ["0.7000", "0.7914"]
+    assert lines["optimum without replacement"] == ["0.7000", "0.9857"]
+    assert "tokens per pass by nodes of the tree" in found.out
+
+
+def test_an_object_and_a_plot(run: Command, tmp_path: Path) -> None:
+    found = run("analyze", "acceptance", *ROWS, "--json", "--drafts", "2", "--budgets", "1,3", "--html", "plot.html")
+    data = json.loads(found.out)
+    assert (data["positions"], data["drafts"], data["budgets"]) == (1, [2], [1, 3])
+    assert data["acceptance"]["greedy_draft_sampling"] == pytest.approx([0.9])
+    page = (tmp_path / "plot.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert page.count("<polyline") == page.count("<li ") == 2 * len(data["acceptance"]) + 2
+    assert "http://" not in page
+    assert run("analyze", "acceptance", *ROWS, "--html", "plot.html").code == 0
+
+
+def test_two_models_on_a_text(run: Command) -> None:
+    flags = ("--positions", "3", "--drafts", "1,2", "--budgets", "2", "--dtype", "float32", "--json")
+    found = run("analyze", "acceptance", "def add(a, b): return a + b", *flags)
+    assert found.code == 0, found.err
+    data = json.loads(found.out)
+    assert data["positions"] == 3
+    one, two = data["acceptance"]["optimum without replacement"]
+    assert 0 < one <= two <= 1
+    assert data["acceptance"]["k_seq"][0] == pytest.approx(one, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--p", "p.npy"), "--p and --q belong together"),
+        (("a text", *ROWS), "give either --p and --q or a text"),
+        (("--p", "p.npy", "--q", "none.json"), "cannot read 'none.json' (No such file or directory)"),
+        ((*ROWS, "--drafts", "0"), "--drafts must be integers in 1..32 with commas between them, got '0'"),
+        ((*ROWS, "--budgets", "2,x"), "--budgets must be integers in 1..1024"),
+        ((*ROWS, "--temperature", "0"), "--temperature must be above 0"),
+        ((*ROWS, "--html", "nowhere/plot.html"), "--html must be a file in a folder that exists"),
+        ((*ROWS, "--html", "q.json"), "exists and is no page of `paceline analyze`; add --force"),
+        (("text", "-s", "null"), "leave --speculative-config out"),
+        (("text", "--model", "some/model"), "a draft model is needed beside --model"),
+    ],
+)
+def test_bad_input_is_one_line(run: Command, arguments: tuple[str, ...], text: str) -> None:
+    found = run("analyze", "acceptance", *arguments)
+    assert found.code == 2
+    assert text in found.line
