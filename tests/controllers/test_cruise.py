@@ -15,9 +15,10 @@ from controllers.worlds import Guesser, World, informed, judged, overconfident, 
 from paceline.controllers.acceptance import Acceptance, Own
 from paceline.controllers.auto import AutoController
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.counts import Counts
+from paceline.controllers.counts import Counts, Net, evenly
 from paceline.controllers.cruise import STEPS
 from paceline.controllers.fixed import FixedController
+from paceline.controllers.watch import Mode, Watch
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import NO_BUDGET
 
@@ -183,8 +184,32 @@ def test_what_was_counted_is_what_happened() -> None:
     assert (counts.steps, counts.tokens, counts.found(0)) == (3, 5, (3, 2))
     assert counts.seconds == pytest.approx(3 * 2.13e-4)
     assert counts.chains == {(0, 0, 3, 2): 1, (0, 0, 1, 0): 1}
-    nets = {(net.scored, net.accepted): net.net for net in counts.nets(1000.0, 1e-4)}
+    nets = {(net.scored, net.accepted): net.net for net in counts.nets(1000.0, [0.0, 2e-4, 3e-4, 3.5e-4, 5e-4], 1)}
     assert nets == pytest.approx({(3, 2): 2 - 0.01 - 0.3, (1, 0): -0.01 - 0.1, (0, 0): -0.01})
+
+
+def test_outcomes_are_told_in_an_order_that_favours_none() -> None:
+    kinds = [Net(0, 0, 1.0, 3, 3, 55), Net(0, 0, -1.0, 3, 0, 45)]
+    told = [net.net for net in evenly(kinds)]
+    grouped = [net.net for net in kinds for _ in range(net.times)]
+    assert (told.count(1.0), told.count(-1.0)) == (55, 45)
+    fair, biased = Watch(), Watch()  # the control: the same outcomes, one kind after the other
+    for net in told:
+        fair.record(net, Mode.ASK, 3, 3)
+    for net in grouped:
+        biased.record(net, Mode.ASK, 3, 3)
+    assert not fair.asleep
+    assert biased.asleep
+
+
+def test_nothing_is_asked_while_nobody_drafts_and_what_did_not_go_by_is_given_back() -> None:
+    controller = cruising(WORLDS["cheap rows"])
+    controller.cruise._courses, controller.cruise.left = [[[None, None]]], 20
+    controller.plan(signals(0))
+    assert (controller.idle, controller.resting, controller.cruise.left) == (True, 19, 0)
+    controller.resting -= 5
+    controller.plan(signals(0))
+    assert (controller.idle, controller.resting + controller.cruise.left) == (True, 13)
 
 
 def test_chains_learned_from_together_teach_what_they_teach_one_by_one() -> None:

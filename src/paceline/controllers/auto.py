@@ -22,7 +22,9 @@ from paceline.checking import need
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.counts import evenly
 from paceline.controllers.cruise import Cruise
+from paceline.controllers.ear import EVERY, cheap_ones
 from paceline.controllers.planner import Planner
 from paceline.controllers.watch import Mode
 
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 SHORT: Final = 4e-3
 """Seconds of a plain step below which not every step is planned."""
+
+ALIKE: Final = 8
+"""Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
 
 
 class AutoController(Planner):
@@ -70,11 +75,16 @@ class AutoController(Planner):
         self.cruising = False
         self._learning = 0.0  # seconds that the outcome of the step before took
         self._signals: Sequence[Signal] = ()
+        self._silent = 0  # steps that went by from one on in which no plan was needed and nobody drafted
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
+        if self._silent:
+            self._end_rest()
         self.cruising = self.cruise.goes_on(signals)
         if self.cruising:
+            if self.cruise.silent:
+                self._rest()
             return
         start = self.clock()
         self._learn()
@@ -82,6 +92,22 @@ class AutoController(Planner):
         super().plan(signals)
         self.cruises = self._table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
+
+    def _rest(self) -> None:
+        """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""
+        self.cruising, self.idle, self.resting = False, True, self.cruise.skip(EVERY - 1)
+        self._silent, self.thinking, self.asking = 1 + self.resting, 0.0, [0.0] * len(self.names)
+        self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if self._size == 1 else []
+
+    def _end_rest(self) -> None:
+        """Count the steps that went by, and give back those that did not."""
+        steps, self._silent = self._silent - self.resting, 0
+        self.cruise.skip(-self.resting)
+        self.resting = 0
+        self._gates[batch_bucket(self._size)].passed(steps)
+        for one in self._batch:
+            for watch in one.watches:
+                watch.passed(steps)
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
@@ -114,9 +140,21 @@ class AutoController(Planner):
             return
         start = self.clock()
         super().observe(trees, verdicts, times)
+        if self._silent:
+            seconds, steps = min(times.score + times.verify + times.other, self.most), self._silent
+            self._rates.count(self._size, self._size * steps, steps * seconds, steps)
         if self.cruises and not self.idle and self._settled():
             self.cruise.start(self, self._signals, self.most)
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
+
+    def hear(self, drafter: int, matched: int) -> None:
+        """So many tokens of an unscored guess of this drafter came true."""
+        if not self._silent:
+            super().hear(drafter, matched)
+        elif self._ear.hear(matched, self._lines[drafter], self._table, 0):
+            self.cruise.left, self.resting, self._silent = 0, 0, 1
+            for one in self._batch:
+                one.watches[drafter].look_now()
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -137,22 +175,22 @@ class AutoController(Planner):
         if not self.cruise.counts.steps:
             return
         found, size = self.cruise.take(self.acceptance), self._size
-        gate, last = self._gates[batch_bucket(size)], len(self._table) - 1
+        gate = self._gates[batch_bucket(size)]
         gate.passed(found.steps)
         if not self.cost.disturbed:
             any_asked = bool(found.asked)
             gate.record(size, found.tokens, found.seconds, admitted=True, asked=any_asked, table=self._table, steps=found.steps)
-        self.cost.observe(size, self._context, found.usual(), always=True)
+        usual, levels = found.usual()
+        for _ in range(1 + found.steps // ALIKE):
+            self.cost.observe(size, self._context, usual, self.names, levels, always=True)
         self._rates.count(size, found.tokens, found.seconds, found.steps)
-        row = (self._table[min(3 * size, last)] - self._table[min(size, last)]) / (2 * size)
         for one in self._batch:
             for watch in one.watches:
                 watch.passed(found.steps)
-        for net in found.nets(self._rate, row):
-            watch = self._batch[net.sequence].watches[net.drafter]
-            for _ in range(net.times):
+        for net in evenly(found.nets(self._rate, self._table, size)):
+            watch = self._latest[net.drafter, self._batch[net.sequence].greedy] = self._batch[net.sequence].watches[net.drafter]
+            if not watch.asleep:
                 watch.record(net.net, Mode.ASK, net.scored, net.accepted)
-            self._latest[net.drafter, self._batch[net.sequence].greedy] = watch
         for drafter in range(len(self.names)):
             asked, proposed = found.found(drafter)
             if asked:

@@ -6,7 +6,7 @@ In: outcomes of single drafters for single sequences. Out: their net gains, a us
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class Counts:
 
     Attributes:
         scoring: by rows, how often, seconds of scoring, seconds outside drafting and scoring.
-        drafting: seconds by drafter. asked: times by (sequence, drafter).
+        drafting: seconds by drafter. asked: times by (sequence, drafter). levels: that each drafter proposed, all in all.
         chains: how often, by (sequence, drafter, nodes scored, nodes accepted), of trees that are a chain by one drafter.
         mixed: the same of drafters in other trees.
     """
@@ -44,35 +44,50 @@ class Counts:
     seconds: float = 0.0
     scoring: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     drafting: list[float] = field(default_factory=list)
+    levels: dict[int, int] = field(default_factory=dict)
     asked: dict[tuple[int, int], int] = field(default_factory=dict)
     chains: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
     mixed: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
 
-    def nets(self, rate: float, row: float) -> Iterator[Net]:
+    def nets(self, rate: float, table: Sequence[float], size: int) -> Iterator[Net]:
         """Every outcome with its worth.
 
         Args:
-            rate: tokens per second, the price of a second. row: seconds of a node.
+            rate: tokens per second, the price of a second. table: seconds of a step by rows. size: sequences that run together.
         """
+        last = len(table) - 1
+        least = table[min(size, last)]
         times_asked: dict[int, int] = {}
         for (_, drafter), times in self.asked.items():
             times_asked[drafter] = times_asked.get(drafter, 0) + times
         nothing = dict(self.asked)
-        for table in (self.chains, self.mixed):
-            for (index, drafter, scored, accepted), times in table.items():
-                price = rate * (self.drafting[drafter] / times_asked[drafter] + scored * row)
+        for outcomes in (self.chains, self.mixed):
+            for (index, drafter, scored, accepted), times in outcomes.items():
+                rows = (table[min(size * (1 + scored), last)] - least) / size
+                price = rate * (self.drafting[drafter] / times_asked[drafter] + rows)
                 nothing[index, drafter] -= times
                 yield Net(index, drafter, accepted - price, scored, accepted, times)
         for (index, drafter), times in nothing.items():
             if times:
                 yield Net(index, drafter, -rate * self.drafting[drafter] / times_asked[drafter], 0, 0, times)
 
-    def usual(self) -> StepTimes:
-        """A step with the number of rows that was seen most often."""
+    def usual(self) -> tuple[StepTimes, list[int | None]]:
+        """A step with the number of rows that was seen most often, and the levels of each drafter in it; None where it was not
+        asked, or by several sequences, which draft at once."""
         rows, (times, score, rest) = max(self.scoring.items(), key=lambda item: item[1])
-        return StepTimes((), score / times, 0.0, rest / times, rows)
+        asked = {drafter: number for (index, drafter), number in self.asked.items() if index == 0}
+        together = any(index for index, _ in self.asked)
+        draft = tuple(seconds / asked.get(drafter, 1) for drafter, seconds in enumerate(self.drafting))
+        mean = [round(self.levels.get(drafter, 0) / asked[drafter]) if drafter in asked else None for drafter in range(len(draft))]
+        return StepTimes(draft, score / times, 0.0, rest / times, rows), [None] * len(mean) if together else mean
 
     def found(self, drafter: int) -> tuple[int, int]:
         """How often a drafter was asked, and how often it proposed."""
         asked = sum(times for (_, of), times in self.asked.items() if of == drafter)
         return asked, sum(times for table in (self.chains, self.mixed) for key, times in table.items() if key[1] == drafter)
+
+
+def evenly(nets: Iterable[Net]) -> list[Net]:
+    """Every outcome as often as it came, the kinds mixed: nobody knows in what order they came, and guards weigh the last most."""
+    places = [((k + 0.5) / net.times, i, net) for i, net in enumerate(nets) for k in range(net.times)]
+    return [net for _, _, net in sorted(places, key=lambda place: place[:2])]

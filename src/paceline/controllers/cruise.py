@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.counts import Counts
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
-STEPS: Final = 32
-"""Steps from one plan to the next."""
+STEPS, LONGEST = 32, 128
+"""Steps from one plan to the next: at first, and after plans that said much the same as the ones before them."""
 
 _MISSES = 5
 _RATE = 0.2
@@ -70,7 +70,7 @@ class Cruise:
         self._batch: Sequence[Drafting] = ()
         self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
         self._planner: Planner | None = None
-        self._misses, self._most = 0, inf
+        self._misses, self._most, self._stride = 0, inf, STEPS
 
     def start(self, planner: Planner, signals: Sequence[Signal], most: float) -> None:
         """Let the next steps go as the one that `planner` has just planned and seen the end of.
@@ -78,7 +78,7 @@ class Cruise:
         Args:
             most: seconds that a step takes at most unless it was interrupted.
         """
-        self.left, self.done, self._misses = STEPS, 0, 0
+        self.done, self._misses, steady = 0, 0, True
         self._planner, self._batch, self._most = planner, list(planner._batch), most
         self._keys = [signal.key for signal in signals]
         self._courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
@@ -87,7 +87,10 @@ class Cruise:
             for drafter, mode in enumerate(one.modes):
                 beside = one.rivals[drafter]
                 if (index, drafter) in planner._worths:
-                    courses[drafter][beside] = self._course(planner, index, drafter) if mode is Mode.ASK else None
+                    old = courses[drafter][beside]
+                    new = courses[drafter][beside] = self._course(planner, index, drafter) if mode is Mode.ASK else None
+                    steady = steady and _alike(old, new)
+        self.left = self._stride = min(2 * self._stride, LONGEST) if steady else STEPS
 
     def _scale(self, planner: Planner, index: int, one: Drafting) -> None:
         """What calibration makes of the confidences of the planned step's tree."""
@@ -150,6 +153,17 @@ class Cruise:
         self._batch = planner._batch = [heir]
         return True
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody drafts for anybody."""
+        return all(course is None for courses in self._courses for pair in courses for course in pair)
+
+    def skip(self, most: int) -> int:
+        """Count up to `most` further steps as gone on, below 0 so many fewer; returns how many."""
+        taken = min(self.left, most)
+        self.left, self.done = self.left - taken, self.done + taken
+        return taken
+
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """As planned, but no deeper than the sequence may still grow, and beside what there is."""
         taken = len(so_far)
@@ -169,6 +183,8 @@ class Cruise:
                 return tree
             reach = planner.acceptance.reach(self._batch[index].own, tree)
             return keep([tree], [(reach, ())], planner._table, planner._rate)[0][0]
+        levels = self.counts.levels
+        levels[source] = levels.get(source, 0) + len(tree.tokens)
         course, raw, count = self._courses[index][source][0], 1.0, 0
         if course is None or not course.least:
             return tree
@@ -193,7 +209,7 @@ class Cruise:
                     key = (index, source, scored, stood)
                     counts.chains[key] = counts.chains.get(key, 0) + 1
         for drafter, seconds in enumerate(times.draft):
-            drafting[drafter] += seconds
+            drafting[drafter] += min(seconds, self._most)
         counts.steps += 1
         counts.tokens += accepted + len(trees)
         rest = times.verify + times.other
@@ -228,6 +244,13 @@ class Cruise:
         courses = self._known.pop(key, None)
         self._heritage = courses if self._keys == [key] else None
         self.left = self.left if self._heritage else 0
+
+
+def _alike(one: Course | None, other: Course | None) -> bool:
+    """Whether two courses draft about as deep."""
+    if one is None or other is None:
+        return one is other
+    return abs(one.budget.depth - other.budget.depth) <= 1
 
 
 def _from(floors: Sequence[float]) -> Callable[[int, float, object], bool]:

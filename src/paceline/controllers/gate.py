@@ -32,7 +32,7 @@ CLEARLY: Final = 0.75
 ALMOST: Final = 0.93
 """Drafting that brings this share goes on until it counts as settled: a few dozen steps cannot tell it from drafting that pays."""
 
-SHARE: Final = 0.01
+SHARE: Final = 0.02
 """About this share of all time goes into tries that lose."""
 
 LEAST, MOST = 48, 512
@@ -55,7 +55,7 @@ class Gate:
         lost: tries in a row that lost.
     """
 
-    __slots__ = ("_brought", "_plain", "_seen", "_spent", "_steps", "_timing", "lost", "wait")
+    __slots__ = ("_brought", "_plain", "_seen", "_spent", "_steps", "_thought", "_timing", "lost", "wait")
 
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # batch size -> seconds of a plain step
@@ -66,7 +66,7 @@ class Gate:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps, self._brought, self._spent = 0, 0.0, 0.0
+        self._steps, self._brought, self._spent, self._thought = 0, 0.0, 0.0, 0.0
 
     @property
     def starting(self) -> bool:
@@ -117,7 +117,16 @@ class Gate:
         self._begin()
 
     def record(
-        self, size: int, tokens: int, seconds: float, *, admitted: bool, asked: bool, table: Sequence[float], steps: int = 1
+        self,
+        size: int,
+        tokens: int,
+        seconds: float,
+        *,
+        admitted: bool,
+        asked: bool,
+        table: Sequence[float],
+        steps: int = 1,
+        thinking: float = 0.0,
     ) -> None:
         """What steps brought.
 
@@ -126,6 +135,7 @@ class Gate:
             seconds: of the whole steps; the caller has cut short what was interrupted.
             admitted: they could draft. asked: some drafter was used because the plan wants it.
             table: expected seconds of a step by rows.
+            thinking: seconds of planning that most steps go without; tries cost them, whatever they show.
         """
         if not admitted:
             if not self._plain:
@@ -138,12 +148,16 @@ class Gate:
             return
         plain, decay = self.plain_seconds(size, table), _DECAY**steps
         self._brought = self._brought * decay + tokens / size * plain
+        if self.settled or not asked:  # a try plans every step, which says nothing of later ones
+            seconds, thinking = seconds + thinking, 0.0
         self._spent = self._spent * decay + seconds
+        self._thought = self._thought * decay + thinking
         patient = asked and self._brought > CLEARLY * self._spent
         enough = ALMOST if asked and not self.settled else 1.0
         if self._steps >= (PATIENCE if patient else TRY) and self._brought < enough * self._spent:
             self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
-            self.wait = int(min(max((self._spent - self._brought) / plain / SHARE, LEAST), MOST if size == 1 else 4 * MOST))
+            lost = (self._spent + self._thought - self._brought) / plain
+            self.wait = int(min(max(lost / SHARE, LEAST), MOST if size == 1 else 4 * MOST))
             self._begin()
 
     def plain_seconds(self, size: int, table: Sequence[float]) -> float:

@@ -113,7 +113,7 @@ class Planner(Controller):
         if self.idle:
             waits = size == 1 and gate.wait > 0
             self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if waits else []
-            self.resting = LISTEN_EVERY - 1 if self._never else gate.rest(LISTEN_EVERY - 1)
+            self.resting = LISTEN_EVERY - 1 if self._never else gate.rest(LISTEN_EVERY * (1 + min(gate.lost, 3)) - 1)
             return
         self._batch = [self.begin(signal) for signal in signals]
         if gate.starting:
@@ -280,15 +280,14 @@ class Planner(Controller):
 
     # The outcome
 
-    def _guard(self, tokens: int, seconds: float, steps: int = 1) -> None:
+    def _guard(self, tokens: int, seconds: float) -> None:
         """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed:
             return
         gate = self._gates[batch_bucket(self._size)]
         asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
-        if self.cruises and gate.settled and not self.idle:  # at first every step is planned, which says nothing of later ones
-            seconds += self.thinking + sum(self.asking)
-        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table, steps=steps)
+        extra = self.thinking + sum(self.asking) if self.cruises else 0.0
+        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table, thinking=extra)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""

@@ -18,7 +18,7 @@ SHARE: Final = 0.015
 _DECAY = 0.99
 _FEW, _MANY = 6, 50
 _HITS = 2
-_KEPT = 12.0  # steps that what earlier sequences brought weighs in a new one
+_KEPT = 40.0  # steps that what earlier sequences brought weighs in a new one
 
 
 class Mode(Enum):
@@ -112,12 +112,13 @@ class Watch:
     @property
     def settled(self) -> bool:
         """Whether it has been judged often enough to be no try any more."""
-        return self._before + self.count >= _MANY / 2
+        return self._before + self.count >= _MANY / 4
 
     def sleep(self) -> None:
-        """Stop using the drafter for now."""
+        """Stop using the drafter for now; the longer, the less it did since it was last put to sleep."""
+        long = self._before + self.count >= 2 * _MANY
         self.asleep, self._before, self.hits = True, 0.0, 0
-        self.wait = self.interval = min(self.interval, self.limit)
+        self.wait = self.interval = min(FIRST_INTERVAL if long else self.interval, self.limit)
 
     def look_now(self) -> None:
         """Asleep, be tried at the next step that allows it."""
@@ -147,5 +148,5 @@ class Watch:
 
     def _wake(self) -> None:
         self.asleep = self.distrusted = False
-        self.interval, self.hits = FIRST_INTERVAL, 0
+        self.hits = 0
         self.count = self.mean = self.square = 0.0
