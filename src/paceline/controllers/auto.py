@@ -80,7 +80,7 @@ class AutoController(Planner):
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
         if self._silent:
-            self._end_rest()
+            self._end_silence()
         self.cruising = self.cruise.goes_on(signals)
         if self.cruising:
             if self.cruise.silent:
@@ -99,11 +99,14 @@ class AutoController(Planner):
         self._silent, self.thinking, self.asking = 1 + self.resting, 0.0, [0.0] * len(self.names)
         self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if self._size == 1 else []
 
-    def _end_rest(self) -> None:
+    def _end_silence(self) -> None:
         """Count the steps that went by, and give back those that did not."""
         steps, self._silent = self._silent - self.resting, 0
         self.cruise.skip(-self.resting)
         self.resting = 0
+        self._end_rest()
+        plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self._table)
+        self._rates.count(self._size, self._size * steps, steps * plain, steps)
         self._gates[batch_bucket(self._size)].passed(steps)
         for one in self._batch:
             for watch in one.watches:
@@ -140,9 +143,6 @@ class AutoController(Planner):
             return
         start = self.clock()
         super().observe(trees, verdicts, times)
-        if self._silent:
-            seconds, steps = min(times.score + times.verify + times.other, self.most), self._silent
-            self._rates.count(self._size, self._size * steps, steps * seconds, steps)
         if self.cruises and not self.idle and self._settled():
             self.cruise.start(self, self._signals, self.most)
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
@@ -161,7 +161,7 @@ class AutoController(Planner):
         start = self.clock()
         self._learn()
         self.cruise.forget(key)
-        if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait:
+        if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait and not gate.on:
             self.cruise.left = 0
         super().forget(key)
         self._learning += self.clock() - start

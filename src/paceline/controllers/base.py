@@ -6,7 +6,7 @@ In: signals (acceptance, sizes, measured times). Out: budgets. Not here: draftin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.tree.types import NO_BUDGET, Budget
@@ -46,6 +46,11 @@ class StepTimes:
     other: float
     rows: int
 
+    def without(self, thinking: float, asking: Sequence[float]) -> StepTimes:
+        """The same step without seconds that went into planning it, and into the budgets of each drafter."""
+        draft = tuple(max(seconds - asked, 0.0) for seconds, asked in zip(self.draft, asking, strict=True))
+        return replace(self, draft=draft, other=max(self.other - thinking, 0.0))
+
 
 class Controller:
     """Plans the drafting of one step for a batch of sequences and learns from its outcome.
@@ -58,7 +63,7 @@ class Controller:
         listens: drafters, one of whom is asked for a guess that is not scored while the policy is idle on a single sequence; `hear`
             later says what came of it (`engine.listening`).
         resting: set by `plan`: for so many further steps of the same sequences nothing is drafted, and neither `plan` nor `observe`
-            is called; the engine counts it down.
+            is called, only `passed`; the engine counts it down.
     """
 
     name: str
@@ -80,6 +85,9 @@ class Controller:
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """The outcome of the step, sequences in the order of the plan."""
+
+    def passed(self, seconds: float) -> None:
+        """One of the steps that rested took so long, all of it."""
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of a guess that was not scored came true."""

@@ -11,13 +11,14 @@ second than plain ones. Off, it is tried again for some steps, the sooner the le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
-FIRST_PLAIN: Final = 3
+FIRST_PLAIN: Final = 4
 """Plain steps that are timed when a batch size comes up."""
 
-AGAIN: Final = 128
-"""Steps from one plain step to the next while drafting is on."""
+AGAIN, IN_A_ROW = 192, 3
+"""Steps from some plain ones to the next while drafting is on, and how many; the engine takes all but the first without asking."""
 
 TRY: Final = 8
 PATIENCE: Final = 24
@@ -55,11 +56,10 @@ class Gate:
         lost: tries in a row that lost.
     """
 
-    __slots__ = ("_brought", "_plain", "_seen", "_spent", "_steps", "_thought", "_timing", "lost", "wait")
+    __slots__ = ("_brought", "_plain", "_seen", "_spent", "_steps", "_thought", "lost", "wait")
 
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # batch size -> seconds of a plain step
-        self._timing = 0  # plain steps to be timed before drafting goes on
         self._seen = 0  # steps since a plain one
         self.wait = 0
         self.lost = 0
@@ -71,7 +71,12 @@ class Gate:
     @property
     def starting(self) -> bool:
         """Whether the next step begins a try."""
-        return not self.wait and not self._timing and not self._steps
+        return not self.wait and not self._steps
+
+    @property
+    def on(self) -> bool:
+        """Whether drafting goes on, be it after some plain steps that are timed."""
+        return self._steps > 0
 
     @property
     def settled(self) -> bool:
@@ -89,15 +94,12 @@ class Gate:
             self.wait = min(self.wait, NEW << self.lost) if new else self.wait
             self.wait -= 1
             return False
-        if self._timing:
-            self._timing -= 1
-            return False
         self._seen += 1
         if self._steps >= _SETTLING and not self._plain:
-            self._timing, self._seen = FIRST_PLAIN - 1, 0
+            self.wait, self._seen = FIRST_PLAIN - 1, 0
             return False
         if self._seen > AGAIN:
-            self._seen = 0
+            self.wait, self._seen = IN_A_ROW - 1, 0
             return False
         return True
 
@@ -115,6 +117,13 @@ class Gate:
         """Begin a try now, on a sign that it may pay."""
         self.wait = 0
         self._begin()
+
+    def rested(self, size: int, seconds: Sequence[float]) -> None:
+        """What plain steps took."""
+        if seconds:
+            usual = median(seconds)
+            known = self._plain.get(size, usual)
+            self._plain[size] = known + (1.0 - (1.0 - _RATE) ** len(seconds)) * (min(usual, _CLIP * known) - known)
 
     def record(
         self,
@@ -138,10 +147,7 @@ class Gate:
             thinking: seconds of planning that most steps go without; tries cost them, whatever they show.
         """
         if not admitted:
-            if not self._plain:
-                self._begin()
-            known = self._plain.get(size, seconds)
-            self._plain[size] = known + _RATE * (min(seconds, _CLIP * known) - known)
+            self.rested(size, [seconds])
             return
         self._steps += steps
         if not self._plain:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -96,14 +95,15 @@ class Planner(Controller):
         self.thinking, self.asking, self.most, self.cruises = 0.0, [0.0] * len(self.names), inf, False
         self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self.resting = 0
-        self._looked, self.listens, self._ear, self._alone = (0, 0, 0), list[int](), Ear(), -1  # the last: who runs by itself
+        self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
+        self._alone, self._rested = -1, list[float]()  # who runs by itself; seconds of the steps that rested since the last plan
 
     # The step
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
         size = len(signals)
-        self._return_rest()
+        self._end_rest()
         self._worths, self._counts = {}, ((), ())
         self._size, self._batch, self._context = size, [], max([signal.length for signal in signals], default=0)
         self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
@@ -111,7 +111,7 @@ class Planner(Controller):
         alone, self._alone = self._alone, signals[0].key if size == 1 else -1
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
-            waits = size == 1 and gate.wait > 0
+            waits = size == 1 and gate.wait > 0 and not gate.on
             self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if waits else []
             self.resting = LISTEN_EVERY - 1 if self._never else gate.rest(LISTEN_EVERY * (1 + min(gate.lost, 3)) - 1)
             return
@@ -127,11 +127,16 @@ class Planner(Controller):
         if looked != self._looked or self.cost.steps < SETTLED:
             self._look_up(size)
 
-    def _return_rest(self) -> None:
-        """Other sequences run than those that could rest: give their steps back to the gate."""
-        if self.resting and not self._never and (gate := self._gates.get(batch_bucket(self._size))):
-            gate.wait += self.resting
-        self.resting = 0
+    def passed(self, seconds: float) -> None:
+        """A step rested and took so long."""
+        self._rested.append(seconds)
+
+    def _end_rest(self) -> None:
+        """Learn what plain steps take that nothing interrupts; if other sequences run than could rest, give their steps back."""
+        if gate := self._gates.get(batch_bucket(self._size)):
+            gate.wait += self.resting * (not self._never)
+            gate.rested(self._size, self._rested)
+        self._rested, self.resting = [], 0
 
     def _look_up(self, size: int) -> None:
         """What rows and drafters cost at present, and which drafter cannot pay."""
@@ -206,7 +211,9 @@ class Planner(Controller):
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Learn costs, acceptance and the rate, and judge every drafter that was asked."""
-        size, times = len(trees), self._usual(times)
+        size = len(trees)
+        if self.idle or self.cruises:  # most steps like this one go without planning
+            times = times.without(self.thinking, self.asking)
         seconds = times.score + times.verify + sum(times.draft) + times.other
         if self.idle:
             self._guard(size, seconds)
@@ -225,13 +232,6 @@ class Planner(Controller):
         self._judge(trees, accepted, times)
         self.cost.observe(size, self._context, times, self.names, self._levels, always=self.cruises)
         self._rates.count(size, tokens, seconds)
-
-    def _usual(self, times: StepTimes) -> StepTimes:
-        """What most steps like this one take, which go without planning."""
-        if not (self.idle or self.cruises):
-            return times
-        draft = tuple(max(seconds - asking, 0.0) for seconds, asking in zip(times.draft, self.asking, strict=True))
-        return replace(times, draft=draft, other=max(times.other - self.thinking, 0.0))
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
@@ -282,7 +282,7 @@ class Planner(Controller):
 
     def _guard(self, tokens: int, seconds: float) -> None:
         """Tell the gate what whole steps took."""
-        if self._never or self.cost.disturbed:
+        if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
             return
         gate = self._gates[batch_bucket(self._size)]
         asked = any(Mode.ASK in sequence.modes for sequence in self._batch)

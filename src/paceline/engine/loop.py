@@ -129,7 +129,7 @@ class Engine:
             proposed, draft_seconds = parts.crew.propose(batch, parts.controller)
             trees = self.scheduler.fit(batch, parts.controller.select(proposed))
         drafted = perf_counter()
-        scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.taps)
+        scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.score_taps)
         scored = perf_counter()
         verdicts = self._verify(batch, trees, scores)
         verified = perf_counter()
@@ -137,7 +137,9 @@ class Engine:
         committed = perf_counter()
         draft, score, verify = sum(draft_seconds), scored - drafted, verified - scored
         other = committed - verified + drafted - start - draft + self._learning
-        if not rests:
+        if rests:
+            parts.controller.passed(score + verify + other)
+        else:
             self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
         self._forget_ended(batch)
         self._learning = perf_counter() - committed
