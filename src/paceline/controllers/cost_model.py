@@ -219,29 +219,27 @@ class CostModel:
         disturbed, self.disturbed = self.disturbed, False
         if self.steps > _SETTLED and self.steps % _EVERY and not always:
             return
-        b, c = batch_bucket(batch), context_bucket(context)
-        curve = self.curves.get((b, c))
-        if not curve:
-            near = self._curve(b, c)
-            curve = self.curves[b, c] = near.copy() if near is not _UNIT else Curve()
-        overhead = self.overheads.get(b)
-        if overhead is None:
-            overhead = self.overheads[b] = Curve()
-        self._drift += 0.1 * curve.observe(times.rows, times.score, _SCALE)
+        b = batch_bucket(batch)
+        self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE)
         if not disturbed:
-            overhead.observe(times.rows, times.verify + times.other)
+            self.overheads.setdefault(b, Curve()).observe(times.rows, times.verify + times.other)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
-                line = self.lines.get((name, b))
-                if line is None:
-                    line = self.lines[name, b] = Line()
-                line.observe(count, seconds)
+                self.lines.setdefault((name, b), Line()).observe(count, seconds)
         if abs(self._drift) > _REBUILD or self.steps % _SETTLED == 0 or self.steps < 8:
             self._drift = 0.0
             self._tables.clear()
         if self.steps >= _SETTLED and self.steps & (self.steps - 1) == 0:
             self.stale = self.stale or self.implausible
             self.save()
+
+    def _own_curve(self, batch: int, context: int) -> Curve:
+        """The bucket's curve, at first a copy of the nearest one's."""
+        curve = self.curves.get((batch, context))
+        if not curve:
+            near = self._curve(batch, context)
+            curve = self.curves[batch, context] = near.copy() if near is not _UNIT else Curve()
+        return curve
 
     # Keeping and showing
 
