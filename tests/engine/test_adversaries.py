@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import adversaries
@@ -15,6 +17,7 @@ from toys import ToyRunner
 from paceline.config import SamplingParams
 from paceline.controllers.auto import AutoController
 from paceline.controllers.cost_model import CostModel
+from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import DrafterArgs
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget
@@ -127,3 +130,38 @@ def test_writing_into_the_trees_of_others_harms_nobody(guarded: bool, monkeypatc
     else:
         assert min(accepted) <= 5  # the test would see it
     assert tokens(found) == tokens(run(engine(runner), PROMPTS, GREEDY))
+
+
+def failing(where: str) -> FixedController:
+    """A controller that raises in one of its parts from the second time on."""
+    controller, seen = FixedController(6), count()
+    part = getattr(controller, where)
+
+    def broken(*given: Any) -> Any:
+        if next(seen):
+            raise ZeroDivisionError(f"in {where}")
+        return part(*given)
+
+    setattr(controller, where, broken)
+    return controller
+
+
+@pytest.mark.parametrize("where", ["plan", "budget", "select", "observe", "forget"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_controller_that_raises_ends_drafting_and_nothing_else(
+    where: str, temperature: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = ToyRunner(VOCAB, order=None)
+    params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True)
+    prompts = [*PROMPTS, *PROMPTS]
+    plain, fast = (
+        run(engine(runner), prompts, params),
+        engine(runner, [build(adversaries.Oracle, runner)], 6, controller=failing(where)),
+    )
+    with caplog.at_level(logging.WARNING, "paceline"):
+        found = run(fast, prompts, params)
+    assert tokens(found) == tokens(plain)
+    assert all(output.finish_reason == "length" for request in found for output in request.outputs)
+    assert "controller fixed failed (ZeroDivisionError: in " + where in caplog.text
+    assert fast.parts.controller.num_speculative_tokens == 0  # type: ignore[attr-defined]  # of FixedController
+    assert runner.open_caches == 0

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.controllers.base import Controller, StepTimes
+from paceline.controllers.fixed import FixedController
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
@@ -124,10 +125,7 @@ class Engine:
             trees: Seq[TokenTree] = [EMPTY_TREE] * len(batch)
             proposed, draft_seconds = trees, (0.0,) * len(parts.crew.names)
         else:
-            parts.controller.plan([sequence.signal() for sequence in batch])
-            self._start_clocks(batch, perf_counter() - start)
-            proposed, draft_seconds = parts.crew.propose(batch, parts.controller)
-            trees = self.scheduler.fit(batch, parts.controller.select(proposed))
+            trees, proposed, draft_seconds = self._draft(batch)
         drafted = perf_counter()
         scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.score_taps)
         scored = perf_counter()
@@ -138,7 +136,7 @@ class Engine:
         draft, score, verify = sum(draft_seconds), scored - drafted, verified - scored
         other = committed - verified + drafted - start - draft + self._learning
         if rests:
-            parts.controller.passed(score + verify + other)
+            self.parts.controller.passed(score + verify + other)
         else:
             self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
         self._forget_ended(batch)
@@ -160,6 +158,30 @@ class Engine:
             return True
         self._planned = keys
         return False
+
+    def _draft(self, batch: Seq[Sequence]) -> tuple[Seq[TokenTree], Seq[TokenTree], tuple[float, ...]]:
+        """The trees to score, those proposed, and the seconds that each drafter took."""
+        crew, controller, start = self.parts.crew, self.parts.controller, perf_counter()
+        try:
+            controller.plan([sequence.signal() for sequence in batch])
+            self._start_clocks(batch, perf_counter() - start)
+            proposed, seconds = crew.propose(batch, controller)
+            return self.scheduler.fit(batch, controller.select(proposed)), proposed, seconds
+        except Exception as error:
+            self._drop_controller(error)
+            none = [EMPTY_TREE] * len(batch)
+            return none, none, (0.0,) * len(crew.names)
+
+    def _drop_controller(self, error: Exception) -> None:
+        """Decode plainly from now on."""
+        logger.warning(
+            "controller %s failed (%s: %s); decoding goes on without drafts",
+            self.parts.controller.name,
+            type(error).__name__,
+            error,
+        )
+        logger.debug("the error of the controller", exc_info=error)
+        self.parts = replace(self.parts, controller=FixedController(0))
 
     def _start_clocks(self, batch: Seq[Sequence], planning: float) -> None:
         """Leave the first planning out of the generation time: it is when a new machine is measured."""
@@ -225,7 +247,10 @@ class Engine:
     ) -> None:
         sound = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
         if len(sound) == len(verdicts):
-            self.parts.controller.observe(trees, sound, times)
+            try:
+                self.parts.controller.observe(trees, sound, times)
+            except Exception as error:
+                self._drop_controller(error)
         if logger.isEnabledFor(logging.DEBUG):
             for index, sequence in enumerate(batch):
                 logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))
@@ -233,7 +258,10 @@ class Engine:
     def _forget_ended(self, batch: Seq[Sequence]) -> None:
         for sequence in batch:
             if sequence.output.finish_reason is not None:
-                self.parts.controller.forget(sequence.key)
+                try:
+                    self.parts.controller.forget(sequence.key)
+                except Exception as error:
+                    self._drop_controller(error)
 
     def _finish(self, sequence: Sequence, chunk: StreamChunk) -> None:
         self.parts.crew.end(sequence)
