@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SHORT: Final = 4e-3
 """Seconds of a plain step below which not every step is planned."""
 
-ALIKE: Final = 8
+ALIKE: Final = 32
 """Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
 
 

@@ -86,8 +86,8 @@ class Controller:
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """The outcome of the step, sequences in the order of the plan."""
 
-    def passed(self, seconds: float) -> None:
-        """One of the steps that rested took so long, all of it."""
+    def passed(self, score: float, rest: float) -> None:
+        """One of the steps that rested took so many seconds for scoring, and for all else."""
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of a guess that was not scored came true."""

@@ -206,6 +206,7 @@ class CostModel:
         levels: Sequence[int | None] = (),
         *,
         always: bool = False,
+        cold: bool = False,
     ) -> None:
         """Learn from a real step.
 
@@ -214,18 +215,20 @@ class CostModel:
             times: what the step took; `times.draft` in the order of `drafters`.
             levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
             always: learn even where most steps are passed over to save time.
+            cold: planning came before it, so that scoring took longer than it mostly does: learn of drafts alone.
         """
         self.steps += 1
         disturbed, self.disturbed = self.disturbed, False
-        if self.steps > _SETTLED and self.steps % _EVERY and not always:
+        if self.steps > _SETTLED and self.steps % _EVERY and not (always or cold):
             return
         b = batch_bucket(batch)
-        self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE)
-        if not disturbed:
-            self.overheads.setdefault(b, Curve()).observe(times.rows, times.verify + times.other)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
                 self.lines.setdefault((name, b), Line()).observe(count, seconds)
+        if not cold:
+            self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE)
+        if not (disturbed or cold):
+            self.overheads.setdefault(b, Curve()).observe(times.rows, times.verify + times.other)
         if abs(self._drift) > _REBUILD or self.steps % _SETTLED == 0 or self.steps < 8:
             self._drift = 0.0
             self._tables.clear()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline.controllers")
 
-FORMAT = 3
+FORMAT = 4
 
 
 def cache_dir() -> Path:

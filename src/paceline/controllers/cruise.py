@@ -215,7 +215,7 @@ class Cruise:
         rest = times.verify + times.other
         counts.seconds += min(times.score + sum(times.draft) + rest, self._most)
         times_seen, score, others = counts.scoring.get(times.rows, (0, 0.0, 0.0))
-        counts.scoring[times.rows] = times_seen + 1, score + times.score, others + rest
+        counts.scoring[times.rows] = times_seen + 1, score + min(times.score, self._most / 2), others + min(rest, self._most / 2)
         self._misses = 0 if accepted else self._misses + any_scored
         if self._misses >= _MISSES:
             self.left = 0

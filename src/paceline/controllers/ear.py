@@ -37,12 +37,16 @@ def cheap_ones(cost: CostModel, names: Sequence[str], lines: Sequence[Line], tab
 
 
 class Ear:
-    """Counts guesses in a row that came true."""
+    """Counts guesses in a row that came true.
 
-    __slots__ = ("_hits",)
+    Attributes:
+        hits: so far.
+    """
+
+    __slots__ = ("hits",)
 
     def __init__(self) -> None:
-        self._hits = 0
+        self.hits = 0
 
     def hear(self, matched: int, line: Line, table: Sequence[float], lost: int) -> bool:
         """Whether what was heard calls for a try.
@@ -54,8 +58,8 @@ class Ear:
         """
         rows = min(2 + matched, len(table) - 1)
         pays = matched >= _LEAST and (matched + 1) * table[1] > GAIN * (table[rows] + line.at(matched + 1))
-        self._hits = self._hits + 1 if pays else 0
-        if self._hits < _LEAST + min(lost, 1):
+        self.hits = self.hits + 1 if pays else 0
+        if self.hits < _LEAST + min(lost, 1):
             return False
-        self._hits = 0
+        self.hits = 0
         return True

@@ -24,19 +24,20 @@ TRY: Final = 8
 PATIENCE: Final = 24
 """Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
 
-SETTLED: Final = 64
+SETTLED: Final = 48
 """Steps after which an open gate counts as settled."""
 
 CLEARLY: Final = 0.75
 """Drafting that brings less than this share of what plain steps bring loses clearly."""
 
-ALMOST: Final = 0.93
-"""Drafting that brings this share goes on until it counts as settled: a few dozen steps cannot tell it from drafting that pays."""
+ALMOST: Final = 0.85
+"""Drafting that brings this share goes on until it counts as settled: a few dozen steps cannot tell it from drafting that pays, and
+tries are planned step by step, which makes them dearer than shows."""
 
 SHARE: Final = 0.02
 """About this share of all time goes into tries that lose."""
 
-LEAST, MOST = 48, 512
+LEAST, MOST = 48, 1024
 
 NEW: Final = 8
 """Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""

@@ -6,6 +6,7 @@ Not here: prices, what follows from it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from paceline.controllers.curve import Line
     from paceline.controllers.voice import Drafting
     from paceline.tree.token_tree import TokenTree
+
+logger = logging.getLogger("paceline.controllers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,14 @@ def judge(
     *,
     times: StepTimes,
     charge: Charge,
-) -> Iterator[tuple[int, Drafting, bool]]:
+) -> Iterator[tuple[int, Drafting]]:
     """Tell the guards of one step.
 
     Args:
         names: of the drafters, None where what it costs is not known yet.
         accepted: per sequence, accepted nodes by drafter.
     Yields:
-        (drafter, sequence, whether the drafter fell asleep or woke).
+        (drafter, sequence) of each guard that was told.
     """
     size, table = len(trees), charge.table
     nodes = times.rows - size
@@ -67,4 +70,7 @@ def judge(
         for i in asked:
             scored = trees[i].sources.tolist().count(drafter)
             net = accepted[i][drafter] - charge.rate * (seconds + scored * row)
-            yield drafter, batch[i], batch[i].watches[drafter].record(net, batch[i].modes[drafter], scored, accepted[i][drafter])
+            watch = batch[i].watches[drafter]
+            if watch.record(net, batch[i].modes[drafter], scored, accepted[i][drafter]):
+                logger.debug("%s %s", name, "sleeps" if watch.asleep else "wakes")
+            yield drafter, batch[i]

@@ -15,9 +15,9 @@ Source: the common form of the methods' adaptive controllers, such as SpecDec++ 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from paceline.checking import need
@@ -26,8 +26,7 @@ from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.base import Controller, Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
 from paceline.controllers.curve import Line
-from paceline.controllers.ear import EVERY as LISTEN_EVERY
-from paceline.controllers.ear import Ear, cheap_ones
+from paceline.controllers.ear import EVERY, TOKENS, Ear, cheap_ones
 from paceline.controllers.gate import Gate
 from paceline.controllers.judging import Charge, judge
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep
@@ -41,8 +40,6 @@ from paceline.tree.types import NO_BUDGET, Budget
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
-
-logger = logging.getLogger("paceline.controllers")
 
 CHEAP, FIRST_ROWS = 0.01, 8  # a drafter whose question costs less than this share of a plain step is asked even while it sleeps
 SLACK: Final = 0.1  # tokens a step that a drafter in use may seem to lose: estimates waver, and `Watch` tells what it really does
@@ -96,7 +93,7 @@ class Planner(Controller):
         self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self.resting = 0
         self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
-        self._alone, self._rested = -1, list[float]()  # who runs by itself; seconds of the steps that rested since the last plan
+        self._alone, self._rested = -1, list[tuple[float, float]]()  # who runs by itself; seconds of steps that rested lately
 
     # The step
 
@@ -113,7 +110,7 @@ class Planner(Controller):
         if self.idle:
             waits = size == 1 and gate.wait > 0 and not gate.on
             self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if waits else []
-            self.resting = LISTEN_EVERY - 1 if self._never else gate.rest(LISTEN_EVERY * (1 + min(gate.lost, 3)) - 1)
+            self.resting = EVERY - 1 if self._never else gate.rest(EVERY * (1 + min(gate.lost, 1)) - 1)
             return
         self._batch = [self.begin(signal) for signal in signals]
         if gate.starting:
@@ -127,15 +124,18 @@ class Planner(Controller):
         if looked != self._looked or self.cost.steps < SETTLED:
             self._look_up(size)
 
-    def passed(self, seconds: float) -> None:
+    def passed(self, score: float, rest: float) -> None:
         """A step rested and took so long."""
-        self._rested.append(seconds)
+        self._rested.append((score, rest))
 
     def _end_rest(self) -> None:
         """Learn what plain steps take that nothing interrupts; if other sequences run than could rest, give their steps back."""
         if gate := self._gates.get(batch_bucket(self._size)):
             gate.wait += self.resting * (not self._never)
-            gate.rested(self._size, self._rested)
+            gate.rested(self._size, list(map(sum, self._rested)))
+        if self._rested:
+            score, rest = map(median, zip(*self._rested, strict=True))
+            self.cost.observe(self._size, self._context, StepTimes((), score, 0.0, rest, self._size), always=True)
         self._rested, self.resting = [], 0
 
     def _look_up(self, size: int) -> None:
@@ -217,7 +217,8 @@ class Planner(Controller):
         seconds = times.score + times.verify + sum(times.draft) + times.other
         if self.idle:
             self._guard(size, seconds)
-            self.cost.observe(size, self._context, times, always=True)
+            if not self.resting:
+                self.cost.observe(size, self._context, times, always=True)
             return
         expected = self._table[min(times.rows, len(self._table) - 1)] + sum(
             line.at(levels) for line, levels in zip(self._lines, self._levels, strict=True) if levels is not None
@@ -230,13 +231,17 @@ class Planner(Controller):
             for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
         ]
         self._judge(trees, accepted, times)
-        self.cost.observe(size, self._context, times, self.names, self._levels, always=self.cruises)
+        self.cost.observe(size, self._context, times, self.names, self._levels, cold=self.cruises)
         self._rates.count(size, tokens, seconds)
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
-        if self._ear.hear(matched, self._lines[drafter], self._table, self._gates[0].lost):
-            self._gates[0].open()
+        gate = self._gates[0]
+        if self._ear.hear(matched, self._lines[drafter], self._table, gate.lost):
+            gate.open()
+            self.resting = 0
+        elif (spare := self.resting - TOKENS) > 0 and self._ear.hits:  # guess again as soon as this one is decided
+            gate.wait, self.resting = gate.wait + spare, TOKENS
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -278,8 +283,6 @@ class Planner(Controller):
         sequence.clear(signal.remaining)
         return sequence
 
-    # The outcome
-
     def _guard(self, tokens: int, seconds: float) -> None:
         """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
@@ -293,7 +296,5 @@ class Planner(Controller):
         """Have every asked drafter's guard told what it brought."""
         asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
         charge = Charge(self._table, self._rate, self._lines, self._levels)
-        for drafter, sequence, turned in judge(asked, self._batch, trees, accepted, times=times, charge=charge):
-            watch = self._latest[drafter, sequence.greedy] = sequence.watches[drafter]
-            if turned and logger.isEnabledFor(logging.DEBUG):
-                logger.debug("%s %s; %s", self.names[drafter], "sleeps" if watch.asleep else "wakes", self.cost.describe())
+        for drafter, sequence in judge(asked, self._batch, trees, accepted, times=times, charge=charge):
+            self._latest[drafter, sequence.greedy] = sequence.watches[drafter]

@@ -136,7 +136,7 @@ class Engine:
         draft, score, verify = sum(draft_seconds), scored - drafted, verified - scored
         other = committed - verified + drafted - start - draft + self._learning
         if rests:
-            self.parts.controller.passed(score + verify + other)
+            self.parts.controller.passed(score, verify + other)
         else:
             self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
         self._forget_ended(batch)
