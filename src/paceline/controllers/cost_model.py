@@ -224,7 +224,7 @@ class CostModel:
         b = batch_bucket(batch)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
-                self.lines.setdefault((name, b), Line()).observe(count, seconds)
+                self.lines.setdefault((name, b), Line()).observe(count, seconds, cold=cold)
         if not cold:
             self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE)
         if not (disturbed or cold):

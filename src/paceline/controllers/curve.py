@@ -28,6 +28,8 @@ SHARED = 0.2
 
 _CLIP, _CLIP_NEW = 0.25, 1.0
 _TINY = 1e-9
+_DEARER = 0.2
+_BASE = 4.0  # levels that a drafter's fixed part is first taken to be worth: look-ups are nothing else
 
 
 class Curve:
@@ -160,16 +162,18 @@ class Line:
         """Seconds of a draft of so many levels."""
         return self.fixed + self.per_level * levels
 
-    def observe(self, levels: int, seconds: float) -> None:
-        """Learn from one draft of `levels` levels (0: nothing was found to propose)."""
+    def observe(self, levels: int, seconds: float, *, cold: bool = False) -> None:
+        """Learn from one draft of `levels` levels (0: nothing was found to propose); `cold`: after a step of another kind, which
+        makes it dearer than most, so that being dearer says little."""
         self.count += 1
         if self.count <= 3:
-            per = seconds / (levels + 0.5)
-            if self.count == 1 or per * (levels + 0.5) < self.at(levels):
-                self.fixed, self.per_level = per / 2, per
+            per = seconds / (levels + _BASE)
+            if self.count == 1 or seconds < self.at(levels):
+                self.fixed, self.per_level = _BASE * per, per
             return
         predicted = max(self.at(levels), _TINY)
         error = min(max(seconds - predicted, -predicted / 2), predicted / 2)
+        error *= _DEARER if cold and error > 0.0 else 1.0
         x = levels / 4
         step = 0.15 * error / (1 + x * x)
         self.fixed = max(self.fixed + step, 0.0)
