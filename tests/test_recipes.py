@@ -18,7 +18,7 @@ import pytest
 import torch
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "bundled_pair"
-MODULES = ("common", "sources", "prepare", "write", "lessons", "train", "distill", "evaluate")
+MODULES = ("common", "sources", "prepare", "write", "lessons", "train", "distill", "evaluate", "exits", "early_exit")
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +191,60 @@ def test_bad_options_stop_a_stage_before_it_starts(recipe: SimpleNamespace, caps
         recipe.prepare.main(["--no-such-option"])
     assert stopped.value.code == 2
     assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def early(recipe: SimpleNamespace, pair: Path) -> Path:
+    """The tiny target, tuned for early exits for a few steps."""
+    out = pair / "early_exit"
+    paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target"), "--out", str(out)]
+    small = ["--batch", "4", "--length", "32", "--device", "cpu", "--tokens", "5120", "--measure-every", "10", "--rate", "2e-3"]
+    recipe.early_exit.main([*paths, *small, "--rotation", "1"])
+    return out
+
+
+def test_tuning_makes_the_first_exit_better_and_keeps_the_layout(recipe: SimpleNamespace, pair: Path, early: Path) -> None:
+    history = json.loads((early / "history.json").read_text())
+    assert [len(entry["heldout"]) for entry in history] == [2] * len(history)
+    assert history[-1]["heldout"][0] < history[0]["heldout"][0] - 0.1
+    assert json.loads((early / "config.json").read_text()) == json.loads((pair / "target" / "config.json").read_text())
+    assert (early / "tokenizer.json").read_bytes() == (pair / "target" / "tokenizer.json").read_bytes()
+
+
+def test_the_last_exits_loss_is_the_models_own(recipe: SimpleNamespace, pair: Path) -> None:
+    model = recipe.common.load_model(pair / "target", dtype=torch.float32)
+    x_bt = torch.randint(4, 320, (3, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(input_ids=x_bt, use_cache=False).logits[:, :-1]
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x_bt[:, 1:].flatten()).item()
+    first, last = recipe.exits.losses_by_exit(model, x_bt, 2)
+    assert last == pytest.approx(whole, rel=1e-4)
+    assert first != pytest.approx(whole, rel=1e-4)
+
+
+def test_exits_rotate_and_their_weights_sum_to_one(recipe: SimpleNamespace) -> None:
+    exits = [recipe.exits.exits_of_step(step, 6, 3) for step in range(3)]
+    assert exits == [[0, 3, 5], [1, 4, 5], [2, 5]]
+    for equal in (True, False):
+        for chosen in exits:
+            weights = recipe.exits.exit_weights(chosen, 6, 0.2, equal=equal)
+            assert sum(weights) == pytest.approx(1.0)
+            assert weights[-1] == max(weights)
+    assert recipe.exits.exit_weights([1, 4, 5], 6, 0.2, equal=False) == pytest.approx([0.2 / 9.2, 2.0 / 9.2, 7.0 / 9.2])
+
+
+def test_layers_are_dropped_as_often_as_said(recipe: SimpleNamespace, pair: Path) -> None:
+    rates = recipe.exits.dropout_rates(6, 0.1)
+    assert rates[0] == 0.0
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates == sorted(rates)
+    model = recipe.common.load_model(pair / "target", dtype=torch.float32)
+    x_bt = torch.randint(4, 320, (400, 4), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        first, second = recipe.exits.states_by_layer(model, x_bt, [0.0, 0.3])
+    kept = (first != second).flatten(1).any(1).float().mean().item()
+    assert 0.6 < kept < 0.8
+    with torch.no_grad():
+        first, second = recipe.exits.states_by_layer(model, x_bt)
+    assert (first != second).flatten(1).any(1).all()

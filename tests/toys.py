@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from toy_layers import ToyLayers
 
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -93,7 +94,8 @@ class ToyRunner:
             weight_bytes=1000,
             fingerprint=f"toy-{vocab_size}-{order}-{seed}",
         )
-        self.capabilities = Capabilities(trees=trees, taps=True, fork=True)
+        self.capabilities = Capabilities(trees=trees, taps=True, layer_subsets=True, early_exit=True, head=True, fork=True)
+        self.layer_drafts = ToyLayers(self)
         self.open_caches = 0
         self.fed = 0
         self.calls = 0

@@ -14,14 +14,14 @@ from typing import Any
 
 from paceline.checking import need
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.engine.build import build_parts, check_methods, load_draft
+from paceline.engine.build import build_parts, check_methods
 from paceline.engine.driver import Driver, Turns
 from paceline.engine.exactness import Exactness, find
 from paceline.engine.loop import Engine
+from paceline.engine.models import DraftModels
 from paceline.engine.outputs import RequestOutput, StreamChunk
 from paceline.engine.prompts import Prompt, as_list, read_prompt
 from paceline.engine.request import Request, check_prompt
-from paceline.models.base import Runner
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.hub import read_config, resolve
 from paceline.models.load import load_runner
@@ -54,6 +54,7 @@ class LLM:
         profile: the one in use, or None.
         default_draft: folder of the draft model that ships with this target, or None.
         exactness: "strict, proven by self-test", or "up to near ties" and why.
+        models: opens models beside the target, each once for all engines around these weights.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.
@@ -99,11 +100,16 @@ class LLM:
         )
         self.speculative = SpeculativeConfig.parse(speculative_config)
         check_methods(self.speculative)
-        self.default_draft = str(BUNDLED / "draft") if model is None else None
         self._trust, self._turns = trust_remote_code, Turns()
-        self._drafts: dict[str, Runner] = {}
+        self._open(model, tokenizer, revision, look_for_profile=profile and speculative_config is DEFAULT)
+
+    def _open(
+        self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, look_for_profile: bool
+    ) -> None:
+        """Load the model and build the engine around it."""
+        self.default_draft = str(BUNDLED / "draft") if model is None else None
         self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
-        if profile and speculative_config is DEFAULT:
+        if look_for_profile:
             self._adopt_profile()
         self._assemble()
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
@@ -130,6 +136,7 @@ class LLM:
             exactness=self.config.exactness,
             quantization=self.config.quantization,
         )
+        self.models = DraftModels(folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust)
         self._exact: list[Exactness] = []
         if self.config.exactness == "strict":
             _ = self.exactness
@@ -153,17 +160,12 @@ class LLM:
             self.runner,
             self.speculative,
             default_draft=self.default_draft,
-            load=self._draft,
+            load=self.models.open,
+            models=self.models,
             tokenizer=self.tokenizer,
         )
         self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
         self._driver = Driver(self.engine, self._turns)
-
-    def _draft(self, name: str) -> Runner:
-        """A draft model, loaded once for all engines around these weights."""
-        if name not in self._drafts:
-            self._drafts[name] = load_draft(name, self.tokenizer, self.config, trust_remote_code=self._trust)
-        return self._drafts[name]
 
     def with_speculative_config(self, speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""

@@ -59,3 +59,10 @@ def test_synthetic_parameters() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             workloads.load(text, vocab_size=512)
+
+
+def test_a_synthetic_prompt_leaves_room_for_a_token() -> None:
+    (fits,) = workloads.load_all(["synthetic:prompt=127,count=1"], vocab_size=512, max_context=128)
+    assert len(fits.conversations[0].token_ids or ()) == 127
+    with pytest.raises(ConfigError, match=r"^synthetic prompt must be at most 127: the context holds 128 tokens .*, got 128$"):
+        workloads.load_all(["synthetic:prompt=128,count=1"], vocab_size=512, max_context=128)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import Command
+from tiny_checkpoint import edit_weights
 
 ROWS = ("--p", "p.npy", "--q", "q.json")
 
@@ -61,8 +63,14 @@ def test_two_models_on_a_text(run: Command) -> None:
         ((*ROWS, "--drafts", "0"), "--drafts must be integers in 1..32 with commas between them, got '0'"),
         ((*ROWS, "--budgets", "2,x"), "--budgets must be integers in 1..1024"),
         ((*ROWS, "--temperature", "0"), "--temperature must be above 0"),
-        ((*ROWS, "--html", "nowhere/plot.html"), "--html must be a file in a folder that exists"),
+        (
+            (*ROWS, "--html", "nowhere/plot.html"),
+            "--html must lie in a folder that exists, got 'nowhere/plot.html'; make the folder",
+        ),
         ((*ROWS, "--html", "q.json"), "exists and is no page of `paceline analyze`; add --force"),
+        ((*ROWS, "--model", "x", "--dtype", "float32"), "without models; leave out --model, --dtype"),
+        ((*ROWS, "--draft-model", "x"), "leave out --draft-model"),
+        ((*ROWS, "--temperature", "0.5", "--positions", "3"), "leave out --temperature, --positions"),
         (("text", "-s", "null"), "leave --speculative-config out"),
         (("text", "--model", "some/model"), "a draft model is needed beside --model"),
     ],
@@ -71,3 +79,48 @@ def test_bad_input_is_one_line(run: Command, arguments: tuple[str, ...], text: s
     found = run("analyze", "acceptance", *arguments)
     assert found.code == 2
     assert text in found.line
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[[1" + "0" * 400 + ", 1]]", '[["0.5", "0.5"]]', "[null, 1]", "[[0.5, 0.5], [1]]", "", "{}"],
+    ids=lambda text: text[:12],
+)
+def test_a_file_of_something_else_is_one_line(run: Command, text: str) -> None:
+    Path("odd.json").write_text(text)
+    found = run("analyze", "acceptance", "--p", "p.npy", "--q", "odd.json")
+    assert (found.code, found.out) == (2, "")
+    assert found.line.startswith("cannot read 'odd.json' (")
+
+
+def test_an_array_of_something_else_is_one_line(run: Command) -> None:
+    np.save("complex.npy", np.array([0.5 + 0.5j, 0.3, 0.2]))
+    np.savez("zip.npz", p=np.array([1.0]))
+    Path("zip.npz").rename("zip.npy")
+    Path("empty.npy").write_bytes(b"")
+    for name in ("complex.npy", "zip.npy", "empty.npy"):
+        found = run("analyze", "acceptance", "--p", "p.npy", "--q", name)
+        assert (found.code, found.out) == (2, "")
+        assert found.line.startswith(f"cannot read {name!r} (")
+    np.save("half.npy", np.array([0.5, 0.25, 0.25], np.float16))
+    assert run("analyze", "acceptance", "--p", "p.npy", "--q", "half.npy").code == 0
+    np.save("wrong.npy", np.array([0.5, np.inf, 0.2]))
+    assert "got inf" in run("analyze", "acceptance", "--p", "p.npy", "--q", "wrong.npy").line
+
+
+def test_a_checkpoint_that_gives_nan_is_named(run: Command, tiny: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny, tmp_path / "broken")
+    edit_weights(broken, lambda weights: weights["lm_head.weight"].fill_(float("nan")))
+    flags = ("--dtype", "float32", "--threads", "1", "--drafts", "1", "--budgets", "2")
+    line = "the model returned NaN among its logits; check the checkpoint, or try dtype='float32'"
+    for target, draft in ((broken, tiny), (tiny, broken)):
+        found = run("analyze", "acceptance", "a text", "--model", target, "--draft-model", draft, *flags)
+        assert (found.code, found.line) == (2, f"{broken}: {line}")
+    assert run("analyze", "acceptance", "a text", "--model", tiny, "--draft-model", tiny, *flags).code == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which no file can be made")
+def test_a_page_that_cannot_be_written_names_its_flag(run: Command) -> None:
+    found = run("analyze", "acceptance", *ROWS, "--html", "/proc/x.html")
+    assert (found.code, found.out) == (2, "")
+    assert found.line == "--html '/proc/x.html' cannot be written (No such file or directory); name another file"

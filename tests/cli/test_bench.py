@@ -128,8 +128,8 @@ def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
         (["--dial", "2"], "--dial must be numbers in 0..1"),
         (["--random-shape", "7b"], "must be 291m, 1b, 8b"),
         (["--model", "x", "--random-shape", "1b"], "not both"),
-        (["-o", "/nowhere/at/all.json"], "a file in an existing folder"),
-        (["--html", "/nowhere/at/all.html"], "a file in an existing folder"),
+        (["-o", "/nowhere/at/all.json"], "--json (or --output) must lie in a folder that exists"),
+        (["--html", "/nowhere/at/all.html"], "--html must lie in a folder that exists"),
         (["--peers", "lama.cpp"], "unknown peer 'lama.cpp'"),
         (["--peer-model", "x"], "give --peer-url too"),
         (["report", "a.json"], "cannot read 'a.json'"),
@@ -140,3 +140,18 @@ def test_bad_input_gets_one_line(run: Command, flags: list[str], message: str) -
     found = run("bench", *flags)
     assert found.code == 2
     assert message in found.line
+
+
+def test_a_synthetic_prompt_beyond_the_context_is_one_line(run: Command, model: Path) -> None:
+    found = run("bench", "--model", model, "--workload", "synthetic:prompt=999999,output=1,entropy=8")
+    assert (found.code, found.out) == (2, "")
+    assert (
+        found.line
+        == "synthetic prompt must be at most 127: the context holds 128 tokens including at least one new token, got 999999"
+    )
+
+
+def test_an_output_that_cannot_be_written_names_both_flags(run: Command) -> None:
+    for flag in ("--output", "--json"):
+        assert run("bench", flag, "/nonexistent/a").line.startswith("--json (or --output) must lie in a folder that exists, got")
+    assert run("bench", "--html", "/nonexistent/a").line.startswith("--html must lie in a folder that exists, got")

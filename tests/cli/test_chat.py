@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from command import Command
 from tiny_checkpoint import edit_json
 
@@ -17,6 +18,13 @@ def test_a_conversation(run: Command) -> None:
     assert one.code == both.code == 0
     assert both.out.startswith(one.out)
     assert len(both.out) > len(one.out)
+
+
+@pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
+def test_what_a_conversation_does_not_show_is_refused(run: Command, flag: str) -> None:
+    found = run("chat", *FAST, flag, "1", stdin="hello\n")
+    assert (found.code, found.out) == (2, "")
+    assert found.line == "--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`"
 
 
 def test_nothing_said(run: Command) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Command
@@ -85,3 +86,29 @@ def test_info_refuses_what_is_no_datastore_or_damaged(run: Command, text: Path, 
     found = run("datastore", "info", output)
     assert (found.code, found.out) == (2, "")
     assert "damaged" in found.line
+
+
+def test_a_field_of_no_rows_is_refused(run: Command, text: Path, tmp_path: Path) -> None:
+    output, thing = tmp_path / "out", tmp_path / "thing.json"
+    thing.write_text('{"foo": "x"}')
+    found = run("datastore", "build", text, "--field", "foo", "-o", output)
+    assert (found.code, found.out) == (2, "")
+    assert found.line == "--field chooses among the fields of .json and .jsonl files, and there are none; leave it out"
+    found = run("datastore", "build", thing, "--field", "foo", "-o", output)
+    assert (found.code, output.exists()) == (2, False)
+    assert "is no list of rows that have fields; leave --field out" in found.line
+
+
+def test_a_file_that_came_meanwhile_stays(run: Command, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, load = tmp_path / "out", Tokenizer.load
+
+    def meanwhile(*given: Any, **more: Any) -> Tokenizer:
+        output.write_text("precious")
+        return load(*given, **more)
+
+    monkeypatch.setattr(Tokenizer, "load", meanwhile)
+    found = run("datastore", "build", text, "-o", output)
+    assert (found.code, found.out) == (2, "")
+    assert found.line == f"there is a file {str(output)!r} already; choose another --output, or add --overwrite"
+    assert output.read_text() == "precious"
+    assert sorted(tmp_path.iterdir()) == [output, text]

@@ -72,6 +72,13 @@ def test_bad_input_is_one_line(run: Command, arguments: tuple[str, ...], line: s
     assert (found.code, found.line) == (2, line)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which no file can be made")
+def test_a_page_that_cannot_be_written_names_its_flag(run: Command) -> None:
+    found = run("explain", "One day", *FAST, "--output", "/proc/x.html")
+    assert (found.code, found.out) == (2, "")
+    assert found.line == "--output '/proc/x.html' cannot be written (No such file or directory); name another file"
+
+
 def test_open_shows_the_page(run: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)))

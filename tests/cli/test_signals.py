@@ -1,6 +1,9 @@
 """Ctrl-C and pipes that close, in processes of their own, since only those get signals.
 
 Decoding is slowed down by a drafter that sleeps, so that the text is still on its way when the signal comes.
+
+A process that was started with Ctrl-C ignored (nohup, a shell's background job) hands that on to its children, and programs respect
+it. So these tests say what they start from: a handler of ours, which a new process begins without.
 """
 
 from __future__ import annotations
@@ -12,12 +15,22 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import paceline
 from paceline.cli.interrupts import AtOnce
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_not_ignored() -> Iterator[None]:
+    """A signal that is handled here is reset to its default in a new process; one that is ignored here stays ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 SLOW = """
 import time
@@ -171,3 +184,10 @@ def test_a_program_that_handles_ctrl_c_itself_keeps_its_handler() -> None:
     with AtOnce():
         assert signal.getsignal(signal.SIGINT) is not mine
     assert signal.getsignal(signal.SIGINT) is mine
+
+
+def test_ctrl_c_that_was_ignored_from_the_start_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with AtOnce():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shuffled_draft
 from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
@@ -41,6 +42,10 @@ PARAMETERS: dict[str, Config] = {
 }
 NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "draft_model": lambda llm, folder: {"model": str(BUNDLED / "draft")},
+    "specmquant": lambda llm, folder: {"model": str(BUNDLED / "draft"), "min_draft_length": 5},
+    "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
+    "tli": lambda llm, folder: {"model": shuffled(folder)},
+    "slem": lambda llm, folder: {"model": shuffled(folder)},
     "rest": lambda llm, folder: {"datastore": store(llm, folder)},
     "rasd": lambda llm, folder: {"datastore": store(llm, folder)},
     "corrupted_oracle": lambda llm, folder: {"continuations": recorded(llm), "acceptance": 0.8},
@@ -72,6 +77,12 @@ def store(llm: LLM, folder: Path) -> str:
                 writer.end_document()
             writer.finish(1)
     return str(path)
+
+
+def shuffled(folder: Path) -> str:
+    """The bundled draft under another tokenizer."""
+    found = folder / "shuffled"
+    return str(found if found.exists() else shuffled_draft.write(found))
 
 
 def recorded(llm: LLM) -> list[Config]:

@@ -6,14 +6,10 @@ In: a drafter's name and a verifier's. Out: engines and what they decode. Toy lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from engine.harness import run
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from toy_models import ToyModels, letters, nested
 from toys import ToyRunner
 
 from paceline import registry
@@ -21,13 +17,12 @@ from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import DrafterArgs
 from paceline.engine.crew import Crew
+from paceline.engine.judge import ExactJudge
 from paceline.engine.loop import Engine, Parts
-from paceline.models.tokenizer import Tokenizer
 from paceline.verifiers.greedy import GreedyVerifier
 
 VOCAB = 11
 NODES = 12
-LETTERS = "abcdefghij"
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 PREDICTION = ToyRunner(VOCAB, seed=3, sharpness=1.5).greedy(PROMPT, 24)
 """What every request says it expects: right for PROMPT at temperature 0."""
@@ -37,19 +32,6 @@ BATCHES: dict[str, list[list[int]]] = {
     "four": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10],
     "ragged": [[3], PROMPT * 3, [7, 8, 7]],
 }
-
-
-@cache
-def letters() -> Tokenizer:
-    """A letter a token; id 0 is the end token."""
-    folder = Path(mkdtemp(prefix="paceline-letters-"))
-    backend = Backend(models.WordLevel({"</s>": 0} | {letter: i for i, letter in enumerate(LETTERS, start=1)}, unk_token="</s>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens(["</s>"])
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-    return Tokenizer.load(folder)
 
 
 def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
@@ -65,6 +47,9 @@ def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
         max_context=4096,
         target=runner,
         load_runner=lambda name: draft,
+        models=ToyModels(runner, draft),
+        nested=lambda config: nested(config, args),
+        judge=ExactJudge(),
         fingerprint=letters().fingerprint,
     )
     return registry.load("drafters", name)(args, **options)

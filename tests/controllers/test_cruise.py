@@ -16,9 +16,9 @@ from paceline.controllers.acceptance import Acceptance, Own
 from paceline.controllers.auto import AutoController
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.counts import Counts, Net, evenly
-from paceline.controllers.cruise import STEPS
+from paceline.controllers.cruise import COLD, STEPS, TRIAL
 from paceline.controllers.fixed import FixedController
-from paceline.controllers.watch import Mode, Watch
+from paceline.controllers.watch import SHARE, Mode, Watch
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import NO_BUDGET
 
@@ -200,6 +200,38 @@ def test_outcomes_are_told_in_an_order_that_favours_none() -> None:
         biased.record(net, Mode.ASK, 3, 3)
     assert not fair.asleep
     assert biased.asleep
+
+
+def test_a_drafter_that_sleeps_is_tried_by_many_steps_in_a_row_the_first_of_which_do_not_count() -> None:
+    controller = cruising(WORLDS["cheap rows"])
+    cruise, one = controller.cruise, controller._batch[0]
+    one.watches[0].sleep()
+    one.modes[0], one.tried, controller._worths = Mode.EXPLORE, 3, {(0, 0): (0.0, 3)}
+    cruise.start(controller, signals(0), 1.0)
+    assert (cruise.left, cruise.trials) == (TRIAL, {(0, 0)})
+    tree = TokenTree.chain([1, 1, 1], confidence=[0.8] * 3)
+    for _ in range(TRIAL):
+        controller.plan(signals(0))
+        assert controller.cruising
+        assert controller.budget(0, 0, EMPTY_TREE).depth == 3
+        controller.observe([tree], [judged(tree)], StepTimes((1e-5,), 2e-4, 1e-6, 2e-6, 4))
+    assert (cruise.counts.steps, cruise.left) == (TRIAL - COLD, 0)
+    assert one.watches[0].asleep
+    controller._learn()
+    assert not one.watches[0].asleep
+
+
+def test_a_trial_that_lost_puts_the_next_one_off() -> None:
+    watch = Watch()
+    watch.sleep()
+    waits = []
+    for _ in range(6):
+        watch.after_trial(-0.5, 24)
+        waits.append(watch.wait)
+    assert waits == sorted(waits)
+    assert waits[0] < waits[-1] == int(0.5 * 24 / SHARE)
+    watch.after_trial(0.2, 24)
+    assert not watch.asleep
 
 
 def test_nothing_is_asked_while_nobody_drafts_and_what_did_not_go_by_is_given_back() -> None:

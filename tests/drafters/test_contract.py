@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from datastores import written
-from toys import ToyRunner
+from toy_models import ToyModels, nested
+from toys import ToyCache, ToyRunner
 
 from paceline import registry
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.engine.judge import ExactJudge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -46,9 +48,58 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
     ],
+    "quantized_copy": [
+        {},
+        {"quantization": "int4", "tree_width": 3},
+        {"quantization": "int4_weight_only", "draft_sample_method": "greedy", "num_speculative_tokens": 2},
+    ],
+    "specmquant": [
+        {"model": "toy"},
+        {},
+        {
+            "draft": {"method": "draft_model", "model": "toy", "tree_width": 2},
+            "min_draft_length": 2,
+            "draft_nodes": 5,
+            "draft_depth": 2,
+        },
+        {"model": "toy", "intermediate_model": "toy", "min_draft_length": 1, "num_speculative_tokens": 3},
+    ],
+    "s2d": [
+        {"model": "toy", "draft_exit_thresholds": 0.5},
+        {"model": "toy", "draft_exits": [1, 2], "draft_exit_thresholds": [0.4, 0.7], "num_speculative_tokens": 3},
+        {"model": "toy", "draft_exits": [2], "draft_exit_thresholds": 0.6, "draft_sample_method": "greedy"},
+    ],
+    "tli": [
+        {"model": "other"},
+        {"model": "other", "tree_width": 3},
+        {"model": "other", "tree_policy": "eagle2", "tree_width": 4},
+        {"model": "other", "draft_sample_method": "greedy", "num_speculative_tokens": 2},
+    ],
+    "slem": [{"model": "other"}, {"model": "other", "num_speculative_tokens": 2}],
     "rest": [{"datastore": STORE}, {"datastore": STORE, "min_match_length": 1, "max_matches": 5, "num_speculative_tokens": 2}],
     "rasd": [{"datastore": STORE}, {"datastore": STORE, "prune_top_k": 0}],
     "aded": [{}, {"table_rows": 8, "table_width": 2}, {"simulations": 20, "exploration": 0.0, "num_speculative_tokens": 2}],
+    "layer_skip": [
+        {},
+        {"exit_layer": 2, "num_speculative_tokens": 3},
+        {"assistant_early_exit": 3, "draft_sample_method": "greedy"},
+        {"target_speedup": 2.0},
+    ],
+    "swift": [
+        {},
+        {"stop_threshold": 0.0, "context_window": 1, "bayes_every": 2, "skip_ratio": 0.5},
+        {
+            "skip_ratio": 1.0,
+            "stop_threshold": 0.3,
+            "context_window": 2,
+            "num_speculative_tokens": 3,
+            "draft_sample_method": "greedy",
+        },
+    ],
+    "del": [
+        {"cost": "layers"},
+        {"cost": "layers", "exit_layers": [2, 3], "num_speculative_tokens": 2, "dynamic_draft_exit": False},
+    ],
     "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
     "token_recycling": [{}, {"num_speculative_tokens": 2}],
     "prediction": [{}, {"num_speculative_tokens": 2}],
@@ -91,14 +142,34 @@ class World:
         self.target = ToyRunner(VOCAB, seed=3)
         self.draft = ToyRunner(VOCAB, order=None, seed=3, noise=1.0, pad=pad)
         self.temperature = temperature
-        args = DrafterArgs(vocab_size=VOCAB, index=2, max_context=4096, target=self.target, load_runner=lambda name: self.draft)
+        self.models = ToyModels(self.target, self.draft)
+        args = DrafterArgs(
+            vocab_size=VOCAB,
+            index=2,
+            max_context=4096,
+            target=self.target,
+            load_runner=lambda name: self.draft,
+            models=self.models,
+            nested=lambda config: nested(config, args),
+            judge=ExactJudge(),
+        )
         self.drafter = registry.load("drafters", name)(args, **options)
         for tenant in TENANTS if getattr(self.drafter, "shares_state", False) else ():
             self.teach(tenant)
 
     def context(self, tokens: Sequence[int], seed: int = 5, tenant: str = "default") -> Context:
         given = min(len(tokens), len(PROMPT))
-        return Context(f"r{seed}", list(tokens), given, self.temperature, seed, tenant=tenant, prediction=PREDICTION)
+        text = list(tokens)
+        return Context(
+            f"r{seed}",
+            text,
+            given,
+            self.temperature,
+            seed,
+            tenant=tenant,
+            prediction=PREDICTION,
+            cache=lambda: ToyCache(text[:-1]),
+        )
 
     def teach(self, tenant: str) -> None:
         """One request whose scored rows leave something of every token with the tenant."""
@@ -266,7 +337,8 @@ def test_forks_go_their_own_ways_and_nothing_leaks(name: str, options: dict[str,
     states.append(world.drafter.fork(states[0], world.context(PROMPT)))
     world.propose(states)
     world.drafter.end(states)
-    assert world.draft.open_caches == world.target.open_caches == 0
+    assert world.draft.open_caches == world.target.open_caches == world.models.other.open_caches == 0
+    assert world.models.exits.open_caches == 0
 
 
 @each_drafter

@@ -35,7 +35,31 @@ def test_it_holds_the_ids_and_their_suffix_array(path: Path) -> None:
     assert store.data[suffixes : suffixes + n].tolist() == suffix_array(np.array(IDS, np.int32)).tolist()
     assert (store.header.tokens, store.header.documents, store.header.vocab_size, store.header.sources) == (13, 3, 11, 1)
     assert not store.data.flags.writeable
-    assert not path.with_name(path.name + ".part").exists()
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_writers_at_once_one_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def none(*given: object) -> None:
+        raise PermissionError(1, "no links on this file system")
+
+    if not links:
+        monkeypatch.setattr("os.link", none)
+    path, numbers = tmp_path / "both", Numbers()
+    with Writer(path, numbers, overwrite=False) as one, Writer(path, numbers, overwrite=False) as two:
+        one.add([1, 2, 3])
+        two.add([4, 5, 6, 7])
+        two.finish(1)
+        with pytest.raises(DrafterError, match=r"^there is a file '.*both' already; choose another --output"):
+            one.finish(1)
+    assert list(tmp_path.iterdir()) == [path]
+    Datastore(path).check()
+    assert Datastore(path).header.tokens == 4
+    with Writer(path, numbers) as third:
+        third.add([1])
+        third.finish(1)
+    assert Datastore(path).header.tokens == 1
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_shards_hold_the_same_ids(tmp_path: Path) -> None:

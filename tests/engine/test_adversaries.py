@@ -58,6 +58,22 @@ def test_broken_drafters_are_dropped_and_named(kind: type) -> None:
         assert drafter.name in request.metrics.dropped_drafters, kind.__name__
 
 
+def test_a_message_over_several_lines_is_told_in_one(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Verbose(adversaries.Adversary):
+        def propose(self, states: Any, budgets: Any, so_far: Any) -> Any:
+            raise ValueError("one line\n\n  and another\n")
+
+    runner = ToyRunner(VOCAB, order=None)
+    drafter = build(Verbose, runner)
+    monkeypatch.setattr(logging.getLogger("paceline"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "paceline.engine"):
+        (request,) = run(engine(runner, [drafter], 6), PROMPTS[:1], GREEDY)
+    assert request.metrics.dropped_drafters == {drafter.name: "ValueError: one line and another"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"request {request.id} goes on without drafter {drafter.name} (ValueError: one line and another)"
+    ]
+
+
 @pytest.mark.parametrize("kind", [kind for kind in VALID if kind.__name__ != "Oracle"], ids=lambda kind: kind.__name__)
 def test_the_output_law_stays(kind: type) -> None:
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)

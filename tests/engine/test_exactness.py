@@ -46,6 +46,17 @@ def test_a_finding_belongs_to_the_sources_and_the_form_of_the_passes(target, mon
     assert exactness._key(target) != key
 
 
+def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
+    runner = load_runner(folder, dtype="float16", exactness="strict")
+    monkeypatch.setattr(runner.passes, "row_invariant", True)
+    monkeypatch.setattr(exactness, "what_varies", lambda runner: None)
+    assert find(runner, "strict").proven
+    assert find(runner, "strict").proven
+    told = [record.getMessage() for record in caplog.records if "exactness='strict'" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"{runner.info.name}: testing")
+
+
 def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "a chain of 3 rows")

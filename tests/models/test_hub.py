@@ -167,6 +167,17 @@ def test_configurations_that_are_refused_by_name(change: dict[str, Any], text: s
     assert "; use " in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize("value", ["gptq", [], False, 4])
+def test_a_quantisation_that_is_no_object_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    fill(tmp_path, LLAMA | {key: value})
+    with pytest.raises(CheckpointError, match=f"'{key}' must be an object, got .*; use ") as caught:
+        read_config(tmp_path)
+    assert "\n" not in str(caught.value)
+    fill(tmp_path, LLAMA | {key: None})
+    assert read_config(tmp_path)[key] is None
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [

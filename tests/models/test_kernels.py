@@ -18,7 +18,7 @@ from paceline.models.kernels import choose, forward, fused, team, try_out
 from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.matrix import pack
-from paceline.models.kernels.pages import SLAB, Pages
+from paceline.models.kernels.pages import SLAB, Pages, zeros
 from paceline.models.kernels.tiles import DOT, FULL, HALF
 from paceline.models.kernels.vectors import exponential, load, store
 from paceline.models.native import NativeRunner
@@ -353,6 +353,18 @@ def test_pages_without_large_pages(monkeypatch):
     part = Pages().take(1000)
     assert part.data_ptr() % 64 == 0
     assert len(part.fill_(3)) == 1000
+
+
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("slots", [3, 5000])
+def test_zeros_of_a_shape_in_pages_of_either_size(monkeypatch, slots, large):
+    if not large:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    found = zeros((2, slots, 4, 64), torch.bfloat16)
+    assert (found.shape, found.dtype) == ((2, slots, 4, 64), torch.bfloat16)
+    assert torch.equal(found, torch.zeros_like(found))
+    found[1, slots - 1] = 1.0
+    assert int(found.sum()) == 256
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 8), (70, 16), (1, 24)])

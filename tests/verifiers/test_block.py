@@ -20,8 +20,11 @@ from tools.enumerate_draws import (
 )
 from tools.gtest import ERROR, g_test
 from tools.random_drafts import RandomDrafter, random_law, random_target
+from toys import ToyRunner
 
-from paceline.errors import CapabilityError, NumericsError
+from paceline.config import SpeculativeConfig
+from paceline.engine.build import build_parts
+from paceline.errors import CapabilityError, ConfigError, NumericsError
 from paceline.tree.token_tree import ROOT, TokenTree, Trial
 from paceline.tree.types import Verdict
 from paceline.verifiers import block
@@ -238,3 +241,35 @@ def test_bad_rows_leave_the_law_of_what_comes_before_them() -> None:
 
     law = enumerate_law(first)
     assert [law.get(token, 0.0) for token in range(3)] == pytest.approx(list(target(())), abs=1e-12)
+
+
+def parts(**config: object) -> object:
+    runner = ToyRunner(5, order=None)
+    return build_parts(runner, SpeculativeConfig(acceptance_method="block_verification", **config), load=lambda name: ToyRunner(5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "draft_model", "model": "toy", "options": {"tree_policy": "dyspec"}},
+        {"method": "draft_model", "model": "toy", "options": {"tree_width": 2}},
+        {"method": (SpeculativeConfig(method="ngram"), SpeculativeConfig(method="draft_model", model="toy"))},
+        {"method": "auto", "model": "toy"},
+    ],
+)
+def test_what_may_put_a_draft_beside_a_drawn_one_is_refused_before_anything_runs(config: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="block_verification judges chains"):
+        parts(**config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "draft_model", "model": "toy"},
+        {"method": "draft_model", "model": "toy", "options": {"tree_policy": "eagle2"}},
+        {"method": "draft_model", "model": "toy", "options": {"tree_policy": "dyspec", "draft_sample_method": "greedy"}},
+        {"method": (SpeculativeConfig(method="ngram"), SpeculativeConfig(method="suffix"))},
+    ],
+)
+def test_drawn_chains_and_points_are_not(config: dict[str, object]) -> None:
+    parts(**config)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from paceline.bench.optimal_acceptance import greedy_draft_acceptance, optimal_acceptance
 from paceline.checking import need
+from paceline.errors import NumericsError
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner
@@ -182,7 +183,8 @@ def probabilities(name: str, given: Any) -> Array:
     rows = np.atleast_2d(np.asarray(given, np.float64))
     need(rows.ndim == 2 and rows.size > 0, name, "be one row of probabilities, or a list of rows", list(rows.shape))
     sums = rows.sum(1)
-    need(bool(np.isfinite(rows).all() and (rows >= 0).all()), name, "hold probabilities of 0 or more", float(rows.min()))
+    wrong = rows[~(np.isfinite(rows) & (rows >= 0))]
+    need(not wrong.size, name, "hold probabilities of 0 or more", float(wrong[0]) if wrong.size else None)
     need(bool((abs(sums - 1.0) < 1e-3).all()), name, "have rows that sum to 1", float(sums[abs(sums - 1.0).argmax()]))
     return np.asarray(rows / sums[:, None])
 
@@ -220,8 +222,12 @@ def rows_of(runner: Runner, tokens: Sequence[int], positions: int, temperature: 
 
     Args:
         vocab_size: of the target; columns beyond are cut, missing ones are 0.
+    Raises:
+        NumericsError: a row of logits from which nothing can be drawn.
     """
     import torch
+
+    from paceline.verifiers.base import bad_row
 
     cache = runner.open()
     try:
@@ -229,5 +235,8 @@ def rows_of(runner: Runner, tokens: Sequence[int], positions: int, temperature: 
     finally:
         runner.release(cache)
     logits = logits[:, :vocab_size]
+    for largest in logits.amax(-1).tolist():
+        if not math.isfinite(largest):
+            raise NumericsError(f"{runner.info.name}: {bad_row(largest, 0)}")
     logits = torch.nn.functional.pad(logits, (0, vocab_size - logits.shape[1]), value=float("-inf"))
     return np.asarray(torch.softmax(logits / temperature, -1).cpu().numpy())

@@ -21,15 +21,20 @@ STEEPEST = 64.0
 """Exponent at which all but the first token is gone: entropy below 1e-18 bits."""
 
 
-def load(text: str, *, vocab_size: int, seed: int = 0) -> Workload:
+def load(text: str, *, vocab_size: int, max_context: int | None = None, seed: int = 0) -> Workload:
     """The workload of "prompt=128,output=64,entropy=6.5,count=8"; what is left out takes DEFAULTS, entropy the uniform law's.
 
+    Args:
+        max_context: of the model; a prompt must leave room for one new token. None takes any length.
     Raises:
         ConfigError: an unknown key or a value outside its range.
     """
     given = _parse(text)
     for key in ("prompt", "output", "count"):
         need(given[key] == int(given[key]) and given[key] >= 1, f"synthetic {key}", "be an integer of 1 or more", given[key])
+    if max_context is not None:
+        rule = f"be at most {max_context - 1}: the context holds {max_context} tokens including at least one new token"
+        need(given["prompt"] < max_context, "synthetic prompt", rule, int(given["prompt"]))
     highest = float(np.log2(max(vocab_size, 1)))
     entropy = highest if given["entropy"] < 0 else given["entropy"]
     need(entropy <= highest + 1e-9, "synthetic entropy", f"be at most {highest:.4g} bits, log2 of the vocabulary", entropy)

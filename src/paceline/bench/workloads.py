@@ -100,11 +100,11 @@ class Workload:
         }
 
 
-def load(text: str, *, vocab_size: int = 0, seed: int = 0) -> Workload:
+def load(text: str, *, vocab_size: int = 0, max_context: int | None = None, seed: int = 0) -> Workload:
     """The workload that `text` names (see the module's docstring).
 
     Args:
-        vocab_size: of the model, for synthetic prompts.
+        vocab_size, max_context: of the model, for synthetic prompts; None takes any length.
         seed: of synthetic prompts.
     Raises:
         ConfigError: an unknown format or parameter. PromptError: a file that cannot be read, or not in its format.
@@ -115,7 +115,7 @@ def load(text: str, *, vocab_size: int = 0, seed: int = 0) -> Workload:
         return bundled()
     kind, colon, rest = text.partition(":")
     if kind == SYNTHETIC and (colon or not Path(text).exists()):
-        return synthetic.load(rest, vocab_size=vocab_size, seed=seed)
+        return synthetic.load(rest, vocab_size=vocab_size, max_context=max_context, seed=seed)
     name, equals, path = text.partition("=")
     if equals and name in readers.FORMATS:
         return readers.read(Path(path), name)
@@ -125,7 +125,9 @@ def load(text: str, *, vocab_size: int = 0, seed: int = 0) -> Workload:
     return readers.read(Path(text))
 
 
-def load_all(texts: Sequence[str], *, vocab_size: int, seed: int = 0, limit: int | None = None) -> list[Workload]:
+def load_all(
+    texts: Sequence[str], *, vocab_size: int, max_context: int | None = None, seed: int = 0, limit: int | None = None
+) -> list[Workload]:
     """Several workloads with names of their own; none given is the bundled one.
 
     Raises:
@@ -134,7 +136,7 @@ def load_all(texts: Sequence[str], *, vocab_size: int, seed: int = 0, limit: int
     need(limit is None or limit >= 1, "--limit", "be 1 or more", limit)
     found: list[Workload] = []
     for text in texts or [BUNDLED]:
-        one = load(text, vocab_size=vocab_size, seed=seed).limited(limit)
+        one = load(text, vocab_size=vocab_size, max_context=max_context, seed=seed).limited(limit)
         same = sum(other.name == one.name or other.name.startswith(f"{one.name}#") for other in found)
         found.append(replace(one, name=f"{one.name}#{same + 1}") if same else one)
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.checking import integer, number
+from paceline.cli import outputs
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompt
 from paceline.errors import ConfigError
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 app = typer.Typer(name="analyze", help="Theory put to use: acceptance.", add_completion=False)
 
 MOST_DRAFTS, MOST_NODES = 32, 1024
+POSITIONS = 32
+REAL = "biuf"
+"""Kinds of NumPy's types that are real numbers."""
+
 NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and points are
 chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound. Tokens per pass take
 places to be alike and independent."""
@@ -46,25 +51,29 @@ def acceptance(
         str | None, typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model.")
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="Of both models; above 0.")] = 1.0,
-    positions: Annotated[int, typer.Option("--positions", help="Last places of the text to look at.")] = 32,
+    positions: Annotated[int, typer.Option("--positions", help="Last places of the text to look at.")] = POSITIONS,
     drafts: Annotated[str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one place.")] = "1,2,3,4",
     budgets: Annotated[str, typer.Option("--budgets", metavar="LIST", help="Numbers of nodes of a tree.")] = "2,4,8,16",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw both tables on a page.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Compare how often drafts stand under each rule of verification with the most that any exact rule could accept."""
     counts, nodes = numbers("--drafts", drafts, MOST_DRAFTS), numbers("--budgets", budgets, MOST_NODES)
     number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
     integer("--positions", positions, 1)
     if html is not None:
-        check_page(html, force)
+        from paceline.bench.acceptance_page import MARK
+
+        outputs.must_be_page("--html", html, mark=MARK, verb="analyze", force=force)
     if (p is None) != (q is None):
         raise ConfigError("--p and --q belong together; give both files, or a text for two models")
     if p is not None and q is not None:
         if text is not None or file is not None:
             raise ConfigError("give either --p and --q or a text, not both")
+        changed = {"draft-model": draft_model is not None, "temperature": temperature != 1.0, "positions": positions != POSITIONS}
+        _need_no_models([*given, *(name for name, typed in changed.items() if typed)])
         rows = read_rows(p), read_rows(q)
     else:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
@@ -74,8 +83,16 @@ def acceptance(
     if html is not None:
         from paceline.bench.acceptance_page import page
 
-        html.write_text(page(found, NOTE), encoding="utf-8")
+        with outputs.writing("--html", html):
+            html.write_text(page(found, NOTE), encoding="utf-8")
     print(json.dumps(found.to_dict()) if as_json else words(found))
+
+
+def _need_no_models(names: list[str]) -> None:
+    """Refuse flags that say something about models where rows are given."""
+    if names:
+        flags = ", ".join("--" + name.replace("_", "-") for name in names)
+        raise ConfigError(f"--p and --q are analyzed as they are, without models; leave out {flags}")
 
 
 def numbers(name: str, text: str, most: int) -> list[int]:
@@ -96,13 +113,18 @@ def read_rows(path: Path) -> Any:
     Raises:
         ConfigError: a file that cannot be read, or holds no numbers.
     """
+    from zipfile import BadZipFile
+
     import numpy as np
 
     try:
         found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else json.loads(path.read_text(encoding="utf-8"))
-        return np.asarray(found, np.float64)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        rows = np.asarray(found)
+        if rows.dtype.kind not in REAL:
+            raise TypeError("it holds something else than real numbers, or integers that are too large")
+        return rows.astype(np.float64)
+    except (OSError, ValueError, TypeError, RecursionError, OverflowError, EOFError, BadZipFile) as error:
+        why = getattr(error, "strerror", None) or (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"cannot read {str(path)!r} ({why}); give one row of probabilities or several, as .npy or .json"
         ) from None
@@ -114,14 +136,13 @@ def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: fl
         raise ConfigError("analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model")
     from paceline.bench.acceptance_rules import rows_of
     from paceline.cli.tune import default_drafts
-    from paceline.engine.build import load_draft
 
     draft = draft or next(iter(default_drafts(given)), None)
     if draft is None:
         raise ConfigError("a draft model is needed beside --model; name it with --draft-model")
     llm = open_llm(given | {"speculative_config": "null"})
     tokens, size = llm.tokenizer.encode(text), llm.runner.info.vocab_size
-    other = load_draft(draft, llm.tokenizer, llm.config)
+    other = llm.models.open(draft)
     most = min(llm.runner.info.max_context, other.info.max_context)
     if len(tokens) > most:
         raise ConfigError(f"the text must have at most {most} tokens for these models, got {len(tokens)}; shorten it")
@@ -159,19 +180,3 @@ def words(found: Analysis) -> str:
         for table in tables(found):
             console.print(table)
     return capture.get() + NOTE
-
-
-def check_page(page: Path, force: bool) -> None:
-    """Refuse to write where that would fail or destroy something; a page of this command may be replaced.
-
-    Raises:
-        ConfigError: a folder, a file that is something else, or no folder to write into.
-    """
-    from paceline.bench.acceptance_page import MARK
-
-    if page.is_dir() or not page.parent.is_dir():
-        raise ConfigError(f"--html must be a file in a folder that exists, got {str(page)!r}; name one")
-    if page.exists() and not force:
-        with page.open("rb") as stream:
-            if MARK.encode() not in stream.read(1000):
-                raise ConfigError(f"{str(page)!r} exists and is no page of `paceline analyze`; add --force to overwrite it")

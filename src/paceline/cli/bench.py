@@ -64,7 +64,7 @@ def command(
     seed: flags.Seed = 0,
     output: flags.Output = None,
     html: flags.Html = None,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Decode prompts with every method and plainly, in turn, and say what each gains."""
     if context.invoked_subcommand is not None:
@@ -72,8 +72,7 @@ def command(
     switches = {"quick": quick, "ignore_eos": ignore_eos, "raw": raw, "seed": seed}
     sweep = {"batch": batch, "temperature": temperature, "load": load}
     sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
-    bench_documents.must_be_writable("--json", output)
-    bench_documents.must_be_writable("--html", html)
+    bench_documents.must_be_writable(output, html)
     options = flags.options(**switches, **sweep, **sizes)
     _name_random(given, random_shape)
     dials, others = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
@@ -115,13 +114,15 @@ def _measure(
     from paceline.bench import load as load_test
     from paceline.bench.harness import Harness
 
-    work = workloads.load_all(texts, vocab_size=llm.runner.info.vocab_size, seed=options.seed, limit=options.limit)
+    info = llm.runner.info
+    sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
+    work = workloads.load_all(texts, **sizes, seed=options.seed, limit=options.limit)
     skipped: list[dict[str, str]] = []
     if not chosen and not (dials and random):
         chosen, skipped = defaults(llm, draft)
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
-    bandwidth = machine.read_bandwidth(llm.runner.info.device)
+    bandwidth = machine.read_bandwidth(info.device)
     with _progress() as progress, against.Guests(llm, wanted, draft=draft, progress=progress) as peers:
         harness = Harness(llm, [*chosen, *dials], options, progress, peers)
         harness.run(work)

@@ -12,33 +12,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import outputs
 from paceline.cli.options import with_log_level
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench.comparison import Comparison
 
+OUTPUT = "--json (or --output)"
 
-def must_be_writable(flag: str, output: Path | None) -> None:
-    """Refuse a file that cannot be written before the work is done for it.
+
+def must_be_writable(output: Path | None, html: Path | None) -> None:
+    """Refuse files that cannot be written before the work is done for them.
 
     Raises:
-        ConfigError: a folder, or no folder around it.
+        ConfigError: see `outputs.must_be_writable`.
     """
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise ConfigError(f"{flag} must be a file in an existing folder, got {str(output)!r}")
+    for flag, path in ((OUTPUT, output), ("--html", html)):
+        if path is not None:
+            outputs.must_be_writable(flag, path)
 
 
 def write(document: dict[str, Any], output: Path | None, html: Path | None) -> None:
-    """Write the document, and the report made of it, where they are wanted."""
+    """Write the document, and the report made of it, where they are wanted.
+
+    Raises:
+        ConfigError: the system refuses to.
+    """
     if output is not None:
         from paceline.bench.document import save
 
-        save(document, output)
+        with outputs.writing(OUTPUT, output):
+            save(document, output)
     if html is not None:
         from paceline.bench import report as pages
 
-        pages.write(document, html)
+        with outputs.writing("--html", html):
+            pages.write(document, html)
 
 
 @with_log_level
@@ -95,6 +105,8 @@ def report(
     from paceline.bench.document import load
 
     path = output or document.with_suffix(".html")
-    must_be_writable("--output", path)
-    pages.write(load(document), path)
+    outputs.must_be_writable("--output", path)
+    found = load(document)
+    with outputs.writing("--output", path):
+        pages.write(found, path)
     print(path)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 def command(
     *,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Talk with a model: one message a line; an empty line or Ctrl-D ends."""
     check_sampling(given)
+    if "logprobs" in given or "prompt_logprobs" in given:
+        raise ConfigError("--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`")
     llm = open_llm(given)
     if not llm.tokenizer.has_chat_template:
         raise ConfigError(

@@ -52,6 +52,8 @@ def build(
     from paceline.drafters.datastore_sources import Sources as Found
 
     found = Found.find(sources, field or ())
+    if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in found.files):
+        raise ConfigError("--field chooses among the fields of .json and .jsonl files, and there are none; leave it out")
     if output.resolve() in {path.resolve() for path in found.files}:
         raise ConfigError(f"--output {str(output)!r} is one of the sources; choose another")
     with AtOnce():
@@ -62,7 +64,8 @@ def build(
         folder = resolve(_bundled() if model is None else model, revision=revision, code=trust_remote_code)
         tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
     with _bar(found.total) as show:
-        make(found, tokenizer, output, name=model or "the bundled model", shard_tokens=shard_tokens, progress=show)
+        name = model or "the bundled model"
+        make(found, tokenizer, output, name=name, shard_tokens=shard_tokens, overwrite=overwrite, progress=show)
     _print(output, as_json=False, check=False)
 
 

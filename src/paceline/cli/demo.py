@@ -20,7 +20,7 @@ def command(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Decode a set of prompts plainly and accelerated, in turn, and compare speed and text."""
     llm = open_llm({"speculative_config": '{"method": "auto"}'} | given, timed=True)  # a profile may say "off", which shows nothing

@@ -31,7 +31,7 @@ def command(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the checks that found nothing, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""
     texts = None if prompts is None else read_prompts(prompts)

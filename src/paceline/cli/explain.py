@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import outputs
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt
-from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench.replay import Recorder
@@ -33,14 +33,16 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the data; the page is written only with --output.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Replay a generation step by step: token trees, what was accepted and why not, the controller's decisions, the time."""
     check_sampling(given)
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
-        check_output(page, force)
+        from paceline.bench.explain import MARK
+
+        outputs.must_be_page("--output", page, mark=MARK, verb="explain", force=force)
     llm = open_llm(given, timed=True)
     from paceline.bench.explain import Replay, warm_up
     from paceline.bench.replay import Recorder
@@ -66,7 +68,8 @@ def command(
 
 def _write(page: Path, html: str, show: bool) -> None:
     """Put the page there, and show it in a browser if asked to."""
-    page.write_text(html, encoding="utf-8")
+    with outputs.writing("--output", page):
+        page.write_text(html, encoding="utf-8")
     if show:
         import webbrowser
 
@@ -86,23 +89,3 @@ def _record(recorder: Recorder, chunks: Any) -> bool:
             chunks.close()
             return True
     return False
-
-
-def check_output(page: Path, force: bool) -> None:
-    """Refuse to write where that would fail or destroy something; a page of this command may be replaced.
-
-    Raises:
-        ConfigError: a folder, a file that is something else, or no folder to write into.
-    """
-    from paceline.bench.explain import MARK
-
-    if page.is_dir():
-        raise ConfigError(f"--output must be a file, got the folder {str(page)!r}; name a file in it")
-    if not page.parent.is_dir():
-        raise ConfigError(
-            f"--output must lie in a folder that exists, got {str(page)!r}; make the folder {str(page.parent)!r} first"
-        )
-    if page.exists() and not force:
-        with page.open("rb") as stream:
-            if MARK.encode() not in stream.read(1000):
-                raise ConfigError(f"{str(page)!r} exists and is no page of `paceline explain`; add --force to overwrite it")

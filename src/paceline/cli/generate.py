@@ -33,7 +33,7 @@ def command(
         typer.Option("--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Continue a prompt with a model; accepted guesses are coloured by drafter on a terminal."""
     check_sampling(given)

@@ -46,7 +46,7 @@ def command(
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Prompts that are decoded at once.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, but keep no profile.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Find the fastest method and settings for a model on this machine, and keep them for later runs."""
     if given.pop("speculative_config", None) is not None:

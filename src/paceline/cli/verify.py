@@ -36,7 +36,7 @@ def command(
     samples: Annotated[int, typer.Option("--samples", min=0, max=128, help="Sampled outputs per prompt.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**53, help="First seed of the tests by sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
-    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+    given: dict[str, Any],
 ) -> None:
     """Decode plainly and accelerated, at temperature 0 and above, and compare tokens and laws."""
     texts = None if prompts is None else read_prompts(prompts)

@@ -22,7 +22,7 @@ from paceline.checking import need
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
-from paceline.controllers.counts import evenly
+from paceline.controllers.counts import Counts, evenly
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY, cheap_ones
 from paceline.controllers.planner import Planner
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 SHORT: Final = 4e-3
 """Seconds of a plain step below which not every step is planned."""
+
+FIRST: Final = 8
+"""Steps that are planned in any case."""
 
 ALIKE: Final = 32
 """Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
@@ -89,6 +92,8 @@ class AutoController(Planner):
         start = self.clock()
         self._learn()
         self._signals = signals
+        if self.cruises:  # a trial takes some dozen steps: one drafter at a time
+            self.turn = (self.turn + 1) % max(len(self.names), 1)
         super().plan(signals)
         self.cruises = self._table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
@@ -143,7 +148,7 @@ class AutoController(Planner):
             return
         start = self.clock()
         super().observe(trees, verdicts, times)
-        if self.cruises and not self.idle and self._settled():
+        if self.cruises and not self.idle and self.cost.steps >= FIRST:
             self.cruise.start(self, self._signals, self.most)
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
 
@@ -152,7 +157,7 @@ class AutoController(Planner):
         if not self._silent:
             super().hear(drafter, matched)
         elif self._ear.hear(matched, self._lines[drafter], self._table, 0):
-            self.cruise.left, self.resting, self._silent = 0, 0, 1
+            self.cruise.left, self.resting, self._silent, self.turn = 0, 0, 1, drafter - 1
             for one in self._batch:
                 one.watches[drafter].look_now()
 
@@ -187,11 +192,23 @@ class AutoController(Planner):
         for one in self._batch:
             for watch in one.watches:
                 watch.passed(found.steps)
-        for net in evenly(found.nets(self._rate, self._table, size)):
-            watch = self._latest[net.drafter, self._batch[net.sequence].greedy] = self._batch[net.sequence].watches[net.drafter]
-            if not watch.asleep:
-                watch.record(net.net, Mode.ASK, net.scored, net.accepted)
+        self._judge_outcomes(found)
         for drafter in range(len(self.names)):
             asked, proposed = found.found(drafter)
             if asked:
                 self._yields[drafter] += (1.0 - 0.95**asked) * (proposed / asked - self._yields[drafter])
+
+    def _judge_outcomes(self, found: Counts) -> None:
+        """Have every asked drafter's guard told what it brought."""
+        tried: dict[tuple[int, int], list[float]] = {place: [] for place in self.cruise.trials}
+        self.cruise.trials = set()
+        for net in evenly(found.nets(self._rate, self._table, self._size)):
+            one = self._batch[net.sequence]
+            watch = self._latest[net.drafter, one.greedy] = one.watches[net.drafter]
+            if (place := (net.sequence, net.drafter)) in tried:
+                tried[place].append(net.net)
+            elif not watch.asleep:
+                watch.record(net.net, Mode.ASK, net.scored, net.accepted)
+        for (sequence, drafter), brought in tried.items():
+            if brought:
+                self._batch[sequence].watches[drafter].after_trial(sum(brought) / len(brought), len(brought))

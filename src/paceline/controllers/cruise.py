@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
-STEPS, LONGEST = 32, 128
-"""Steps from one plan to the next: at first, and after plans that said much the same as the ones before them."""
+STEPS, LONGEST, SILENT = 32, 128, 512
+"""Steps from one plan to the next: at first, and at most after plans that said much the same as the ones before them, while
+somebody drafts and while nobody does."""
+
+TRIAL, COLD = 28, 4
+"""Steps in a row that try a sleeping drafter; of these so many that find caches cold do not count."""
 
 _MISSES = 5
 _RATE = 0.2
@@ -55,7 +59,7 @@ class Cruise:
         drafters: how many there are.
     Attributes:
         left: further steps that need no plan. done: steps since the last plan.
-        counts: what they brought.
+        counts: what they brought. trials: (sequence, drafter) of drafters that sleep and are tried.
     """
 
     def __init__(self, drafters: int) -> None:
@@ -70,7 +74,8 @@ class Cruise:
         self._batch: Sequence[Drafting] = ()
         self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
         self._planner: Planner | None = None
-        self._misses, self._most, self._stride = 0, inf, STEPS
+        self._misses, self._most, self._stride, self._cold = 0, inf, STEPS, 0
+        self.trials: set[tuple[int, int]] = set()
 
     def start(self, planner: Planner, signals: Sequence[Signal], most: float) -> None:
         """Let the next steps go as the one that `planner` has just planned and seen the end of.
@@ -79,7 +84,7 @@ class Cruise:
             most: seconds that a step takes at most unless it was interrupted.
         """
         self.done, self._misses, steady = 0, 0, True
-        self._planner, self._batch, self._most = planner, list(planner._batch), most
+        self._planner, self._batch, self._most, self.trials = planner, list(planner._batch), most, set()
         self._keys = [signal.key for signal in signals]
         self._courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
         for index, (one, courses) in enumerate(zip(self._batch, self._courses, strict=True)):
@@ -87,10 +92,16 @@ class Cruise:
             for drafter, mode in enumerate(one.modes):
                 beside = one.rivals[drafter]
                 if (index, drafter) in planner._worths:
-                    old = courses[drafter][beside]
-                    new = courses[drafter][beside] = self._course(planner, index, drafter) if mode is Mode.ASK else None
+                    old, new = courses[drafter][beside], None
+                    if mode is Mode.ASK:
+                        new = self._course(planner, index, drafter)
+                    elif mode is Mode.EXPLORE:
+                        new = Course(Budget(one.tried, one.tried), [])
+                        self.trials.add((index, drafter))
+                    courses[drafter][beside] = new
                     steady = steady and _alike(old, new)
-        self.left = self._stride = min(2 * self._stride, LONGEST) if steady else STEPS
+        self._stride = min(2 * self._stride, SILENT if self.silent else LONGEST) if steady else STEPS
+        self.left, self._cold = (TRIAL, COLD) if self.trials else (self._stride, 0)
 
     def _scale(self, planner: Planner, index: int, one: Drafting) -> None:
         """What calibration makes of the confidences of the planned step's tree."""
@@ -197,6 +208,10 @@ class Cruise:
 
     def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """The outcome of one step."""
+        if self._cold:
+            self._cold -= 1
+            self.counts = Counts(drafting=[0.0] * len(self.counts.drafting))
+            return
         counts, drafting, accepted, any_scored = self.counts, self.counts.drafting, 0, False
         for index, (tree, verdict) in enumerate(zip(trees, verdicts, strict=True)):
             if scored := len(tree.tokens):

@@ -63,7 +63,7 @@ class Planner(Controller):
         idle: nothing is drafted in this step. resting: nor in so many further ones.
         thinking: seconds that went into planning this step; asking: into each drafter's budgets.
         most: seconds of this step unless it was interrupted.
-        cruises: most steps go unplanned.
+        cruises: most steps go unplanned. turn: the only drafter that may be explored; below 0, any.
     Raises:
         ConfigError: a limit below 1.
     """
@@ -89,7 +89,7 @@ class Planner(Controller):
         self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
         self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
         self._lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
-        self.thinking, self.asking, self.most, self.cruises = 0.0, [0.0] * len(self.names), inf, False
+        self.thinking, self.asking, self.most, self.cruises, self.turn = 0.0, [0.0] * len(self.names), inf, False, -1
         self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self.resting = 0
         self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
@@ -164,13 +164,14 @@ class Planner(Controller):
         special = rival or depth < min(self.max_depth, self.max_nodes)
         worth = self._worth(sequence, drafter, so_far, depth) if rival else self._worth_lately(sequence, drafter, depth)
         mode = watch.mode(worth > (0.0 if watch.asleep else -SLACK), cheap, special)
-        mode = Mode.SKIP if self._hopeless[drafter] else mode
+        mode = Mode.SKIP if self._hopeless[drafter] or (mode is Mode.EXPLORE and self.turn not in (-1, drafter)) else mode
         self._worths[index, drafter] = worth, depth
         sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
         if mode is Mode.SKIP:
             return NO_BUDGET
         if mode is Mode.EXPLORE:
-            depth = sequence.tried = min(depth, try_depth(line, len(self._batch), self._table))
+            most = sequence.depths[drafter] + 1 if self.cruises else depth
+            depth = sequence.tried = min(depth, most, try_depth(line, len(self._batch), self._table))
             watch.limit_to(try_cost(line, depth, len(self._batch), self._table))
             self._worths[index, drafter] = worth, depth
             return Budget(nodes, depth)
@@ -246,11 +247,6 @@ class Planner(Controller):
     def forget(self, key: int) -> None:
         """The sequence has ended."""
         self._known.pop(key, None)
-
-    def _settled(self) -> bool:
-        """Whether nothing is being tried or judged anew, so that outcomes may wait."""
-        gate = self._gates[batch_bucket(self._size)]
-        return self.cost.steps >= SETTLED and gate.settled and all(one.settled() for one in self._batch)
 
     # Estimates
 

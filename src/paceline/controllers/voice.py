@@ -91,11 +91,6 @@ class Drafting:
             if found or not self.rivals[drafter]:
                 levels[drafter] = max(levels[drafter] or 0, found)
 
-    def settled(self) -> bool:
-        """Whether nothing is tried in this step, and whoever is used has been for long."""
-        modes = zip(self.modes, self.watches, strict=True)
-        return not self.tried and all(mode is Mode.SKIP or (mode is Mode.ASK and watch.settled) for mode, watch in modes)
-
     def look_now(self) -> None:
         """Whoever sleeps is tried as soon as a step allows it."""
         for watch in self.watches:

@@ -12,12 +12,16 @@ from typing import Final
 
 FIRST_INTERVAL: Final = 4
 NEW_SEQUENCE_INTERVAL: Final = 16
+LONG: Final = 256
+"""Longest interval between single steps that try a drafter; between trials of many it is longer."""
+
 SHARE: Final = 0.015
 """At most about this share of all time goes into trying drafters that did not pay."""
 
 _DECAY = 0.99
 _FEW, _MANY = 6, 50
 _HITS = 2
+_LONGEST = 1024
 _KEPT = 40.0  # steps that what earlier sequences brought weighs in a new one
 
 
@@ -58,7 +62,9 @@ class Watch:
             other._before = self._before + self.count
             other.count, other.mean = min(self.count, _KEPT), self.mean
             other.square = self.square * other.count / self.count
-        other.interval = other.wait = min(self.interval, NEW_SEQUENCE_INTERVAL)
+        known_bad = self.asleep and self.limit > LONG  # a trial of some dozen steps said so: too dear to begin each sequence with
+        other.interval = self.interval if known_bad else min(self.interval, NEW_SEQUENCE_INTERVAL)
+        other.wait = self.wait if known_bad else other.interval
         return other
 
     def mode(self, pays: bool, cheap: bool, special: bool) -> Mode:
@@ -109,10 +115,14 @@ class Watch:
                 self.wait = self.interval = min(2 * self.interval, self.limit)
         return False
 
-    @property
-    def settled(self) -> bool:
-        """Whether it has been judged often enough to be no try any more."""
-        return self._before + self.count >= _MANY / 4
+    def after_trial(self, net: float, steps: int) -> None:
+        """So many steps in a row tried the sleeping drafter and brought so much each."""
+        if net > 0.0:
+            self._wake()
+            self.count, self.mean, self.square = float(steps), net, steps * max(net, 1.0)
+        else:
+            self.limit = int(min(max(-net * steps / SHARE, LONG + 1), _LONGEST))
+            self.wait = self.interval = min(4 * self.interval, self.limit)
 
     def sleep(self) -> None:
         """Stop using the drafter for now; the longer, the less it did since it was last put to sleep."""
@@ -131,7 +141,7 @@ class Watch:
 
     def limit_to(self, cost: float) -> None:
         """Set the longest interval from what one try costs, as a share of a plain step's time."""
-        self.limit = int(min(max(cost / SHARE, FIRST_INTERVAL), 256))
+        self.limit = int(min(max(cost / SHARE, FIRST_INTERVAL), LONG))
 
     def _judge(self, net: float) -> bool:
         self.count = self.count * _DECAY + 1.0

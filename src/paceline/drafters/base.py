@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from paceline.models.base import Runner
+    from paceline.models.base import Runner, SequenceCache
+    from paceline.models.tokenizer import Tokenizer
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Scores, Verdict
 
@@ -41,6 +42,8 @@ class Context:
         taps: layer -> (prompt length - 1, hidden) states of the prompt, where the drafter asked for taps.
         tenant: tables learned from text are shared within one tenant only.
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
+        cache: gives the target's own cache of this sequence, to drafters with `runs_target`, which may use its scratch slots while
+            they propose (models.layer_drafts); it may be another one in every step.
     """
 
     request_id: str
@@ -53,6 +56,45 @@ class Context:
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     tenant: str = "default"
     prediction: Sequence[int] = ()
+    cache: Callable[[], SequenceCache] | None = None
+
+
+class Models(Protocol):
+    """Opens models beside the target; each is loaded once for all engines around the target's weights."""
+
+    tokenizer: Tokenizer
+    """Of the target."""
+
+    def open(
+        self, model: str, *, head_rows: Sequence[int] | None = None, other_tokens: bool = False, layers: bool = False
+    ) -> Runner:
+        """Another checkpoint by folder or hub id.
+
+        Args:
+            head_rows: tokens that its head keeps; the logits of all others are -inf.
+            other_tokens: do not check that its tokenizer is the target's.
+            layers: the runner must be able to run parts of the stack.
+        """
+
+    def tokenizer_of(self, model: str) -> Tokenizer:
+        """The tokenizer of another checkpoint."""
+
+    def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
+        """The target with rounded weights, "int8" or "int4", made from its own files."""
+
+
+class Judge(Protocol):
+    """Verifies trees for a drafter that verifies those of another."""
+
+    def verify(self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]) -> list[Verdict]:
+        """What the model behind `rows` says to each tree, exactly.
+
+        Args:
+            rows: (1 + n, v) log-weights at the root and the nodes.
+            seeds: of the noise of each, to be used once; None takes likeliest tokens.
+        Raises:
+            DrafterError: a root's row that holds no law.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +106,9 @@ class DrafterArgs:
         index: this drafter's place in the list, the value of `TokenTree.sources` for its nodes.
         target: the target's runner, for drafters that use it.
         load_runner: opens another checkpoint by name, after checking that its tokenizer is the target's.
+        models: the same, and more ways to open models.
+        nested: makes a drafter from a `speculative_config` of one method, for drafters built on others.
+        judge: verifies for drafters that verify.
         max_context: of the target.
         fingerprint: names the tokenizer, so that tables and datastores made with another one are refused; asked only by
             drafters that read such files, since it takes a pass over the vocabulary.
@@ -74,6 +119,9 @@ class DrafterArgs:
     max_context: int
     target: Runner | None = None
     load_runner: Callable[[str], Runner] | None = None
+    models: Models | None = None
+    nested: Callable[[Mapping[str, Any]], Drafter] | None = None
+    judge: Judge | None = None
     fingerprint: Callable[[], str] = str
 
 
@@ -82,7 +130,9 @@ class Drafter(Protocol):
 
     A drafter that has `catches_up = True` needs no `observe` after a step without any drafts: it reads the new tokens from its
     contexts when it is next asked. One that has `shares_state = True` learns from all running sequences of a tenant for all of
-    them, so that its proposals for one may depend on what the others were; without it they never do.
+    them, so that its proposals for one may depend on what the others were; without it they never do. One that has `runs_target =
+    True` finds the target's cache in its contexts. One that has `score_taps`, a sequence of layers that it may change before each
+    step, gets those of the next scoring pass beside `taps`, and none of the prompt.
     """
 
     name: str

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Protocol, Self
@@ -49,19 +52,22 @@ def build(
     *,
     name: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = True,
     progress: Callable[[int, str], None] = lambda done, what: None,
 ) -> Header:
     """Make a datastore of all texts in `sources`.
 
     Args:
-        path: of the file; one that is there is replaced when the new one is complete.
+        path: of the file.
         name: of the tokenizer, for people; by default where it came from.
         shard_tokens: see `SHARD_TOKENS`.
+        overwrite: a file that is there when the new one is complete is replaced; otherwise it stays, whoever wrote it meanwhile.
         progress: called with the number of bytes read and what is going on.
     Raises:
-        PromptError: texts that cannot be read. DrafterError: the file cannot be written, or there is no text.
+        PromptError: texts that cannot be read. DrafterError: the file cannot be written, is there already, or there is no text.
     """
-    with Writer(path, tokenizer, name=name, shard_tokens=shard_tokens, say=lambda what: progress(-1, what)) as writer:
+    say = partial(progress, -1)
+    with Writer(path, tokenizer, name=name, shard_tokens=shard_tokens, overwrite=overwrite, say=say) as writer:
         _add_all(writer, sources.pieces(), tokenizer, progress)
         return writer.finish(len(sources.files))
 
@@ -78,7 +84,7 @@ class Writer:
     """A datastore that is being written; leaves nothing behind unless `finish` was reached.
 
     Args:
-        path, tokenizer, name, shard_tokens: as for `build`.
+        path, tokenizer, name, shard_tokens, overwrite: as for `build`.
         say: told when a shard is sorted.
     Raises:
         ConfigError: a number of ids that no shard can hold. DrafterError: the file cannot be written.
@@ -91,10 +97,12 @@ class Writer:
         *,
         name: str | None = None,
         shard_tokens: int = SHARD_TOKENS,
+        overwrite: bool = True,
         say: Callable[[str], None] = lambda what: None,
     ) -> None:
         integer("shard_tokens", shard_tokens, 2, MOST_SHARD_TOKENS)
-        self.path, self._part = path, path.with_name(path.name + ".part")
+        self.path, self._overwrite = path, overwrite
+        self._part = path.with_name(f"{path.name[:80]}.{secrets.token_hex(4)}.part")  # of this build alone
         self._facts = (tokenizer.fingerprint(), name or tokenizer.name, tokenizer.vocab_size)
         self._buffer: IntArray = np.empty(min(shard_tokens, 2**16), np.int32)
         self._shard_tokens, self._used, self._say = shard_tokens, 0, say
@@ -136,7 +144,7 @@ class Writer:
         """Write what is left and the header, and give the file its name.
 
         Raises:
-            DrafterError: no text at all, or a file that cannot be written.
+            DrafterError: no text at all, a file that cannot be written, or one that is there and may not be replaced.
         """
         if self._used:
             self._write_shard()
@@ -196,10 +204,32 @@ class Writer:
             self._file.seek(0)
             self._file.write(struct.pack("<Q", ROOM) + text.ljust(ROOM))
             self._file.close()
-            self._part.replace(self.path)
+            self._place()
+        except FileExistsError:
+            path = repr(str(self.path))
+            raise DrafterError(f"there is a file {path} already; choose another --output, or add --overwrite") from None
         except OSError as error:
             raise self._cannot(error) from None
         self._file = None
+
+    def _place(self) -> None:
+        """Give the complete file its name; without `overwrite`, only one of several writers can."""
+        if self._overwrite:
+            self._part.replace(self.path)
+            return
+        try:
+            os.link(self._part, self.path)
+        except FileExistsError:
+            raise
+        except (OSError, AttributeError, NotImplementedError):  # no links here: the name is taken first, then the file comes
+            self.path.open("xb").close()
+            try:
+                self._part.replace(self.path)
+            except OSError:
+                self.path.unlink(missing_ok=True)
+                raise
+        else:
+            self._part.unlink()
 
     def _discard(self) -> None:
         if self._file is not None:

@@ -121,6 +121,8 @@ class Sources:
         elif kind == ".json" and (found := _list(path)) is not None:
             rows = ((f"row {i}", row, i / len(found)) for i, row in enumerate(found, 1))
         if rows is None:
+            if self.fields and kind == ".json" and path in self.given:
+                raise PromptError(f"{str(path)!r} is no list of rows that have fields; leave --field out to read it as text")
             yield from _text(path)
             return
         for where, row, share in rows:

@@ -61,7 +61,7 @@ def draft_chains(runner: Runner, drafts: Sequence[ChainDraft], vocab_size: int, 
     logits = feed_text(runner, [draft.state for draft in drafts])
     active = list(drafts)
     while True:
-        _add_level(active, fit(logits, vocab_size))
+        add_level(active, fit(logits, vocab_size))
         active = [draft for draft in active if draft.wants_more]
         if not active:
             return [draft.tree(source) for draft in drafts]
@@ -72,7 +72,7 @@ def _plain(draft: ChainDraft) -> bool:
     return not draft.drawn and draft.state.context.shape is None
 
 
-def _add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
+def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
     """The next token of every draft, from (r, v) logits."""
     if all(_plain(draft) for draft in drafts):
         for draft, (token,), (chance,) in zip(drafts, *best(logits, 1), strict=True):

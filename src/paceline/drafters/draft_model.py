@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 from paceline.checking import need
+from paceline.drafters import vocab_trim
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_quick import ChainRunner, quick_chains
@@ -24,6 +25,7 @@ from paceline.drafters.grow_quick import quick_trees
 from paceline.drafters.tree_policies import PolicyName
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
+from paceline.models.base import Runner
 from paceline.models.tree_plan import TreePlan, TreeRunner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
@@ -52,9 +54,12 @@ class DraftModelDrafter:
             the last four policies (3): drafts, as above.
         tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is 1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0, 0)]".
+        draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which saves the time
+            of their rows. None keeps all.
+        draft_vocab_file: what tells which: JSON counts by token id, JSON ids by frequency, or a text; None keeps the lowest ids.
     Raises:
         ConfigError: a value outside its range, an option that the policy does not have. CapabilityError: a tree from a draft model
-            whose runner scores chains only.
+            whose runner scores chains only. DrafterError: another tokenizer.
     """
 
     name = "draft_model"
@@ -72,27 +77,59 @@ class DraftModelDrafter:
         tree_width: int | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        draft_vocab_size: int | None = None,
+        draft_vocab_file: str | None = None,
     ) -> None:
-        methods = ("probabilistic", "greedy")
-        need(draft_sample_method in (None, *methods), "draft_sample_method", f"be one of {', '.join(methods)}", draft_sample_method)
-        self.policy = policy_of(tree_policy, width=tree_width, threshold=tree_threshold, paths=speculative_token_tree)
-        clash = self.policy.points and draft_sample_method == "probabilistic"
-        need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", draft_sample_method)
-        limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        self._configure(
+            args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
+            threshold=tree_threshold, paths=speculative_token_tree,
+        )  # fmt: skip
+        vocab_trim.check(draft_vocab_size, draft_vocab_file)
         if not isinstance(model, str) or args.load_runner is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'draft_model', got {model!r}")
-        self.runner = args.load_runner(model)
+        rows = self._rows(args, draft_vocab_size, draft_vocab_file)
+        runner = args.load_runner(model) if rows is None or args.models is None else args.models.open(model, head_rows=rows)
+        self._use(runner, repr(model))
+
+    def _configure(
+        self,
+        args: DrafterArgs,
+        *,
+        limit: int | None,
+        method: str | None,
+        policy: PolicyName | None,
+        width: int | None,
+        threshold: float | None,
+        paths: str | Sequence[Sequence[int]] | None,
+    ) -> None:
+        """Check and keep what needs no model."""
+        methods = ("probabilistic", "greedy")
+        need(method in (None, *methods), "draft_sample_method", f"be one of {', '.join(methods)}", method)
+        self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
+        clash = self.policy.points and method == "probabilistic"
+        need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
+        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
+        self.method = method
+
+    def _rows(self, args: DrafterArgs, size: int | None, file: str | None) -> list[int] | None:
+        """Tokens that the head keeps, None for all."""
+        if size is None or args.models is None:
+            need(size is None, "draft_vocab_size", "be left out where models are not loaded from files", size)
+            return None
+        return vocab_trim.kept_tokens(size, file, args.models.tokenizer, args.vocab_size)
+
+    def _use(self, runner: Runner, name: str) -> None:
+        """Draft with this model."""
+        self.runner = runner
         self._chains = self.policy.name == "chain"
-        if not self._chains and not self.runner.capabilities.trees:
+        if not self._chains and not runner.capabilities.trees:
             raise CapabilityError(
-                f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {model!r} cannot; leave it out and use "
+                f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {name} cannot; leave it out and use "
                 "tree_width=1"
             )
-        self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
-        self.method = draft_sample_method
-        same = self.runner.info.vocab_size == args.vocab_size
-        self._quick = same and isinstance(self.runner, ChainRunner if self._chains else TreeRunner)
+        same = runner.info.vocab_size == self.vocab_size
+        self._quick = same and isinstance(runner, ChainRunner if self._chains else TreeRunner)
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
@@ -136,6 +173,10 @@ class DraftModelDrafter:
     def end(self, states: Sequence[DraftState]) -> None:
         for state in states:
             self.runner.release(state.cache)
+
+    def rewind(self, state: DraftState, kept: int) -> None:
+        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the new one."""
+        state.forget(self.runner, kept)
 
     def _steps(self, state: DraftState, budget: Budget) -> int:
         """Levels to draft: within the budget, the option and the draft model's context."""

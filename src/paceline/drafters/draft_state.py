@@ -57,6 +57,13 @@ class DraftState:
             runner.truncate(self.cache, keep)
         self.base, self.ahead = keep, []
 
+    def forget(self, runner: Runner, kept: int) -> None:
+        """The text behind its first `kept` tokens was taken back or replaced: hold none of it."""
+        if kept < self.base:
+            self.fed_tokens, self.fed_parents, self.ahead = [], [], []
+            self.base = min(kept, self.cache.length)
+            runner.truncate(self.cache, self.base)
+
     def _settle_tree(self, runner: Runner) -> None:
         """Commit the scored inputs that the text agrees with, up to the one before the last token."""
         children = {(parent, token): i for i, (parent, token) in enumerate(zip(self.fed_parents, self.fed_tokens, strict=True))}

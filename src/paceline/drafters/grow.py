@@ -131,7 +131,7 @@ def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
     computed = [len(draft.state.fed_tokens) for draft in drafts]
     for draft in drafts:
         draft.state.fed_tokens, draft.state.fed_parents = [], []
-    trees = [_as_tree(tokens[1:], [p - 1 for p in parents[1:]]) for tokens, parents in inputs]
+    trees = [as_tree(tokens[1:], [p - 1 for p in parents[1:]]) for tokens, parents in inputs]
     scores = runner.score([d.state.cache for d in drafts], [tokens[0] for tokens, _ in inputs], trees, computed=computed)
     found = []
     for i, (draft, (tokens, parents)) in enumerate(zip(drafts, inputs, strict=True)):
@@ -155,7 +155,7 @@ def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
     return tokens, parents
 
 
-def _as_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+def as_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
     """Inputs below the first as a tree for the runner: what `TokenTree.build` makes, without its checks, which take a tenth of a
     level's time."""
     n, depths = len(tokens), np.empty(len(tokens), np.int32)

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from paceline import registry
-from paceline.checking import reject_unknown, shortened
-from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.base import Drafter, DrafterArgs
+from paceline.checking import need, reject_unknown, shortened
+from paceline.config import SpeculativeConfig
+from paceline.drafters.base import Drafter, DrafterArgs, Models
+from paceline.drafters.tree_policies import TreePolicy
 from paceline.engine.crew import Crew
+from paceline.engine.judge import ExactJudge
 from paceline.engine.loop import Parts
 from paceline.engine.policy import auto_table, build_controller, check_controller, split_options
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
-from paceline.models.hub import read_config, resolve
-from paceline.models.load import load_runner
-from paceline.models.tokenizer import Tokenizer, same_tokenizer
+from paceline.models.tokenizer import Tokenizer
 from paceline.verifiers.greedy import GreedyVerifier
 
 logger = logging.getLogger("paceline")
@@ -31,24 +31,11 @@ logger = logging.getLogger("paceline")
 TURNS = {"model": 1, "self": 1, "head": 1, "fusion": 2}
 """Kinds of drafters that run after the table-driven ones: their budget depends on what those found; fusions look at all trees."""
 
+DRAWING = ("model", "self", "head")
+"""Kinds of drafters that draw tokens above temperature 0."""
+
 METHODS = ("begin", "propose", "observe", "fork", "end")
 """Of every drafter."""
-
-
-def load_draft(name: str, tokenizer: Tokenizer, config: EngineConfig, *, trust_remote_code: bool = False) -> Runner:
-    """Open a draft model after checking that it speaks the target's tokens.
-
-    Raises:
-        DrafterError: another tokenizer.
-        CheckpointError: nothing to load there.
-    """
-    folder = resolve(name, code=trust_remote_code)
-    read_config(folder)
-    why = same_tokenizer(tokenizer, Tokenizer.load(folder))
-    if why is not None:
-        raise DrafterError(f"draft model {name!r} has another tokenizer than the target: {why}; choose one of the same family")
-    code = trust_remote_code
-    return load_runner(folder, name=name, dtype=config.dtype, device=config.device, trust_remote_code=code, draft=True)
 
 
 def build_parts(
@@ -58,19 +45,23 @@ def build_parts(
     load: Callable[[str], Runner],
     default_draft: str | None = None,
     tokenizer: Tokenizer | None = None,
+    models: Models | None = None,
 ) -> tuple[list[str], Parts]:
     """The methods by name, and drafters, verifiers and controller for one target.
 
     Args:
         load: opens a draft model by folder or hub id.
         tokenizer: of the target, for drafters with tables on disk.
+        models: opens models in other ways.
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with it.
     Raises:
         ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
     """
     config, own = split_options(SpeculativeConfig(method=()) if config is None else config)
     methods = sorted(_methods(config, default_draft), key=lambda one: TURNS.get(_kind(one), 0))
-    drafters = [_drafter(one, index, runner, load, tokenizer) for index, one in enumerate(methods)]
+    drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
+    if config.acceptance_method == "block_verification":
+        _refuse_branches(methods, drafters)
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
     options: dict[str, Any] = {}
     if config.acceptance_method == "typical_acceptance_sampler":
@@ -83,6 +74,33 @@ def build_parts(
         sampled=registry.load("verifiers", config.acceptance_method)(**options),
     )
     return [str(one.method) for one in methods], parts
+
+
+def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
+    """Block verification judges drawn chains as wholes: nothing may stand beside a drawn token.
+
+    Raises:
+        ConfigError: a drafter that draws trees, or several drafters one of which draws.
+    """
+    why = "block_verification judges chains of drawn drafts as wholes"
+    way = "or take acceptance_method 'rejection_sampler'"
+    drawing = [(str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if _draws(one, drafter)]
+    for name, drafter in drawing:
+        policy = getattr(drafter, "policy", None)
+        if isinstance(policy, TreePolicy) and policy.name != "chain":
+            raise ConfigError(
+                f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and tree_width out, {way}"
+            )
+    if drawing and len(methods) > 1:
+        names = ", ".join(repr(str(one.method)) for one in methods)
+        raise ConfigError(f"{why}, but the methods {names} join their drafts and {drawing[0][0]!r} draws; name it alone, {way}")
+
+
+def _draws(config: SpeculativeConfig, drafter: Drafter) -> bool:
+    """Whether a drafter draws its tokens where the target does."""
+    policy = getattr(drafter, "policy", None)
+    points = getattr(drafter, "method", None) == "greedy" or (isinstance(policy, TreePolicy) and policy.points)
+    return _kind(config) in DRAWING and not points
 
 
 def check_methods(config: SpeculativeConfig | None) -> None:
@@ -115,7 +133,13 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
 
 
 def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
-    """The same method, with the target's own draft model where it needs one and names none."""
+    """The same method, with the target's own draft model where it needs one and names none; vLLM's `use_heterogeneous_vocab` of a
+    draft model is method "tli"."""
+    options = dict(config.options)
+    if config.method == "draft_model" and "use_heterogeneous_vocab" in options:
+        other = options.pop("use_heterogeneous_vocab")
+        need(isinstance(other, bool), "use_heterogeneous_vocab", "be True or False", other)
+        config = replace(config, method="tli" if other else "draft_model", options=options)
     return replace(config, model=draft) if config.method == "draft_model" and config.model is None else config
 
 
@@ -124,20 +148,29 @@ def _kind(config: SpeculativeConfig) -> str:
 
 
 def _drafter(
-    config: SpeculativeConfig, index: int, runner: Runner, load: Callable[[str], Runner], tokenizer: Tokenizer | None
+    config: SpeculativeConfig,
+    index: int,
+    runner: Runner,
+    load: Callable[[str], Runner],
+    tokenizer: Tokenizer | None,
+    *,
+    models: Models | None = None,
 ) -> Drafter:
     name = str(config.method)
     entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
     options = _options(config, factory)
-    for need in entry.needs:
-        if need in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, need):
-            raise CapabilityError(f"method {name!r} needs {need!r}, which the runner of {runner.info.name} cannot do")
+    for lack in entry.needs:
+        if lack in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, lack):
+            raise CapabilityError(f"method {name!r} needs {lack!r}, which the runner of {runner.info.name} cannot do")
     args = DrafterArgs(
         vocab_size=runner.info.vocab_size,
         index=index,
         max_context=runner.info.max_context,
         target=runner,
         load_runner=load,
+        models=models,
+        nested=lambda config: _nested(config, name, runner, load, tokenizer, models=models),
+        judge=ExactJudge(),
         fingerprint=str if tokenizer is None else tokenizer.fingerprint,
     )
     try:
@@ -151,6 +184,20 @@ def _drafter(
         raise DrafterError(f"{name!r} is no drafter: it has no {', '.join(lacking)}; see paceline.drafters.base.Drafter")
     _check_taps(drafter, name, runner)
     return drafter
+
+
+def _nested(
+    config: Any, outer: str, runner: Runner, load: Callable[[str], Runner], tokenizer: Tokenizer | None, *, models: Models | None
+) -> Drafter:
+    """A drafter that another one is built on.
+
+    Raises:
+        ConfigError: no single method.
+    """
+    parsed = SpeculativeConfig.parse(config) if isinstance(config, Mapping) else None
+    if parsed is None or not isinstance(parsed.method, str) or parsed.method == "auto":
+        raise ConfigError(f"the config inside method {outer!r} must be a dict with one method, got {shortened(config)}")
+    return _drafter(parsed, 0, runner, load, tokenizer, models=models)
 
 
 def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:

@@ -48,7 +48,15 @@ class Crew:
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         self._listening = Listening()
         self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
+        self._askers: list[Any] = [drafter for drafter in drafters if hasattr(drafter, "score_taps")]
         self._observing = [i for i, drafter in enumerate(drafters) if _observes(drafter)]
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """Layers whose states the drafters want of the next scoring pass."""
+        if not self._askers:
+            return self.taps
+        return tuple(sorted({*self.taps, *(layer for drafter in self._askers for layer in drafter.score_taps)}))
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from text; see `Tables.save`."""
@@ -78,7 +86,8 @@ class Crew:
         sequence.told = len(tokens)
 
     def _context(self, sequence: Decoding, index: int) -> Context:
-        return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps))
+        cache = (lambda: sequence.cache) if getattr(self.drafters[index], "runs_target", False) else None
+        return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps), cache=cache)
 
     def _tell(self, sequence: Decoding) -> None:
         """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
@@ -209,7 +218,7 @@ class Crew:
 
     def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
         """Take drafter `index` off this sequence, with a log line and a note in its metrics."""
-        name, why = self.names[index], f"{type(error).__name__}: {error}"
+        name, why = self.names[index], " ".join(f"{type(error).__name__}: {error}".split())
         logger.warning("request %s goes on without drafter %s (%s)", sequence.request.id, name, why)
         sequence.request.metrics.dropped_drafters[name] = why
         state, sequence.states[index] = sequence.states[index], None

@@ -68,8 +68,19 @@ def _reason(runner: Runner) -> str | None:
         if isinstance(runner.passes, InParts):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    found = _kept(_key(runner), lambda: what_varies(runner))
+    found = _kept(_key(runner), lambda: _tested(runner))
     return None if found is None else f"the self-test found other bits in {found}"
+
+
+def _tested(runner: NativeRunner) -> str | None:
+    """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is said before."""
+    if isinstance(runner.passes, InParts):
+        logger.warning(
+            "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes some seconds, "
+            "and where the finding can be kept on disk, once for this model, dtype and machine",
+            runner.info.name,
+        )
+    return what_varies(runner)
 
 
 def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:

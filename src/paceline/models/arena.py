@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from paceline.models.blocks import BLOCK, BlockPool, adjacent, blocks_for
+from paceline.models.kernels import pages
 from paceline.models.prefixes import PrefixIndex
 
 
@@ -47,7 +48,7 @@ class Arena:
         self.lean, self.masked, self.widest = False, True, 1
         self.pool = BlockPool(blocks, reserved=1)
         self.prefixes = PrefixIndex(self.pool)
-        self._adopt(torch.zeros(layers, blocks * BLOCK, 2 * kv_heads, head_dim, dtype=dtype, device=device))
+        self._adopt(_zeros((layers, blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
 
     def _adopt(self, kv: torch.Tensor) -> None:
         self.kv = kv
@@ -113,7 +114,7 @@ class Arena:
 
     def _grow(self, blocks: int) -> None:
         layers, slots, width, head_dim = self.kv.shape
-        kv = self.kv.new_zeros(layers, blocks * BLOCK, width, head_dim)
+        kv = _zeros((layers, blocks * BLOCK, width, head_dim), self.kv.dtype, self.kv.device)
         kv[:, :slots] = self.kv
         self._adopt(kv)
         self.pool.grow(blocks)
@@ -136,3 +137,7 @@ class Arena:
             return slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
         index = np.asarray(blocks)[:, None] * BLOCK + np.arange(BLOCK)
         return torch.from_numpy(index.reshape(-1)).to(self.kv.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return pages.zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

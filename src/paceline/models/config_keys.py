@@ -60,6 +60,12 @@ class ConfigKeys:
             raise self.wrong(name, "a finite number")
         return float(value)
 
+    def not_negative(self, name: str) -> float:
+        """A number of 0 or more."""
+        if (value := self.number(name)) < 0:
+            raise self.wrong(name, "0 or more")
+        return value
+
     def positive(self, name: str) -> float:
         """A number above 0."""
         if (value := self.number(name)) <= 0:
@@ -68,6 +74,10 @@ class ConfigKeys:
 
     def optional_number(self, name: str) -> float | None:
         return self.number(name) if self.given(name) else None
+
+    def optional_positive(self, name: str) -> float | None:
+        """A number above 0, or None for null or nothing."""
+        return self.positive(name) if self.given(name) else None
 
     def flag(self, name: str) -> bool:
         """True or False; null and nothing are False."""

@@ -69,8 +69,8 @@ def _gemma(keys: ConfigKeys) -> dict[str, Any]:
     return {
         "embedding_multiplier": float(keys.size("hidden_size")) ** 0.5,
         "attention_scale": keys.positive("query_pre_attn_scalar") ** -0.5,
-        "attention_softcap": keys.optional_number("attn_logit_softcapping"),
-        "logit_softcap": keys.optional_number("final_logit_softcapping"),
+        "attention_softcap": keys.optional_positive("attn_logit_softcapping"),
+        "logit_softcap": keys.optional_positive("final_logit_softcapping"),
     }
 
 
@@ -213,7 +213,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         ropes=ropes,
         max_context=_max_context(keys, ropes),
         dtype=declared_dtype(config) or "float32",
-        norm_eps=keys.number("rms_norm_eps"),
+        norm_eps=keys.not_negative("rms_norm_eps"),
         norm_placement=family.placement,
         norm_offset=family.norm_offset,
         qk_norm=family.qk_norm,

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.checking import shortened
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.checkpoint import INDEX, SINGLE
 from paceline.models.tokenizer import read_json
@@ -147,7 +148,12 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     for owner in (config, text if isinstance(text, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):
             found = owner.get(key)
-            if isinstance(found, Mapping):
+            if found is not None and not isinstance(found, Mapping):
+                raise CheckpointError(
+                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or float16 "
+                    "checkpoint, or remove the key if the weights are not quantised"
+                )
+            if found is not None:
                 method = found.get("quant_method") or (
                     "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
                 )

@@ -89,6 +89,11 @@ class _Trial:
             self.feed([cache], [fed])
         return cache
 
+    def copied(self, cache: NativeCache) -> NativeCache:
+        """A sequence with the same tokens in slots of its own, as soon as one of both goes on."""
+        self.opened.append(other := self.runner.fork(cache))
+        return other
+
     def close(self, *caches: NativeCache) -> None:
         """Give caches back early, so that the model's does not grow for the test's sake."""
         for cache in caches:
@@ -111,8 +116,7 @@ class _Trial:
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""
         start = self.open(length=self.prompt)
-        fork, scattered = self.runner.fork(start), self._scattered(start)
-        self.opened.append(fork)
+        fork, scattered = self.copied(start), self._scattered(start)
         states = torch.cat([self.feed([start], [[token]]) for token in self.text[self.prompt :][:STEPS]])
         few = torch.cat([self.runner.head(states[i : i + 1]) for i in range(2)])
         plain = _Plain(states, few, self.cached(start, self.prompt + STEPS))
@@ -125,9 +129,8 @@ class _Trial:
                     yield f"a chain of {width} rows{name}"
         self.close(fork, scattered)
         yield from self._beside(again, plain)
-        self.close(again)
-        yield from self._trees(plain)
-        yield from self._going_on(plain)
+        yield from self._trees(again, plain)
+        yield from self._going_on(again, plain)
         yield from self._heads(plain)
 
     def _scattered(self, start: NativeCache) -> NativeCache:
@@ -181,10 +184,10 @@ class _Trial:
                 yield f"a row among {width} rows of other sequences"
         self.close(first, second)
 
-    def _trees(self, plain: _Plain) -> Iterator[str]:
-        """The text's own path through trees that hold other tokens as well, from several positions."""
+    def _trees(self, prompted: NativeCache, plain: _Plain) -> Iterator[str]:
+        """The text's own path through trees that hold other tokens as well, from several positions behind the prompt."""
         for back in (0, BEFORE - 2, BEFORE + 1):
-            cache = self.open(length=self.prompt)
+            cache = self.copied(prompted)
             if back:
                 self.feed([cache], [self.text[self.prompt : self.prompt + back]])
             depth = min(STEPS - 2 - back, 14)
@@ -218,9 +221,9 @@ class _Trial:
             path.append(at)
         return TokenTree.build(tokens, parents), path
 
-    def _going_on(self, plain: _Plain) -> Iterator[str]:
+    def _going_on(self, prompted: NativeCache, plain: _Plain) -> Iterator[str]:
         """Accelerated decoding: chains of many widths, of which a part is accepted each time."""
-        cache, at = self.open(length=self.prompt), 0
+        cache, at = self.copied(prompted), 0
         for width, kept in cycle(((3, 2), (1, 1), (6, 1), (8, 7), (2, 2), (5, 3))):
             tokens = self.text[self.prompt + at : self.prompt + at + width]
             guesses = [*tokens[1:kept], *self.noise[: width - kept]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,12 +20,14 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.families import declared_dtype, spec_from_config
+from paceline.models.head_rows import HeadRows
 from paceline.models.hub import read_config, resolve
+from paceline.models.mapped import MappedRunner
 from paceline.models.memory import check_files, fit_context
-from paceline.models.quantize import NATIVE_ONLY, quantized
+from paceline.models.quantize import NATIVE_ONLY, Form, quantized
 from paceline.models.spec import ModelSpec
 from paceline.models.strict import TRANSFORMERS, refusal, unavailable
-from paceline.models.weights import load_weights, untie_if_different
+from paceline.models.weights import Instead, load_weights, untie_if_different
 
 if TYPE_CHECKING:
     from paceline.models.native import NativeRunner
@@ -46,6 +48,7 @@ def load_runner(
     draft: bool = False,
     exactness: str = "auto",
     quantization: str | None = None,
+    head_rows: Sequence[int] | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -61,6 +64,7 @@ def load_runner(
         draft: the model will draft; small models of one layer then get their fused step (models.one_layer), which has no taps.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.quantize).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
+        head_rows: tokens that the head keeps (models.head_rows); the logits of all others are -inf. None: all of them.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
@@ -68,13 +72,32 @@ def load_runner(
     target = resolve_device(device)
     _check_names(dtype, quantization)
     folder, name = resolve(model, revision=revision, code=trust_remote_code), name or str(model)
+    wanted = _Wanted(name, dtype, target, max_context, draft, exactness == "strict", quantization, head_rows)
+    return _load(folder, wanted, native=native, code=trust_remote_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What `load_runner` was asked for."""
+
+    name: str
+    dtype: str
+    device: torch.device
+    max_context: int | None
+    draft: bool
+    strict: bool
+    quantization: str | None
+    head_rows: Sequence[int] | None
+
+
+def _load(folder: Path, wanted: _Wanted, *, native: bool, code: bool) -> Runner:
+    """The native runner of a checkpoint folder, or where that is not to be had or not wanted, the fallback."""
     config = read_config(folder)
-    spec = _native_spec(config, name) if native else None
+    spec = _native_spec(config, wanted.name) if native else None
     if spec is not None:
-        options: dict[str, Any] = {"dtype": dtype, "device": target, "max_context": max_context, "quantization": quantization}
-        return _native(folder, config, spec, name=name, draft=draft, strict=exactness == "strict", **options)
-    _refuse_fallback(name, exactness, quantization)
-    return _fallback(folder, name=name, dtype=dtype, device=target, max_context=max_context, code=trust_remote_code)
+        return _native(folder, config, spec, wanted)
+    _refuse_fallback(wanted)
+    return _fallback(folder, wanted, code=code)
 
 
 def _check_names(dtype: str, quantization: str | None) -> None:
@@ -93,45 +116,54 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
         return None
 
 
-def _refuse_fallback(name: str, exactness: str, quantization: str | None) -> None:
-    if exactness == "strict":
+def _refuse_fallback(wanted: _Wanted) -> None:
+    name = wanted.name
+    if wanted.head_rows is not None:
+        raise UnsupportedModelError(f"{name}: a head of fewer rows needs a model of the native runner; take a supported family")
+    if wanted.strict:
         raise unavailable(name, TRANSFORMERS)
-    if quantization is not None:
-        raise UnsupportedModelError(f"{name}: quantization={quantization!r} {NATIVE_ONLY}")
+    if wanted.quantization is not None:
+        raise UnsupportedModelError(f"{name}: quantization={wanted.quantization!r} {NATIVE_ONLY}")
 
 
-def _native(
-    folder: Path,
-    config: Mapping[str, Any],
-    spec: ModelSpec,
-    *,
-    name: str,
-    dtype: str,
-    device: torch.device,
-    max_context: int | None,
-    draft: bool,
-    strict: bool,
-    quantization: str | None,
-) -> Runner:
+def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _Wanted) -> Runner:
     from paceline.models.one_layer import OneLayerRunner, fits
 
-    if strict and (why := refusal(spec, device)) is not None:
+    name, device, max_context = wanted.name, wanted.device, wanted.max_context
+    if wanted.strict and (why := refusal(spec, device)) is not None:
         raise unavailable(name, why)
     if max_context is not None and not 2 <= max_context <= spec.max_context:
         raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
     checkpoint = Checkpoint(folder)
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
-    chosen = resolve_dtype(dtype, spec.dtype, device)
+    chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
     spec = untie_if_different(checkpoint, spec)
-    form = None if quantization is None else QUANTIZATIONS[quantization]
-    context = fit_context(spec, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
-    instead = None if form is None else functools.partial(quantized, spec=spec, form=form)
-    weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=instead)
-    if draft and form is None and fits(spec, device):
-        return cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
-    runner = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=strict)
-    return cast(Runner, runner)  # a runner takes only handles of its own kind, which the protocol cannot say
+    form = None if wanted.quantization is None else QUANTIZATIONS[wanted.quantization]
+    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, spec.vocab_size)
+    counted = spec if rows is None else replace(spec, tied=False)
+    context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
+    weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, form, rows))
+    spec = spec if rows is None else rows.spec(spec)
+    if wanted.draft and form is None and fits(spec, device):
+        runner = cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
+    else:  # a runner takes only handles of its own kind, which the protocol cannot say
+        made = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict)
+        runner = cast(Runner, made)
+    return runner if rows is None else MappedRunner.of_head(runner, rows)
+
+
+def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Instead | None:
+    """What takes the place of each canonical weight: the tensors of a smaller head, all of them rounded."""
+    if rows is None:
+        return None if form is None else functools.partial(quantized, spec=spec, form=form)
+    smaller = rows.spec(spec)
+
+    def instead(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        for own, part in rows.weights(name, weight, spec):
+            yield from [(own, part)] if form is None else quantized(own, part, smaller, form)
+
+    return instead
 
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
@@ -146,18 +178,18 @@ def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     return ReplayRunner if "dynamic" in kinds else NativeRunner
 
 
-def _fallback(folder: Path, *, name: str, dtype: str, device: torch.device, max_context: int | None, code: bool) -> Runner:
+def _fallback(folder: Path, wanted: _Wanted, *, code: bool) -> Runner:
     from paceline.models.fallback import TransformersRunner
 
-    wanted: torch.dtype | None = None if dtype == "auto" else getattr(torch, dtype)
-    check_files(Checkpoint(folder), name=name, dtype=wanted, device=device)
+    dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
+    check_files(Checkpoint(folder), name=wanted.name, dtype=dtype, device=wanted.device)
     runner = TransformersRunner.load(
         folder,
-        name=name,
-        device=device,
-        dtype="auto" if wanted is None else wanted,
+        name=wanted.name,
+        device=wanted.device,
+        dtype="auto" if dtype is None else dtype,
         trust_remote_code=code,
-        max_context=max_context,
+        max_context=wanted.max_context,
     )
     return cast(Runner, runner)  # see _native
 

@@ -21,9 +21,8 @@ from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
 from paceline.models.kernels.draft_head import PART_BYTES
 from paceline.models.kernels.draft_run import compiled
-from paceline.models.kernels.fused import best_kind
 from paceline.models.kernels.pages import Pages
-from paceline.models.kernels.program import ROWS, Packing, Table, Workspace, constants, head_order
+from paceline.models.kernels.program import ROWS, Packing, Table, Workspace, best_kind, constants, head_order
 from paceline.models.kernels.team import find_team
 from paceline.models.kernels.tiles import DOT, HALF, STRIP
 from paceline.models.kernels.vectors import LANES

@@ -62,8 +62,9 @@ def local_and_global(keys: ConfigKeys, head_dim: int) -> dict[str, RopeSpec]:
         raise UnsupportedModelError(
             f"{keys.family}: rope_parameters need full_attention and sliding_attention, got {sorted(given)}"
         )
-    whole = {**(given.get("full_attention") or {}), **keys.mapping("rope_scaling")}
-    sliding = given.get("sliding_attention") or {}
+    own = ConfigKeys(given, {}, keys.family)
+    whole = {**own.mapping("full_attention"), **keys.mapping("rope_scaling")}
+    sliding = own.mapping("sliding_attention")
     return {
         "full_attention": make_spec(keys, whole, head_dim, theta=keys.number("rope_theta")),
         "sliding_attention": make_spec(keys, sliding, head_dim, theta=keys.number("rope_local_base_freq")),
@@ -80,23 +81,24 @@ def make_spec(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, thet
     unknown = [key for key, value in given.items() if key not in (*KNOWN, *APART) and value is not None]
     if unknown:
         raise UnsupportedModelError(f"{keys.family}: rope parameter {unknown[0]!r} is not implemented")
-    if isinstance(given.get("rope_theta"), int | float):
-        theta = given["rope_theta"]
-    if not 1.0 < theta <= HUGE:
+    base = theta if given.get("rope_theta") is None else given["rope_theta"]
+    if not _in_range(base, 1.0) or base == 1:
         raise CheckpointError(
-            f"config.json: rope_theta must be above 1 and finite, got {shortened(theta)}; repair or download it again"
+            f"config.json: rope_theta must be a number above 1 and at most {HUGE:g}, got {shortened(base)}; "
+            "repair or download it again"
         )
     dims = _dims(keys, given, head_dim)
     scaling = _scaling(keys, kind, given, dims) if kind != "default" else {}
-    return RopeSpec(theta=float(theta), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings"))
+    return RopeSpec(theta=float(base), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings"))
 
 
 def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
     part = given.get("partial_rotary_factor")
     if part is None:
         part = keys.optional_number("partial_rotary_factor")
-    if part is not None and (not isinstance(part, int | float) or not 0 < part <= 1):
-        raise CheckpointError(f"config.json: partial_rotary_factor must lie in 0..1, got {part!r}; repair or download it again")
+    if part is not None and not (_in_range(part, 0.0) and 0 < part <= 1):
+        got = shortened(part)
+        raise CheckpointError(f"config.json: partial_rotary_factor must lie in 0..1, got {got}; repair or download it again")
     dims = int(head_dim * (1.0 if part is None else part))
     if dims < 2 or dims % 2:
         raise CheckpointError(f"config.json: {dims} rotated dimensions of each head, but they come in pairs; check head_dim")

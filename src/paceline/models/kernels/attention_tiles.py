@@ -1,4 +1,4 @@
-"""The two inner loops of attention over scattered cache slots: sixteen scores at a time, and weighted sums of values.
+"""The inner loops of attention over scattered cache slots: sixteen scores at a time, weighted sums of values, fetching ahead.
 
 In: a list of slots (int64), a query or weights. Out: scores, sums. Not here: softmax, which slots (models.kernels.attention).
 
@@ -18,6 +18,7 @@ from paceline.models.kernels.vectors import (
     F32V,
     FLOAT,
     I16V,
+    I32V,
     I64,
     LANES,
     Builder,
@@ -25,6 +26,7 @@ from paceline.models.kernels.vectors import (
     Nothing,
     Value,
     fused,
+    integers,
     load_at,
     lowered,
     shuffle,
@@ -35,6 +37,10 @@ from paceline.models.kernels.vectors import (
 
 MOST_QUERIES = 8
 """Sixteen sums, eight weights and two values fit into the 32 registers of AVX-512."""
+HALF_QUERIES = MOST_QUERIES // 2
+"""With these the same registers hold twice the dimensions, so that fewer queries are not slowed down by waiting for their sums."""
+FETCHED = 8
+"""How many slots ahead values are fetched; a guess that slots lie in order."""
 
 
 def _constant(value: int) -> Value:
@@ -101,9 +107,6 @@ def score(
     `size`: head dimension, a multiple of 32. `base`: address of the head's key in slot 0. Pitches are bytes.
     """
     addresses = _slot_addresses(builder, base, slots, slot_pitch)
-    for address in _slot_addresses(builder, base, builder.add(slots, _constant(8 * LANES)), slot_pitch):
-        for line in (0, 64):
-            prefetch(builder, address, line, 1)
 
     def emit(kind_: int) -> None:
         piece, key_bytes, query_bytes = {DOT: (32, 64, 64), HALF: (16, 32, 64), FULL: (16, 64, 64)}[kind_]
@@ -140,34 +143,83 @@ def weigh(
     builder: Builder, wide: Value, queries: Value, weights: Value, weights_pitch: Value, base: Value, slots: Value,
     count: Value, slot_pitch: Value, sums: Value, sums_pitch: Value,
 ) -> Any:  # fmt: skip
-    """Add weights (queries, count) float32 times the values in `count` slots, 32 dimensions of them, to `sums`.
+    """Add weights (queries, count) float32 times the values in `count` slots to `sums` (queries, dimensions), float32.
 
-    `queries` is 1 to MOST_QUERIES; `wide` is 1 for float32 values, 0 for bfloat16.
+    `wide` is 1 for float32 values, 0 for bfloat16. `sums_pitch` says how many dimensions there are: 128 for 32 of them, `queries`
+    being 1 to MOST_QUERIES, or 256 for 64, `queries` being 1 to HALF_QUERIES.
     """
 
-    def emit(wide_: int, queries_: int) -> None:
-        cells = [(query, half) for query in range(queries_) for half in range(2)]
-        outs = [builder.add(sums, builder.mul(sums_pitch, _constant(query))) for query in range(queries_)]
-        rows = [builder.add(weights, builder.mul(weights_pitch, _constant(query))) for query in range(queries_)]
+    def emit(wide_: int, lines: int, queries_: int) -> None:
+        pieces, each = 2 * lines, range(queries_)
+        outs = [builder.add(sums, builder.mul(sums_pitch, _constant(query))) for query in each]
+        rows = [builder.add(weights, builder.mul(weights_pitch, _constant(query))) for query in each]
+        ahead = builder.add(base, builder.mul(slot_pitch, _constant(FETCHED)))
 
         def one(index: Value, state: list[Value]) -> list[Value]:
             slot = load_at(builder, builder.add(slots, builder.mul(index, _constant(8))), I64)
-            at = builder.add(base, builder.mul(slot, slot_pitch))
-            coming = load_at(builder, builder.add(slots, builder.mul(index, _constant(8))), I64, 8 * LANES)
-            prefetch(builder, builder.add(base, builder.mul(coming, slot_pitch)), 0, 1)
-            if wide_:
-                values = [load_at(builder, at, F32V, 64 * half) for half in range(2)]
-            else:
-                values = [widen(builder, load_at(builder, at, I16V, 32 * half)) for half in range(2)]
+            offset = builder.mul(slot, slot_pitch)
+            for line in range(lines):
+                prefetch(builder, builder.add(ahead, offset), 64 * line, 1)
+            values = _values(builder, builder.add(base, offset), wide_, lines)
             along = builder.mul(index, _constant(4))
             shares = [splat(builder, load_at(builder, builder.add(row, along), FLOAT)) for row in rows]
-            return [fused(builder, shares[q], values[half], total) for (q, half), total in zip(cells, state, strict=True)]
+            return [fused(builder, shares[i // pieces], values[i % pieces], total) for i, total in enumerate(state)]
 
-        start = [load_at(builder, outs[query], F32V, 64 * half) for query, half in cells]
-        for (query, half), value in zip(cells, _loop(builder, count, start, one), strict=True):
-            store_at(builder, outs[query], value, 64 * half)
+        order = _in_order if wide_ else _apart
+        start = [value for out in outs for value in order(builder, [load_at(builder, out, F32V, 64 * i) for i in range(pieces)])]
+        found = _loop(builder, count, start, one)
+        order = _in_order if wide_ else _together
+        for query, out in enumerate(outs):
+            for i, value in enumerate(order(builder, found[query * pieces : (query + 1) * pieces])):
+                store_at(builder, out, value, 64 * i)
 
-    code = builder.add(builder.mul(wide, _constant(16)), queries)
-    switch(
-        builder, code, {16 * w + q: lambda w=w, q=q: emit(w, q) for w in (0, 1) for q in range(1, MOST_QUERIES + 1)}
-    )  # fmt: skip
+    code = builder.add(builder.add(builder.mul(wide, _constant(512)), sums_pitch), queries)
+    kinds = [(w, n, q) for w in (0, 1) for n, most in ((1, MOST_QUERIES), (2, HALF_QUERIES)) for q in range(1, most + 1)]
+    switch(builder, code, {512 * w + 128 * n + q: lambda w=w, n=n, q=q: emit(w, n, q) for w, n, q in kinds})
+
+
+@lowered(Nothing, *[Int] * 5, outlined=True)
+def fetch(builder: Builder, base: Value, slots: Value, slot_pitch: Value, size: Value, gap: Value) -> Any:
+    """Bring `size` bytes from `base` on, and as many `gap` bytes further on, of sixteen slots into the caches."""
+
+    def one(index: Value, state: list[Value]) -> list[Value]:
+        slot = load_at(builder, builder.add(slots, builder.mul(index, _constant(8))), I64)
+        first = builder.add(base, builder.mul(slot, slot_pitch))
+        second = builder.add(first, gap)
+
+        def part(i: Value, state: list[Value]) -> list[Value]:
+            offset = builder.mul(i, _constant(128))
+            for at, level in ((first, 1), (second, 2)):
+                for line in (0, 64):
+                    prefetch(builder, builder.add(at, offset), line, level)
+            return state
+
+        _loop(builder, builder.udiv(builder.add(size, _constant(127)), _constant(128)), [], part)
+        return state
+
+    _loop(builder, _constant(LANES), [], one)
+
+
+def _values(builder: Builder, at: Value, wide: int, lines: int) -> list[Value]:
+    """Emit 32 float32 values a line; those of bfloat16 come as even places, odd places, which takes half the instructions."""
+    if wide:
+        return [load_at(builder, at, F32V, 64 * i) for i in range(2 * lines)]
+    pairs = [load_at(builder, at, I32V, 64 * i) for i in range(lines)]
+    both = [(builder.shl(pair, integers(16)), builder.and_(pair, integers(-65536))) for pair in pairs]
+    return [builder.bitcast(half, F32V) for halves in both for half in halves]
+
+
+def _in_order(_: Builder, values: list[Value]) -> list[Value]:
+    return values
+
+
+def _apart(builder: Builder, values: list[Value]) -> list[Value]:
+    """Emit even and odd places of each 32."""
+    masks = [range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)]
+    return [shuffle(builder, a, b, list(mask)) for a, b in zip(values[::2], values[1::2], strict=True) for mask in masks]
+
+
+def _together(builder: Builder, values: list[Value]) -> list[Value]:
+    """Emit the reverse of `_apart`."""
+    masks = [[lane // 2 + LANES * (lane % 2) for lane in range(start, start + LANES)] for start in (0, LANES)]
+    return [shuffle(builder, a, b, mask) for a, b in zip(values[::2], values[1::2], strict=True) for mask in masks]

@@ -35,13 +35,14 @@ PART = 128
 
 
 @njit(error_model="numpy")
-def _row_of(frame: int, row: int) -> int:
+def row_of(frame: int, row: int) -> int:
+    """Address of a row's logits."""
     width = (read(frame + at.VOCAB) + LANES - 1) // LANES * LANES
     return read(frame + at.LOGITS) + row * width * (2 if read(frame + at.NARROW) == 1 else 4)
 
 
 @njit(error_model="numpy")
-def _largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.float32:
+def largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.float32:
     """Largest of logits begin .. end - 1, `begin` a multiple of 16; NaN where one is not finite."""
     top, doubt, nothing = broadcast(LOWEST), broadcast(np.float32(0.0)), broadcast(np.float32(0.0))
     whole = end - (end - begin) % LANES
@@ -59,7 +60,7 @@ def _largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.
 
 
 @njit(error_model="numpy")
-def _first_of(row: int, begin: int, end: int, narrow: bool, most: np.float32, spare: int) -> int:
+def first_of(row: int, begin: int, end: int, narrow: bool, most: np.float32, spare: int) -> int:
     """Where the first of logits begin .. end - 1 stands that equals `most`; -1 if none does."""
     for i in range(begin, end, LANES):
         value = load_half(row + 2 * i) if narrow else load(row + 4 * i)
@@ -78,10 +79,10 @@ def look(frame: int, me: int, team: int) -> None:
     strips, spare = (vocab + STRIP - 1) // STRIP, read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     begin, end = strips * me // team * STRIP, min(strips * (me + 1) // team * STRIP, vocab)
     for row in range(read(frame + at.HEAD_ROWS)):
-        logits, part = _row_of(frame, row), read(frame + at.PARTS) + (me * read(frame + at.PARTS_ROWS) + row) * PART
-        most = _largest_of(logits, begin, end, narrow, spare)
+        logits, part = row_of(frame, row), read(frame + at.PARTS) + (me * read(frame + at.PARTS_ROWS) + row) * PART
+        most = largest_of(logits, begin, end, narrow, spare)
         store(part, broadcast(most))
-        write(part + 64, _first_of(logits, begin, end, narrow, most, spare))
+        write(part + 64, first_of(logits, begin, end, narrow, most, spare))
 
 
 @njit(error_model="numpy")

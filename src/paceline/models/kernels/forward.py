@@ -14,11 +14,11 @@ import functools
 import logging
 import zlib
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import numpy as np
 from numba import cfunc, njit, types
+from numba.core.compiler import Compiler
 
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention import attend, scaled_norm
@@ -47,8 +47,6 @@ from paceline.models.kernels.vectors import (
 log = logging.getLogger("paceline")
 
 STRIP_BYTES = 4 * STRIP
-PATIENCE = 3.0
-"""Seconds after which the user hears what is going on; loading from disk takes less."""
 
 
 @njit(error_model="numpy")
@@ -162,7 +160,8 @@ def gate_up(frame: int, layer: int, me: int, team: int) -> None:
 
 
 @njit(error_model="numpy")
-def _layer(frame: int, layer: int, me: int, team: int) -> None:
+def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
+    """One layer over all rows."""
     narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
     if read(layer + at.ATTENTION) == 1:
         _qkv(frame, layer, me, team)
@@ -196,7 +195,7 @@ def forward(frame: int) -> None:
     embed(frame, me, team)
     meet(frame, team)
     for i in range(read(frame + at.LAYERS)):
-        _layer(frame, read(frame + at.PROGRAM) + i * at.LAYER_FIELDS, me, team)
+        layer_pass(frame, read(frame + at.PROGRAM) + i * at.LAYER_FIELDS, me, team)
     if read(frame + at.RESULT) != 0:
         show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(frame + at.RESULT), me, team)
     if read(frame + at.FINAL_TAP) != 0:
@@ -219,17 +218,20 @@ def compiled() -> Any:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
             forward(frame)
 
-    notice = Timer(PATIENCE, log.warning, ["making the CPU kernels ready; compiling them, once a machine, takes up to a minute"])
-    notice.daemon = True
-    notice.start()
     try:
-        made = cfunc(types.void(types.int64), cache=True, error_model="numpy")(entry)
+        made = cfunc(types.void(types.int64), cache=True, error_model="numpy", pipeline_class=Announced)(entry)
     except (RuntimeError, OSError) as reason:
         log.debug("kernels are not kept on disk: %s", reason)
-        made = cfunc(types.void(types.int64), error_model="numpy")(entry)
-    finally:
-        notice.cancel()
+        made = cfunc(types.void(types.int64), error_model="numpy", pipeline_class=Announced)(entry)
     return made
+
+
+class Announced(Compiler):
+    """Numba's compiler, after a line to the user; it is made only for what numba's cache on disk does not hold."""
+
+    def __init__(self, *arguments: Any) -> None:
+        log.warning("compiling the CPU kernels, which takes a minute or two; where they can be kept on disk, once a machine")
+        super().__init__(*arguments)
 
 
 def source_number() -> int:

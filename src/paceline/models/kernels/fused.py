@@ -21,13 +21,12 @@ from paceline.models.eager import Found
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
 from paceline.models.kernels.best import PART
-from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.forward import compiled
 from paceline.models.kernels.logit_rows import LogitRows
-from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, best_kind, constants
 from paceline.models.kernels.quick import QuickRows
 from paceline.models.kernels.team import find_team
-from paceline.models.kernels.tiles import DOT, FULL, HALF
+from paceline.models.kernels.tiles import DOT, HALF
 from paceline.models.kernels.vectors import LANES
 from paceline.models.kernels.visible import Ints, Part, SlotLists, address, fill, parts_of
 from paceline.models.segments import Segment
@@ -46,6 +45,7 @@ class FusedDecoder:
 
     Attributes:
         best: per row of the logits made last its best token, as `Scores.best` has it.
+        frame, layers, seen, entry, team: the tables of a pass (models.kernels.frame), what runs them and on which threads.
     """
 
     row_invariant = True
@@ -60,9 +60,9 @@ class FusedDecoder:
         if self._packing.quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
-        self._frame, self._layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
+        self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
-        self._seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
         self._in_order = tuple(self.shape.windows) == (None,) and not self._rotary.depends_on_length
@@ -70,27 +70,27 @@ class FusedDecoder:
         self._planned: LayerPlan | None = None
         self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
         self._best = np.zeros(ROWS, np.int64)
-        self._frame.put(constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends())
+        self.frame.put(constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends())
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
         self._scores, self._parts = torch.zeros(0), torch.zeros(0)
-        self._quick = QuickRows(self._frame, self._rows, self._seen, self._best, spec.embedding_multiplier)
+        self._quick = QuickRows(self.frame, self._rows, self.seen, self._best, spec.embedding_multiplier)
         self._logits, self.best, arena.masked = LogitRows(spec.vocab_size, self.dtype), [], False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
-        self._run, self._team = compiled(), find_team()
-        if self._team is not None:
-            self._frame.put({at.THREAD: self._team.thread, at.TEAM: self._team.size, at.BARRIER: self._team.barrier})
+        self.entry, self.team = compiled(), find_team()
+        if self.team is not None:
+            self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
 
     def _pack_layers(self, spec: ModelSpec) -> None:
-        start, size = address(self._seen), self._seen[0].nbytes
+        start, size = address(self.seen), self.seen[0].nbytes
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
             seen = start + size * self.shape.kind_of[index]
-            self._layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: seen}, index)
+            self.layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: seen}, index)
         rows = address(self._rows)
-        self._frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
+        self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
 
@@ -102,12 +102,12 @@ class FusedDecoder:
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
-        norms = int(self._frame.fields[0, at.FINAL_NORM // at.FIELD])
-        self._frame.put({at.FINAL_NORM: norms if norm else 0})
+        norms = int(self.frame.fields[0, at.FINAL_NORM // at.FIELD])
+        self.frame.put({at.FINAL_NORM: norms if norm else 0})
         try:
             return torch.cat([self._outside(part) for part in hidden.split(ROWS)])
         finally:
-            self._frame.put({at.FINAL_NORM: norms})
+            self.frame.put({at.FINAL_NORM: norms})
 
     def _outside(self, hidden: torch.Tensor) -> torch.Tensor:
         """The head of given states."""
@@ -115,7 +115,7 @@ class FusedDecoder:
         self._ready(0)
         self._from(hidden, len(hidden))
         self._planned = None
-        self._frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
+        self.frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
         return self._go(range(len(hidden)))
 
     def run(
@@ -168,42 +168,50 @@ class FusedDecoder:
             total += inputs
             offsets.append(total)
             longest = max(longest, cache.length + inputs)
+        quick = self.quick_rows(longest)
+        if quick is None:
+            return None
+        if not quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
+            return None
+        self._plan(ALL_LAYERS)
+        self._start(total, self._logits.aim(total))
+        return self._logits.scores(tuple(offsets), self.best)
+
+    def quick_rows(self, longest: int) -> QuickRows | None:
+        """The tables of a pass over positions below `longest` by rows of contiguous sequences, without taps; None where this model
+        needs more than those describe."""
         if not self._in_order or longest > self._table_size or self._table_size != self._rotary.size:
             return None
         self._ready(longest)
+        if self._aimed:
+            self._targets({}, self._no_states, 0)
         quick, version = self._quick, self._arena.version
         if quick.version != version or longest > quick.reach:
             self._slots.refresh()
             quick.lay(version, self._slots.start, max(self._arena.slots, 2 * longest, ROWS))
-        if not quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
-            return None
-        self._plan(ALL_LAYERS)
-        if self._aimed:
-            self._targets({}, self._no_states, 0)
-        self._start(total, self._logits.aim(total))
-        return self._logits.scores(tuple(offsets), self.best)
+        return quick
 
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
-        threads, version = 1 if self._team is None else torch.get_num_threads(), self._arena.version
+        threads, version = 1 if self.team is None else torch.get_num_threads(), self._arena.version
         if self._fitting[0] == threads and self._fitting[1] == version and self._fitting[2] >= longest:
             return
         self._fitting = (0, -1, 0)
         if self._workspace is None or self._workspace.threads != threads:
             self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._packing.quantized)
             self._parts = torch.zeros(threads * ROWS * PART, dtype=torch.uint8)
-            self._frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
+            self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
             self._scores = torch.zeros(0)
         pitch = 4 * (longest + 3 * LANES)
         if self._scores.numel() < threads * MOST_QUERIES * pitch // 4:
             pitch *= 2
             self._scores = torch.zeros(threads * MOST_QUERIES * pitch // 4)
             start, size = self._scores.data_ptr(), MOST_QUERIES * pitch
-            self._frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size})
+            self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size})
         if self._version != version:
             self._version = version
             for index, layer in enumerate(self._arena.layers):
-                self._layers.put({at.CACHE: layer.data_ptr()}, index)
+                self.layers.put({at.CACHE: layer.data_ptr()}, index)
         self._fitting = (threads, version, longest)
 
     def _plan(self, plan: LayerPlan) -> None:
@@ -211,10 +219,10 @@ class FusedDecoder:
             return
         count, self._planned = self.spec.num_layers, None
         stop = count if plan.stop is None else plan.stop
-        self._frame.put({at.PROGRAM: self._layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
+        self.frame.put({at.PROGRAM: self.layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
         for index in range(count):
             runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
-            self._layers.put(runs, index)
+            self.layers.put(runs, index)
         self._planned = plan
 
     def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
@@ -225,7 +233,7 @@ class FusedDecoder:
         else:
             self._rows[0, :count] = [self._embedded + size * token for token in inputs]
             scale = float(self.spec.embedding_multiplier)
-        self._frame.put({at.ROWS: count, at.SCALE: scale})
+        self.frame.put({at.ROWS: count, at.SCALE: scale})
 
     def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
         """Point at where taps and states go."""
@@ -233,12 +241,12 @@ class FusedDecoder:
         if not aimed and not self._aimed:
             return
         offset, last, self._aimed = done * self._row_bytes, self.spec.num_layers, aimed
-        self._layers.fields[:, at.TAP // at.FIELD] = 0
+        self.layers.fields[:, at.TAP // at.FIELD] = 0
         for layer, tap in kept.items():
             if 0 <= layer < last:
-                self._layers.put({at.TAP: tap.data_ptr() + offset}, layer)
+                self.layers.put({at.TAP: tap.data_ptr() + offset}, layer)
         states = result.data_ptr() + offset if len(result) else 0
-        self._frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
+        self.frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
 
     def _place(self, parts: Sequence[Part], lengths: Lengths, done: int) -> list[Ints]:
         """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
@@ -253,7 +261,7 @@ class FusedDecoder:
                 self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
             else:
                 self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
-            for seen, window in zip(self._seen, self.shape.windows, strict=True):
+            for seen, window in zip(self.seen, self.shape.windows, strict=True):
                 fill(part, window, slots, seen[row : row + count], lists)
             row += count
         return self._rotations(row, lengths, done, lists)
@@ -285,15 +293,8 @@ class FusedDecoder:
     def _start(self, picked: int, logits: int) -> None:
         """Run the pass, whose tables are filled but for where the logits go."""
         self._quick.aim(picked, logits)
-        if self._team is None:
-            self._run.ctypes(self._frame.address)
+        if self.team is None:
+            self.entry.ctypes(self.frame.address)
         else:
-            self._team.run(self._run.address, self._frame.address)
+            self.team.run(self.entry.address, self.frame.address)
         self.best = self._quick.best(picked)
-
-
-def best_kind(dtype: torch.dtype) -> int:
-    """The fastest kind of product that this CPU has for weights of a dtype."""
-    if dtype is torch.float32:
-        return FULL
-    return DOT if has_bfloat() else HALF

@@ -1,14 +1,16 @@
-"""Memory for weights in large pages where the system grants them.
+"""Memory for weights, keys and values in large pages where the system grants them.
 
-In: sizes. Out: byte tensors. Not here: what they hold (models.kernels.matrix).
+In: sizes. Out: byte tensors, zeros. Not here: what they hold (models.kernels.matrix, models.arena).
 
-A pass reads every weight once, so each small page costs a look-up of its address that nothing else shares; Linux gives pages of
-2 MiB to memory that asks for them. Elsewhere the memory is ordinary.
+A pass reads every weight once, and every key and value that is visible, so each small page costs a look-up of its address that
+nothing else shares; Linux gives pages of 2 MiB to memory that asks for them. Elsewhere the memory is ordinary.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 
@@ -33,9 +35,15 @@ class Pages:
         return found
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the CPU, in large pages if they fill one."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.zeros(shape, dtype=dtype) if size < LARGE else _slab(size).view(dtype).view(shape)
+
+
 def _slab(size: int) -> torch.Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

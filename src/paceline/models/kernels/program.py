@@ -14,10 +14,11 @@ import torch
 from paceline.models.attention import AttentionShape
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
+from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.matrix import Packed, pack
 from paceline.models.kernels.pages import Pages
 from paceline.models.kernels.quantized import half_pitch
-from paceline.models.kernels.tiles import ACTIVATION, STRIP
+from paceline.models.kernels.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.kernels.visible import Ints, address
 from paceline.models.quantize import GROUP, form_of
 from paceline.models.spec import ModelSpec
@@ -164,3 +165,10 @@ class Workspace:
         pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
         self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {at.INNER_PITCH: pitches[at.INNER]}
         self.fields |= {at.NORMED_SIZE: normed, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}
+
+
+def best_kind(dtype: torch.dtype) -> int:
+    """The fastest kind of product that this CPU has for weights of a dtype."""
+    if dtype is torch.float32:
+        return FULL
+    return DOT if has_bfloat() else HALF

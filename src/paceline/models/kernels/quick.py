@@ -53,6 +53,25 @@ class QuickRows:
         """Remember the address of the list of all slots, and have a run of `reach` integers at hand."""
         self._run, self._start, self.version, self.reach = _integers(np.arange(reach)), start, version, reach
 
+    def place(self, row: int, cache: NativeCache, source: int, depth: int) -> bool:
+        """Describe a row that is input `depth` (0 the root) of a chain behind a sequence; False if that does not lie in one piece.
+
+        Args:
+            source: address of its embedding.
+        """
+        base, length = cache.base, cache.length
+        if base < 0:
+            return False
+        start, rows, entry = self._start + 8 * base, self._rows, row * _SEEN
+        rows[row], rows[_SLOTS + row], rows[_PLACES + row], rows[_PICKED + row] = source, base + length + depth, length + depth, row
+        self._seen[entry], self._seen[entry + 1] = start, length
+        self._seen[entry + 2], self._seen[entry + 3] = start + 8 * length, depth + 1
+        return True
+
+    def count(self, rows: int) -> None:
+        """How many rows are described."""
+        self._frame[_ROWS], self._floats[2 * _SCALE] = rows, self._factor
+
     def aim(self, picked: int, logits: int) -> None:
         """How many rows the head takes, and where their logits go."""
         self._frame[_HEAD_ROWS], self._frame[_LOGITS] = picked, logits
@@ -90,5 +109,5 @@ class QuickRows:
                 entry += _SEEN
             row += inputs
         rows[_PICKED : _PICKED + row] = run[:row]
-        self._frame[_ROWS], self._floats[2 * _SCALE] = row, self._factor
+        self.count(row)
         return row

@@ -1,0 +1,232 @@
+"""DEL against every fixed exit and length, on a model tuned for early exits, task by task.
+
+usage: self_speculation.py --model DIR --data DIR [--tasks spec-bench,humaneval,gsm8k,mt-redundant] [--exits 1,2,3,4]
+                           [--lengths 1,2,3,4] [--prompts 4] [--tokens 96] [--repeats 5] [--seconds 50] [--threads 2]
+
+MODEL is what recipes/bundled_pair/early_exit.py makes. DATA holds the prompt sets as `paceline bench --workload` reads them; none
+of their texts were trained on. Plain decoding, DEL and all fixed settings decode each prompt in turn, in an order that rotates, so
+that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or differ first at a near tie
+(counted); otherwise nothing is timed. Every task has its own engines, so that DEL comes to it without being told anything.
+
+A run stops after --seconds and goes on where it stopped when it is started again; raw results are in
+`results/self_speculation.json`, and with the last repeat a plot beside them. It also notes what resuming verification at the exit
+could save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from batches import must_agree
+from common import RESULTS, kept, pyplot, save
+
+from paceline import LLM, SamplingParams
+from paceline.bench import readers, stats
+from paceline.models.decoder import LayerPlan
+from paceline.models.layer_drafts import layer_drafts_of
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+Ids = list[int]
+NAME = "self_speculation"
+FILES = {
+    "spec-bench": "spec-bench/question.odd.jsonl",
+    "humaneval": "humaneval/HumanEval.even.jsonl",
+    "gsm8k": "gsm8k/test.first-half.jsonl",
+    "mt-redundant": "mt-redundant/question_redundant.odd.jsonl",
+}
+PLAIN, DEL, PAPER = "plain", "del", "del in layers"
+KEYS = ("num_draft_tokens", "num_accepted_tokens", "num_steps")
+
+
+def settings(given: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
+    """Name -> speculative_config."""
+    most = max(given.lengths)
+    fixed = {
+        f"exit {e}, {d} tokens": {"method": "layer_skip", "exit_layer": e, "num_speculative_tokens": d}
+        for e in given.exits
+        for d in given.lengths
+    }
+    dynamic = {"method": "del", "num_speculative_tokens": most}
+    return {PLAIN: None, DEL: dynamic, PAPER: {**dynamic, "cost": "layers"}, **fixed}
+
+
+def prompts_of(llm: LLM, path: Path, count: int, longest: int = 512) -> list[Ids]:
+    """First turns, spread over the file, as token ids."""
+    found = []
+    for one in readers.read(path).conversations:
+        ids = llm.chat_ids([{"role": "user", "content": one.turns[0]}]) if one.chat else llm.tokenizer.encode(one.turns[0])
+        if len(ids) <= longest:
+            found.append(ids)
+    return found[:: max(1, len(found) // count)][:count]
+
+
+class Task:
+    """One set of prompts under all settings."""
+
+    def __init__(self, plain: LLM, given: argparse.Namespace, prompts: list[Ids]) -> None:
+        self.plain, self.prompts, self.settings = plain, prompts, settings(given)
+        self.params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
+        self.made: dict[str, LLM] = {}
+
+    def decode(self, name: str, number: int, salt: str) -> tuple[Any, float]:
+        """One setting on one prompt: its result and its seconds."""
+        if name not in self.made:
+            self.made[name] = self.plain.with_speculative_config(self.settings[name])
+        prompt = {"prompt_token_ids": self.prompts[number], "cache_salt": salt}
+        start = perf_counter()
+        (found,) = self.made[name].generate([prompt], self.params)
+        return found, perf_counter() - start
+
+    def check(self) -> dict[str, Any]:
+        """Every setting on all prompts: to warm up and to compare; what it drafts is noted."""
+        reference: list[Ids] = []
+        found: dict[str, Any] = {}
+        for name in self.settings:
+            everything = [self.decode(name, number, "check")[0] for number in range(len(self.prompts))]
+            outputs = [one.outputs[0].token_ids for one in everything]
+            reference = reference or outputs
+            sums = {key: sum(getattr(one.metrics, key) for one in everything) for key in KEYS}
+            found[name] = {"agreement": must_agree(self.plain, self.prompts, reference, outputs), "drafting": sums}
+        return found
+
+    def turn(self, repeat: int, seconds: dict[str, list[list[float]]]) -> None:
+        """Every setting on every prompt, once; DEL keeps what it learned within a turn."""
+        names = list(self.settings)
+        for number in range(len(self.prompts)):
+            first = (repeat * len(self.prompts) + number) % len(names)
+            for name in names[first:] + names[:first]:
+                seconds.setdefault(name, [[] for _ in self.prompts])[number].append(self.decode(name, number, f"turn {repeat}")[1])
+
+
+def figures(task: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """Ratios over plain decoding, and of DEL over the best fixed setting, with 95 % intervals."""
+    seconds = {name: np.array(values) for name, values in task["seconds"].items()}
+    count = np.full_like(seconds[PLAIN], tokens)
+    over = {name: _dict(stats.speedup(count, seconds[PLAIN], count, own)) for name, own in seconds.items() if name != PLAIN}
+    fixed = {name: one["value"] for name, one in over.items() if name.startswith("exit")}
+    best = max(fixed, key=lambda name: fixed[name])
+    against = {name: _dict(stats.speedup(count, seconds[best], count, seconds[name])) for name in (DEL, PAPER)}
+    return {"over_plain": over, "best_fixed": best, "over_best_fixed": against}
+
+
+def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+    if estimate is None:
+        raise SystemExit("nothing was measured")
+    return estimate.to_dict()
+
+
+def resume_bound(llm: LLM, length: int = 4, turns: int = 200) -> dict[str, float]:
+    """Microseconds of a round with a draft of `length` tokens, and of the rows of exit layers that verification runs again.
+
+    A drafted position's row costs the difference of passes over more rows; of that, the share of the exit's layers could be saved.
+    """
+    drafts, cache = layer_drafts_of(llm.runner, NAME), llm.runner.open()
+    llm.runner.extend([cache], [[(7 * i) % 6000 for i in range(200)]])
+    tree, layers = TokenTree.chain(list(range(5, 5 + length))), llm.runner.info.num_layers
+    calls = {
+        "plain step": lambda: llm.runner.score([cache], [5], [EMPTY_TREE]),
+        "verification": lambda: llm.runner.score([cache], [5], [tree]),
+        "head alone": lambda: drafts.step([cache], [[5]], LayerPlan(stop=0)),
+        **{
+            f"draft, exit {e}": lambda e=e: drafts.chains([cache], [5], [length], [None], plan=PLANS[e], least=[0.0]) for e in PLANS
+        },
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            start = perf_counter()
+            call()
+            times[name].append(perf_counter() - start)
+    llm.runner.release(cache)
+    found = {name: round(1e6 * float(np.median(values)), 1) for name, values in times.items()}
+    in_layers = (found["verification"] - found["plain step"]) * (1 - found["head alone"] / found["plain step"])
+    for e in PLANS:
+        found[f"savable at exit {e}"] = round(in_layers * e / layers, 1)
+    return found
+
+
+PLANS = {e: LayerPlan(stop=e) for e in (1, 2, 3)}
+
+
+def plot(result: Mapping[str, Any]) -> None:
+    """Every setting's speed over plain decoding, a panel a task."""
+    plt = pyplot()
+    tasks = list(result["tasks"])
+    figure, panels = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 4), sharey=True, squeeze=False)
+    for panel, name in zip(panels[0], tasks, strict=True):
+        over = result["tasks"][name]["figures"]["over_plain"]
+        exits: dict[str, list[tuple[int, float]]] = {}
+        for setting, one in over.items():
+            if setting.startswith("exit"):
+                exit_layer, length = setting.split(", ")
+                exits.setdefault(exit_layer, []).append((int(length.split()[0]), one["value"]))
+        for exit_layer, points in exits.items():
+            panel.plot(*zip(*sorted(points), strict=True), marker="o", label=exit_layer)
+        for setting, line in ((DEL, "-"), (PAPER, ":")):
+            panel.axhline(over[setting]["value"], color="black", linestyle=line, label=setting)
+        panel.axhline(1.0, color="grey", linewidth=0.5)
+        panel.set_title(name)
+        panel.set_xlabel("drafted tokens a round")
+    panels[0][0].set_ylabel("times plain decoding")
+    panels[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{NAME}.png", dpi=120)
+
+
+def run(given: argparse.Namespace) -> bool:
+    """Go on for --seconds; whether everything is done."""
+    result, deadline = kept(NAME), perf_counter() + given.seconds
+    asked = {key: getattr(given, key) for key in ("exits", "lengths", "prompts", "tokens")}
+    asked["weights"] = f"{zlib.crc32((given.model / 'model.safetensors').read_bytes()):08x}"
+    if result.get("asked") != asked:
+        result = {"asked": asked, "model": given.model.name, "tasks": {}}
+    plain = LLM(str(given.model), speculative_config=None, threads=given.threads, enable_prefix_caching=False)
+    result.setdefault("resume", resume_bound(plain))
+    done = True
+    for name in given.tasks:
+        task = Task(plain, given, prompts_of(plain, given.data / FILES[name], given.prompts))
+        own = result["tasks"].setdefault(name, {"seconds": {}, "repeats": 0})
+        if own["repeats"] < given.repeats:
+            own["checked"] = task.check()
+        while own["repeats"] < given.repeats and perf_counter() < deadline:
+            task.turn(own["repeats"], own["seconds"])
+            own["repeats"] += 1
+            own["figures"] = figures(own, given.tokens)
+            save(NAME, result)
+        done = done and own["repeats"] >= given.repeats
+        if perf_counter() >= deadline:
+            done = done and name == given.tasks[-1]
+            break
+    save(NAME, result)
+    if done:
+        plot(result)
+    return done
+
+
+def main() -> None:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(FILES))
+    parser.add_argument("--exits", type=numbers, default=[1, 2, 3, 4])
+    parser.add_argument("--lengths", type=numbers, default=[1, 2, 3, 4])
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    print("everything is measured" if run(given) else "not done yet: start it again to go on")
+
+
+if __name__ == "__main__":
+    main()

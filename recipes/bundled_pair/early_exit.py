@@ -1,0 +1,111 @@
+"""The target, tuned so that it can stop early: LayerSkip's fine-tuning.
+
+In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
+Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves something.
+Not here: the loss (exits.py).
+
+Every layer can then be an exit: its state, through the final norm and the head, gives a usable next token. `--minutes` counts
+processor time of this process, so that a busy machine changes how long it takes and not what comes out. One core of a CPU sees
+about 85,000 tokens a minute; a GPU needs minutes for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+
+import torch
+from common import learning_rate, load_model, load_tokenizer, pick_device, read_documents, save_model, windows
+from exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
+from torch import Tensor, nn
+from train import autocast, groups, heldout_rows, training_stream
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+def save(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, history: list[dict[str, object]]
+) -> None:  # fmt: skip
+    """The weights as they are now, and the losses so far."""
+    save_model(copy.deepcopy(model), tokenizer, out)
+    (out / "history.json").write_text(json.dumps(history, indent=1) + "\n")
+
+
+def measure(model: LlamaForCausalLM, heldout_bt: Tensor, batch: int) -> list[float]:
+    with autocast(model.device.type):
+        return [round(loss, 4) for loss in losses_by_exit(model, heldout_bt, batch)]
+
+
+def fit(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stream_n: Tensor,
+    heldout_bt: Tensor,
+    options: argparse.Namespace,
+) -> list[dict[str, object]]:
+    """Train until tokens or minutes are used up; returns the held-out losses by exit over time."""
+    layers, device = len(model.model.layers), model.device
+    optimizer = torch.optim.AdamW(groups(model), lr=options.rate, betas=(0.9, 0.95), fused=True)
+    rates, steps = dropout_rates(layers, options.dropout), max(1, options.tokens // (options.batch * options.length))
+    history: list[dict[str, object]] = [{"tokens": 0, "heldout": measure(model, heldout_bt, options.batch)}]
+    print(history[-1], flush=True)
+    start = time.process_time()
+    for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
+        minutes = (time.process_time() - start) / 60
+        progress = max(step / steps, minutes / options.minutes)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(50, steps))
+        exits = exits_of_step(step, layers, options.rotation)
+        weights = dict(zip(exits, exit_weights(exits, layers, options.scale, equal=options.equal), strict=True))
+        with autocast(device.type):
+            loss = training_loss(model, stream_n[index].long().to(device), rates, weights)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        last = step == steps - 1 or progress >= 1
+        if step % options.measure_every == options.measure_every - 1 or last:
+            seen = (step + 1) * options.batch * options.length
+            history.append({"tokens": seen, "heldout": measure(model, heldout_bt, options.batch)})
+            print(f"{history[-1]}  loss {loss.item():.3f}  {minutes:.1f} min of processor time", flush=True)
+            save(model, tokenizer, options.out, history)
+            if last:
+                break
+    return history
+
+
+def tune(options: argparse.Namespace) -> list[dict[str, object]]:
+    """Load, train, save; returns the losses over time."""
+    torch.manual_seed(options.seed)
+    documents, tokenizer = read_documents(options.corpus), load_tokenizer(options.target)
+    model = load_model(options.target, pick_device(options.device), torch.float32).train()
+    stream_n = training_stream(documents, tokenizer, options.seed)
+    return fit(model, tokenizer, stream_n, heldout_rows(documents, tokenizer, options.length), options)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
+    parser.add_argument("--target", type=Path, default=Path("build/target"), help="the model to tune (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("build/early_exit"))
+    parser.add_argument("--tokens", type=int, default=20_000_000, help="most tokens to train on (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=35, help="most minutes of processor time (%(default)s)")
+    parser.add_argument("--measure-every", type=int, default=50, help="steps between held-out measurements (%(default)s)")
+    parser.add_argument("--rotation", type=int, default=3, help="every which early exit has a loss in a step (%(default)s)")
+    parser.add_argument("--scale", type=float, default=0.5, help="weight of an early exit against the last (%(default)s)")
+    parser.add_argument(
+        "--rising", dest="equal", action="store_false", help="weights that rise with the layer, as in the paper, not equal ones"
+    )
+    parser.add_argument("--dropout", type=float, default=0.1, help="chance of leaving out the last layer (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--rate", type=float, default=8e-4)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--device", default="auto")
+    tune(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    main()

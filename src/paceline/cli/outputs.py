@@ -1,0 +1,61 @@
+"""Files that a command writes: refused before the work is done for them, and named by their flag where writing fails.
+
+In: a flag and what was typed after it. Out: nothing, or one line. Not here: what is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from paceline.errors import ConfigError
+
+
+@contextmanager
+def writing(flag: str, path: Path) -> Iterator[None]:
+    """Whatever the system refuses within becomes one line that names the flag.
+
+    Raises:
+        ConfigError: instead of OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{flag} {str(path)!r} cannot be written ({error.strerror or error}); name another file") from None
+
+
+def must_be_writable(flag: str, path: Path) -> None:
+    """Refuse a file that cannot be written; a file that is there stays as it is, and none is left where there was none.
+
+    Raises:
+        ConfigError: a folder, no folder around it, or a place where the system lets nobody write.
+    """
+    with writing(flag, path):
+        folder = path.parent
+        if path.is_dir():
+            raise ConfigError(f"{flag} must be a file, got the folder {str(path)!r}; name a file in it")
+        if not folder.is_dir():
+            raise ConfigError(f"{flag} must lie in a folder that exists, got {str(path)!r}; make the folder {str(folder)!r} first")
+        if not path.exists():
+            TemporaryFile(dir=folder).close()
+        elif not os.access(path, os.W_OK):
+            raise ConfigError(f"{flag} {str(path)!r} may not be changed by you; name another file")
+
+
+def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
+    """Refuse what `must_be_writable` refuses, and to destroy a file that is something else than a page of `paceline verb`.
+
+    Args:
+        mark: stands in the first 1000 bytes of such a page.
+        force: any file may be replaced.
+    Raises:
+        ConfigError: with what to do.
+    """
+    must_be_writable(flag, path)
+    if path.exists() and not force:
+        with writing(flag, path), path.open("rb") as stream:
+            if mark.encode() not in stream.read(1000):
+                raise ConfigError(f"{str(path)!r} exists and is no page of `paceline {verb}`; add --force to overwrite it")

@@ -1,0 +1,237 @@
+"""DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
+
+In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit. Not here:
+the choice and what it rests on (`exit_choice`), costs (`exit_costs`), a fixed exit (`layer_skip`).
+
+At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted there: its
+*shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do not count. Above
+temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so it is done at growing
+distances, and in between the verdicts tell of the exit in use. They are gathered, and the choice is made anew after every few.
+
+Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper leaves open how
+its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done here is said at the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+import torch
+
+from paceline.checking import integer, items, need, number
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.exit_choice import PRIOR, Array, ExitCosts, ExitRecord, best_way
+from paceline.drafters.exit_costs import RoundClock, in_layers, measured
+from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
+from paceline.errors import ConfigError
+from paceline.models.decoder import LayerPlan
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+MOST = 12
+"""Tokens of the longest draft where the user sets no number."""
+WIDEST = 256
+"""Rounds between two looks at all exits, at most."""
+SOME = 8
+"""Verdicts after which the choice is made anew."""
+WIDER = 4
+"""How much longer each distance between two looks is than the one before."""
+START = 2.0
+"""Positions that an even chance counts for where nothing is known."""
+
+
+class DelState(SelfState):
+    """One sequence.
+
+    Attributes:
+        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
+        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after.
+        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
+            tokens stood.
+    """
+
+    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
+
+    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int) -> None:
+        super().__init__(context)
+        self.record, self.exit, self.way = record, 0, way
+        self.rounds, self.look, self.gap = 0, look, max(look, 2)
+        self.own: TokenTree | None = None
+        self.heard: list[tuple[TokenTree, int]] = []
+
+
+class DynamicExitDrafter(SelfDrafter[DelState]):
+    """Drafts from the exit and over the length that promise most tokens for their cost.
+
+    Args:
+        exit_layers: exits to choose from, each from 1 to one less than the target has layers; None is all of them.
+        cost: "measured" weighs tokens against seconds measured on this machine where the target's steps are short, and may draft
+            nothing; "layers" weighs them against layers run, as the paper does.
+        dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
+            of accepted ones.
+        decay: weight of a round against the one after it, in the averages of acceptance and confidence.
+        shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow.
+        num_speculative_tokens: most tokens to draft; None is 12, within the budget.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
+            tokens. By default it draws, but for requests with a seed of their own.
+    Raises:
+        ConfigError: a layer that the target does not have, a value outside its range. CapabilityError: a target whose layers cannot
+            be run alone.
+    """
+
+    name = "del"
+    catches_up = False
+    keeps_trajectory = True
+    shares_state = True
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        exit_layers: Sequence[int] | None = None,
+        cost: Literal["measured", "layers"] = "measured",
+        dynamic_draft_exit: bool = True,
+        decay: float = 0.95,
+        shadow_every: int | None = None,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: SampleMethod | None = None,
+    ) -> None:
+        super().__init__(args, num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
+        layers = self.target.info.num_layers
+        exits = range(1, layers) if exit_layers is None else items("exit_layers", exit_layers, "be a list of layers")
+        for one in exits:
+            integer("exit_layers", one, 1, layers - 1)
+        need(cost in ("measured", "layers"), "cost", "be measured or layers", cost)
+        need(isinstance(dynamic_draft_exit, bool), "dynamic_draft_exit", "be True or False", dynamic_draft_exit)
+        number("decay", decay, 0.0, 1.0, "be in 0..1")
+        if shadow_every is not None:
+            integer("shadow_every", shadow_every, 1)
+        self.exits = sorted(set(exits))
+        if not self.exits:
+            raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
+        self.plans = [LayerPlan(stop=one) for one in self.exits]
+        self.most = MOST if self.limit is None else max(self.limit, 1)
+        self._measures, self._least = cost == "measured", int(cost == "layers")
+        self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
+        self._costs: ExitCosts | None = None
+        self.clock = RoundClock()
+        self._known: dict[str, tuple[Array, float]] = {}
+        self._looking: list[DelState] = []
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """The exits' last layers, where somebody looks at all of them in this step."""
+        return [one - 1 for one in self.exits] if self._looking else ()
+
+    @property
+    def costs(self) -> ExitCosts:
+        """What the choice weighs tokens against; measured when first asked for."""
+        if self._costs is None:
+            found = measured(self.target, self.drafts, self.plans, self.most) if self._measures else None
+            self._costs = in_layers(self.exits, self.target.info.num_layers, self.most) if found is None else found
+            self.clock.costs = found
+        return self._costs
+
+    def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        now = perf_counter()
+        trees = super().propose(states, budgets, so_far)
+        self.clock.round(states[0] if len(states) == 1 else None, len(trees[0].tokens), now)
+        self._looking = [state for state in states if state.rounds >= state.look]
+        for state, tree in zip(states, trees, strict=True):
+            state.own = tree
+        return trees
+
+    def observe(
+        self, states: Sequence[DelState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        """Learn how right each exit was, and choose again."""
+        looking = self._looking if scores is not None and all(one - 1 in scores.taps for one in self.exits) else []
+        self._drop(states)
+        for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
+            state.rounds += 1
+            own, state.own = state.own, None
+            mine = own is not None and len(tree) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
+            if looking and scores is not None and any(one is state for one in looking):
+                self._look(state, verdict, scores, i, tree if mine else None)
+            elif mine:
+                state.heard.append((tree, len(verdict.path)))
+                if len(state.heard) >= SOME:
+                    self._choose(state)
+
+    def fork(self, state: DelState, context: Context) -> DelState:
+        return self._state(context)
+
+    def end(self, states: Sequence[DelState]) -> None:
+        """What the texts taught is what the tenant's next ones begin with."""
+        self._drop(states)
+        for state in states:
+            self._learn(state)
+            if float(state.record.valid.max()) > 0:
+                self._known[state.context.tenant] = (state.record.rates, PRIOR)
+
+    def _drop(self, states: Sequence[DelState]) -> None:
+        """These are looked at no more."""
+        if self._looking:
+            done = {id(state) for state in states}
+            self._looking = [state for state in self._looking if id(state) not in done]
+
+    def _state(self, context: Context) -> DelState:
+        """A text that begins with what is known needs no look at first."""
+        new = context.tenant not in self._known
+        known, weight = self._known.get(context.tenant, (np.full(len(self.exits), 0.5), START))
+        state = DelState(context, ExitRecord(known, weight, self._decay), Way(self.plans[0], 0), 0 if new or self._every else SOME)
+        self._choose(state)
+        return state
+
+    def _way(self, state: DelState) -> Way:
+        return state.way
+
+    def _choose(self, state: DelState) -> None:
+        self._learn(state)
+        costs = self.costs
+        passes = costs.verify + self.clock.other
+        state.exit, steps, _ = best_way(state.record.rates, costs.start, costs.token, passes, self._least)
+        self.clock.exit = state.exit
+        state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
+
+    def _learn(self, state: DelState) -> None:
+        """What the verdicts say of the exit in use."""
+        heard, state.heard = state.heard, []
+        for tree, right in heard:
+            state.record.add(state.exit, right, self._hear(state, tree, right))
+
+    @staticmethod
+    def _hear(state: DelState, tree: TokenTree, right: int) -> int:
+        """Note the confidences of a chain's tokens that were put to the test; how many they are."""
+        tested = tree.confidence[: right + 1].tolist()
+        state.record.hear(state.exit, tested[:right], tested[right:])
+        return len(tested)
+
+    def _look(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
+        """Shadow tokens of all exits at the positions that stand on the target's own text; then choose again. `own`: the tree that
+        was scored, where it is what this drafter proposed."""
+        first = scores.rows[index]
+        rows = torch.tensor([first, *(first + 1 + node for node in verdict.path)], device=scores.logits.device)
+        states = torch.cat([scores.taps[layer - 1][rows] for layer in self.exits])
+        shadows = self.drafts.head(states).view(len(self.exits), len(rows), -1)
+        matches = self._matches(state, shadows, verdict, scores.logits[rows])
+        self._learn(state)
+        if own is not None:
+            self._hear(state, own, len(verdict.path))
+        state.record.add_all(matches, len(rows))
+        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
+        self._choose(state)
+
+    def _matches(self, state: DelState, shadows: torch.Tensor, verdict: Verdict, target: torch.Tensor) -> Array:
+        """(n,) expected matches of each exit with the target at all positions."""
+        if self.draws(state.context):
+            heat = state.context.temperature
+            laws, law = torch.softmax(shadows.float() / heat, -1), torch.softmax(target.float() / heat, -1)
+            overlap: Array = torch.minimum(laws, law).sum((1, 2)).double().cpu().numpy()
+            return overlap
+        own = verdict.tokens if len(verdict.tokens) == len(target) else target.argmax(-1).tolist()
+        found: Array = (shadows.argmax(-1).cpu() == torch.tensor(own)).sum(1).double().numpy()
+        return found

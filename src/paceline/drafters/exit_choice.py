@@ -1,0 +1,113 @@
+"""What DEL knows of early exits and how it chooses one: acceptance by exit, confidences, tokens per unit of time.
+
+In: per round, at how many valid positions each exit would have been right, and how sure the drafted tokens were. Out: an exit, a
+length, a threshold of confidence. Not here: shadow tokens and drafting (`dynamic_exit`), measured times (`exit_costs`).
+
+Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598), sections 3 and 4: a length
+d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.drafters.compiled import compiled
+
+Array = npt.NDArray[np.float64]
+
+PRIOR = 8.0
+"""Positions that what is known of other texts counts for."""
+ENOUGH = 2.0
+"""Confidences of right and of wrong tokens from which on a threshold is drawn between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCosts:
+    """What drafting and verifying cost, in any one unit.
+
+    Attributes:
+        start, token: (n,) of each exit: once a draft, and for every token of it.
+        verify: (most + 1,) of a scoring pass over a root and so many drafted tokens.
+    """
+
+    start: Array
+    token: Array
+    verify: Array
+
+
+@compiled
+def best_way(rates: Array, start: Array, token: Array, verify: Array, least: int) -> tuple[int, int, float]:
+    """The exit and length with the most expected tokens per unit of cost.
+
+    Args:
+        rates: (n,) chance of each exit to agree with the target. start, token, verify: of `ExitCosts`.
+        least: smallest length, 0 where drafting nothing is a choice.
+    Returns:
+        Index of the exit, the earlier of equals; length; tokens per unit.
+    """
+    exit_layer, length, best = 0, least, -1.0
+    for i in range(len(rates)):
+        expected = power = 1.0
+        for d in range(len(verify)):
+            if d > 0:
+                power *= rates[i]
+                expected += power
+            if d < least:
+                continue
+            gain = expected / (verify[d] + (start[i] + d * token[i] if d > 0 else 0.0))
+            if gain > best * (1.0 + 1e-9):
+                exit_layer, length, best = i, d, gain
+    return exit_layer, length, best
+
+
+class ExitRecord:
+    """Acceptance and confidence of each exit on one text, recent rounds counting more.
+
+    Args:
+        known: (n,) chances on other texts of the same tenant.
+        weight: positions that these count for. decay: weight of a round against the one after it.
+    """
+
+    __slots__ = ("_decay", "_known", "_sure", "_valid", "_weight", "matched")
+
+    def __init__(self, known: Array, weight: float, decay: float) -> None:
+        self._known, self._weight, self._decay = known, weight, decay
+        self.matched, self._valid = np.zeros(len(known)), np.zeros(len(known))
+        self._sure = np.zeros((len(known), 4))  # sum and number of confidences of right tokens, then of wrong ones
+
+    @property
+    def valid(self) -> Array:
+        """(n,) positions that count, recent ones more."""
+        return self._valid
+
+    @property
+    def rates(self) -> Array:
+        """(n,) chance that each exit agrees with the target."""
+        found: Array = (self.matched + self._weight * self._known) / (self._valid + self._weight)
+        return found
+
+    def add_all(self, matches: Array, positions: int) -> None:
+        """A round in which every exit was looked at: (n,) expected matches at so many positions."""
+        self.matched = self.matched * self._decay + matches
+        self._valid = self._valid * self._decay + positions
+
+    def add(self, exit_index: int, matches: int, positions: int) -> None:
+        """A round that tells of one exit alone."""
+        self.matched[exit_index] = self.matched[exit_index] * self._decay + matches
+        self._valid[exit_index] = self._valid[exit_index] * self._decay + positions
+
+    def hear(self, exit_index: int, right: list[float], wrong: list[float]) -> None:
+        """Confidences of drafted tokens that stood, and of one that did not."""
+        row = self._sure[exit_index]
+        row *= self._decay
+        row += (sum(right), len(right), sum(wrong), len(wrong))
+
+    def threshold(self, exit_index: int) -> float:
+        """The confidence halfway between that of right and of wrong tokens, below which a draft ends; 0 while too few are known."""
+        right, rights, wrong, wrongs = self._sure[exit_index].tolist()
+        if rights < ENOUGH or wrongs < ENOUGH:
+            return 0.0
+        return float(min(0.5 * (right / rights + wrong / wrongs), 1.0))

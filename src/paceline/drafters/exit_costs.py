@@ -1,0 +1,111 @@
+"""What drafting from each exit and verifying cost on this machine, for DEL's choice.
+
+In: a target with its partial passes. Out: `ExitCosts`, in layers as in the paper, or in measured seconds. Not here: the choice.
+
+A small model's step is not its layers: the head and the calls weigh as much, and a row more in a pass is not free. There the pieces
+are timed once, in some tens of milliseconds; a model whose step is longer is mostly its layers, and is counted in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from paceline.drafters.exit_choice import Array, ExitCosts
+from paceline.models.base import Runner, SequenceCache
+from paceline.models.decoder import LayerPlan
+from paceline.models.layer_drafts import LayerDrafts
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+SHORT = 0.02
+"""Seconds of a plain step above which layers are counted."""
+TURNS = 7
+CONTEXT = 128
+SIZES = (0, 1, 2, 4, 8)
+LONG = 4
+MEAN = 0.1
+"""Weight of a round in the running mean of what rounds take beside drafting and verifying."""
+
+
+def in_layers(exits: Sequence[int], layers: int, most: int) -> ExitCosts:
+    """The paper's: a drafted token costs its exit's layers, a verification all layers once."""
+    return ExitCosts(np.zeros(len(exits)), np.array(exits, np.float64), np.full(most + 1, float(layers)))
+
+
+def measured(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int) -> ExitCosts | None:
+    """Seconds, for one sequence; None where a step is long enough to be counted in layers.
+
+    Args:
+        plans: of the exits, by rising layer. most: tokens of the longest draft.
+    """
+    cache = runner.open()
+    try:
+        length = min(CONTEXT, runner.info.max_context - max(SIZES) - LONG - 2)
+        runner.extend([cache], [[i % runner.info.vocab_size for i in range(max(length, 1))]])
+        return _measure(runner, drafts, plans, most, cache)
+    finally:
+        runner.release(cache)
+
+
+def _measure(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int, cache: SequenceCache) -> ExitCosts | None:
+    def verify(size: int) -> None:
+        runner.score([cache], [0], [TokenTree.chain([0] * size) if size else EMPTY_TREE])
+
+    def draft(plan: LayerPlan, size: int) -> None:
+        drafts.chains([cache], [0], [size], [None], plan=plan, least=[0.0])
+
+    if min(_seconds(partial(verify, 0)) for _ in range(4)) > SHORT:
+        return None
+    ends = (plans[0], plans[-1])
+    calls: list[Callable[[], None]] = [partial(verify, size) for size in SIZES]
+    calls += [partial(draft, plan, size) for plan in ends for size in (1, LONG)]
+    times = np.min([[_seconds(call) for call in calls] for _ in range(TURNS)], axis=0)
+    passes = np.interp(np.arange(most + 1), SIZES, times[: len(SIZES)])
+    beyond = np.arange(most + 1) - SIZES[-1]
+    per_row = (times[len(SIZES) - 1] - times[0]) / SIZES[-1]
+    passes = np.where(beyond > 0, times[len(SIZES) - 1] + beyond * per_row, passes)
+    short, long = times[len(SIZES) :: 2], times[len(SIZES) + 1 :: 2]
+    token = np.maximum(long - short, 0.0) / (LONG - 1)
+    return ExitCosts(_between(short - token, len(plans)), _between(token, len(plans)), passes)
+
+
+def _between(ends: Array, count: int) -> Array:
+    """(count,) values on the line between the first exit's and the last's."""
+    found: Array = np.interp(np.linspace(0.0, 1.0, count), [0.0, 1.0], np.maximum(ends, 0.0))
+    return found
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+class RoundClock:
+    """What a round takes beside drafting and verifying, from the times at which drafts are asked for.
+
+    Attributes:
+        costs: what the rest takes; None where nothing is measured. exit: index of the exit that drafts next.
+        other: seconds, a running mean; a round that took much longer counts as one of two passes.
+    """
+
+    def __init__(self) -> None:
+        self.costs: ExitCosts | None = None
+        self.exit, self.other = 0, 0.0
+        self._last: object = None
+        self._began = self._expected = 0.0
+
+    def round(self, key: object, length: int, now: float) -> None:
+        """A round of one sequence (None for several at once) began at `now`, with a draft of so many tokens."""
+        costs = self.costs
+        if costs is None:
+            return
+        if key is not None and key is self._last:
+            beyond = min(max(now - self._began - self._expected, 0.0), float(costs.verify[0]))
+            self.other += MEAN * (beyond - self.other)
+        self._last, self._began = key, now
+        draft = costs.start[self.exit] + length * costs.token[self.exit] if length else 0.0
+        self._expected = float(costs.verify[min(length, len(costs.verify) - 1)] + draft)

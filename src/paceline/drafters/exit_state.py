@@ -1,0 +1,142 @@
+"""A draft model with exits: which layers have seen which tokens of a sequence, and passes that go deeper only where that is wanted.
+
+In: a runner that resumes at any layer, texts. Out: logits of an exit. Not here: which exit serves (`s2d`), drafting.
+
+Tokens behind the cache lie in its scratch slots, the first ones known to all layers, later ones perhaps to the first few only. A
+pass to a deeper exit takes all that is missing there along in one batch, so that keys and values are those of the whole model; what
+has gone through all layers is committed. Until then a token's state behind its last layer is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+
+from paceline.drafters.draft_state import CHUNK
+from paceline.drafters.grow import as_tree
+from paceline.models.decoder import LayerPlan
+
+if TYPE_CHECKING:
+    from paceline.drafters.base import Context
+    from paceline.models.base import ModelInfo, SequenceCache
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Scores
+
+MOST: Final = 48
+"""Tokens of a text that may wait for deeper layers."""
+
+
+class ExitRunner(Protocol):
+    """What is needed of a runner: `models.native.NativeRunner` has it."""
+
+    info: ModelInfo
+
+    def open(self) -> SequenceCache: ...
+
+    def extend(self, caches: Sequence[SequenceCache], tokens: Sequence[Sequence[int]]) -> Scores: ...
+
+    def run_layers(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan,
+        hidden: torch.Tensor | None,
+        computed: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None: ...
+
+    def truncate(self, cache: SequenceCache, length: int) -> None: ...
+
+    def fork(self, cache: SequenceCache) -> SequenceCache: ...
+
+    def release(self, cache: SequenceCache) -> None: ...
+
+
+class ExitState:
+    """What a draft model with exits knows of one sequence.
+
+    Attributes:
+        inputs: tokens behind the cache: the text's, then drafted ones.
+        done: per exit, how many of them its layers have seen; never more than at the exit before.
+        states: per exit but the last, (n, hidden) states of the inputs that the next exit has not seen.
+    """
+
+    __slots__ = ("cache", "context", "done", "inputs", "states")
+
+    def __init__(self, context: Context, cache: SequenceCache, exits: int) -> None:
+        self.context, self.cache = context, cache
+        self.inputs: list[int] = []
+        self.done = [0] * exits
+        self.states: list[torch.Tensor | None] = [None] * exits
+
+    def follow(self, runner: ExitRunner, exits: int) -> None:
+        """Take drafts back, put the text behind what stays, and commit what has gone through all layers."""
+        text = self.context.tokens[self.cache.length :]
+        same = next(
+            (i for i, (a, b) in enumerate(zip(self.inputs, text, strict=False)) if a != b), min(len(self.inputs), len(text))
+        )
+        self._cut(min(same, len(text) - 1))
+        whole = self.done[-1]
+        if whole and whole == self.done[0]:
+            runner.commit([self.cache], [range(whole - 1)])
+            self.inputs, self.done, self.states = [], [0] * exits, [None] * exits
+            text = text[whole:]
+        self.inputs = text
+
+    def _cut(self, kept: int) -> None:
+        """Forget all but the first inputs."""
+        for i, done in enumerate(self.done):
+            deeper = self.done[i + 1] if i + 1 < len(self.done) else done
+            self.done[i] = min(done, kept)
+            if (states := self.states[i]) is not None:
+                self.states[i] = states[: max(0, self.done[i] - deeper)]
+        del self.inputs[kept:]
+
+    def restart(self, runner: ExitRunner, exits: int) -> None:
+        """Give up what waits for deeper layers."""
+        runner.truncate(self.cache, self.cache.length)
+        self.done, self.states = [0] * exits, [None] * exits
+
+
+def catch_up(runner: ExitRunner, states: Sequence[ExitState], exits: int) -> None:
+    """Feed long texts through all layers, in chunks, but for the last token."""
+    while behind := [state for state in states if len(state.inputs) > MOST]:
+        for state in behind:
+            state.restart(runner, exits)
+        chunks = [state.inputs[: min(CHUNK, len(state.inputs) - 1)] for state in behind]
+        runner.extend([state.cache for state in behind], chunks)
+        for state, chunk in zip(behind, chunks, strict=True):
+            state.inputs = state.inputs[len(chunk) :]
+
+
+def deepen(runner: ExitRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
+    """Take all inputs of some sequences from exit `index` - 1 to exit `index`; (r, v) logits there after each one's last.
+
+    Every sequence has an input that exit `index` has not seen.
+    """
+    first = exits[index - 1] if index else 0
+    hidden = None
+    if index:
+        hidden = torch.cat([part for state in states if (part := state.states[index - 1]) is not None])
+    trees = [as_tree(state.inputs[1:], range(-1, len(state.inputs) - 2)) for state in states]
+    computed = [state.done[index] for state in states]
+    roots = [state.inputs[0] for state in states]
+    plan = LayerPlan(first=first, stop=exits[index])
+    found, _ = runner.run_layers([s.cache for s in states], roots, trees, plan=plan, hidden=hidden, computed=computed)
+    counts = [len(state.inputs) - done for state, done in zip(states, computed, strict=True)]
+    parts = found.split(counts)
+    for state, part in zip(states, parts, strict=True):
+        if index:
+            state.states[index - 1] = None
+        if index + 1 < len(exits):
+            before = state.states[index]
+            state.states[index] = part if before is None or not len(before) else torch.cat((before, part))
+        state.done[index] = len(state.inputs)
+    return runner.head(torch.stack([part[-1] for part in parts]))

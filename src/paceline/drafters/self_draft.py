@@ -1,0 +1,184 @@
+"""What all drafters share that draft with some of the target's own layers, over the target's own cache.
+
+In: contexts with their caches; from a method, which layers run and how far. Out: chains, point or drawn, whose q follows the
+request's sampling rules. Not here: which layers (one file a method), passes over them (models.layer_drafts).
+
+A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that the next
+scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from paceline.checking import need
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.draft_chain import ChainDraft, add_level
+from paceline.drafters.draft_quick import stop_of
+from paceline.errors import CapabilityError, DrafterError
+from paceline.models.base import Runner, SequenceCache
+from paceline.models.decoder import LayerPlan
+from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+SampleMethod = Literal["probabilistic", "greedy"]
+METHODS = ("probabilistic", "greedy")
+
+
+class SelfState:
+    """What a drafter of this family knows of one sequence."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The target's cache of the sequence, which lacks the text's last token.
+
+        Raises:
+            DrafterError: the engine gave none.
+        """
+        if self.context.cache is None:
+            raise DrafterError("drafting with the target's own layers needs the target's cache, which this engine does not give")
+        return self.context.cache()
+
+
+S = TypeVar("S", bound=SelfState)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one sequence drafts in one step.
+
+    Attributes:
+        plan: the layers that run. steps: most tokens. least: nothing is drafted behind a token that is less likely than this.
+    """
+
+    plan: LayerPlan
+    steps: int
+    least: float = 0.0
+
+
+@dataclass(slots=True)
+class _Asked:
+    place: int
+    state: SelfState
+    budget: Budget
+    way: Way
+
+
+class SelfDrafter(Generic[S]):
+    """Base of the drafters that run layers of the target.
+
+    Args:
+        num_speculative_tokens: most tokens to draft; None leaves it to the budget.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy" takes their
+            most likely tokens, as is always done at temperature 0. By default it draws, but for requests with a seed of their own,
+            which then get the tokens of that seed whatever is drafted.
+    Raises:
+        ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
+    """
+
+    name: str
+    catches_up = True
+    runs_target = True
+    taps: Sequence[int] = ()
+
+    def __init__(
+        self, args: DrafterArgs, *, num_speculative_tokens: int | None = None, draft_sample_method: SampleMethod | None = None
+    ) -> None:
+        need(draft_sample_method in (None, *METHODS), "draft_sample_method", f"be one of {', '.join(METHODS)}", draft_sample_method)
+        limit = num_speculative_tokens
+        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        if args.target is None:
+            raise CapabilityError(f"method {self.name!r} runs the target's own layers, but no target was given")
+        self.target: Runner = args.target
+        self.drafts: LayerDrafts = layer_drafts_of(args.target, self.name)
+        self.index, self.limit, self.method = args.index, limit, draft_sample_method
+
+    @abstractmethod
+    def _state(self, context: Context) -> S:
+        """A new sequence's state."""
+
+    @abstractmethod
+    def _way(self, state: S) -> Way:
+        """Which layers draft for this sequence now, and how far at most."""
+
+    def begin(self, contexts: Sequence[Context]) -> list[S]:
+        return [self._state(context) for context in contexts]
+
+    def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        trees = [EMPTY_TREE] * len(states)
+        groups: dict[tuple[int, bool], list[_Asked]] = {}
+        for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            if budget.nodes < 1 or budget.depth < 1:
+                continue
+            way = self._way(state)
+            steps = self._steps(state.context, budget, way)
+            if steps > 0:
+                points = state.context.shape is None and not self.draws(state.context)
+                one = _Asked(place, state, budget, Way(way.plan, steps, way.least))
+                groups.setdefault((id(way.plan), points), []).append(one)
+        for (_, points), group in groups.items():
+            found = self._points(group) if points else self._by_levels(group)
+            for one, tree in zip(group, found, strict=True):
+                trees[one.place] = tree
+        return trees
+
+    def observe(self, states: Sequence[S], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None) -> None:
+        """Nothing to learn."""
+
+    def fork(self, state: S, context: Context) -> S:
+        return self._state(context)
+
+    def end(self, states: Sequence[S]) -> None:
+        """Nothing is held."""
+
+    def draws(self, context: Context) -> bool:
+        """Whether tokens are drawn for this sequence rather than the most likely ones taken."""
+        return context.temperature > 0 and (self.method == "probabilistic" or (self.method is None and not context.seeded))
+
+    def _steps(self, context: Context, budget: Budget, way: Way) -> int:
+        """Tokens to draft: within the budget, the options and the target's context."""
+        room = self.target.info.max_context - len(context.tokens)
+        steps = min(budget.nodes, budget.depth, way.steps, room)
+        return steps if self.limit is None else min(steps, self.limit)
+
+    def _points(self, asked: list[_Asked]) -> list[TokenTree]:
+        """Greedy chains, in one call."""
+        found = self.drafts.chains(
+            [one.state.cache for one in asked],
+            [one.state.context.tokens[-1] for one in asked],
+            [one.way.steps for one in asked],
+            [stop_of(one.budget) for one in asked],
+            plan=asked[0].way.plan,
+            least=[one.way.least for one in asked],
+        )
+        return [chain_tree(tokens, chances, self.index) for tokens, chances in found]
+
+    def _by_levels(self, asked: list[_Asked]) -> list[TokenTree]:
+        """Chains under a request's rules, or drawn: a pass a level for the whole group."""
+        plan, caches = asked[0].way.plan, {one.place: one.state.cache for one in asked}
+        chains = {
+            one.place: ChainDraft(cast(Any, one.state), one.way.steps, one.budget.go_on, self.draws(one.state.context))
+            for one in asked
+        }
+        active = list(asked)
+        while active:
+            inputs = [[one.state.context.tokens[-1], *chains[one.place].tokens] for one in active]
+            logits, _ = self.drafts.step([caches[one.place] for one in active], inputs, plan)
+            add_level([chains[one.place] for one in active], logits)
+            active = [one for one in active if _wants_more(chains[one.place], one.way.least)]
+        return [chains[one.place].tree(self.index) for one in asked]
+
+
+def _wants_more(chain: ChainDraft, least: float) -> bool:
+    """What was drawn is kept whatever its chance; only what comes behind it may depend on it."""
+    return chain.wants_more and chain.confidence[-1] >= least

@@ -1,0 +1,51 @@
+"""The last tokens of a text once more, in one pass over part of the layers.
+
+In: a running sequence's cache, tokens, a plan. Out: logits after each of the tokens. Not here: what they are compared with
+(`swift`).
+
+The tokens see the target's own keys and values of the text before them, and among each other those of the plan's layers, as
+drafted tokens do. All this happens in a copy that shares the text's beginning, so that the sequence itself is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.models.layer_drafts import LayerDrafts
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+if TYPE_CHECKING:
+    from paceline.models.base import Runner, SequenceCache
+    from paceline.models.decoder import LayerPlan
+
+
+def replayed(
+    runner: Runner, drafts: LayerDrafts, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
+) -> torch.Tensor:
+    """Logits of the planned layers after each of a text's tokens.
+
+    Args:
+        cache: of the text; it holds at least the first `start` tokens.
+        start: position of the first of `tokens`.
+    Returns:
+        (len(tokens), v), in the model's dtype.
+    """
+    own = runner.fork(cache)
+    try:
+        runner.truncate(own, start)
+        run: Any = getattr(runner, "run_layers", None)
+        if run is None:
+            return torch.cat([drafts.step([own], [tokens[: i + 1]], plan)[0] for i in range(len(tokens))])
+        tree = TokenTree.chain(tokens[1:]) if len(tokens) > 1 else EMPTY_TREE
+        return drafts.head(run([own], [tokens[0]], [tree], plan=plan)[0])
+    finally:
+        runner.release(own)
+
+
+def has_room(runner: Runner, tokens: int) -> bool:
+    """Whether a copy of a text of so many tokens takes nothing from others: the copy moves to a run of up to twice its size."""
+    memory = getattr(runner, "memory", None)
+    return memory is None or 3 * memory.blocks_for(tokens) <= memory.spare()

@@ -1,0 +1,180 @@
+"""Drafting with part of the target's own layers over its own caches: the seam of every method of self-speculation.
+
+In: caches of running sequences, their roots, what was drafted behind them, a `LayerPlan`. Out: logits, hidden states, greedy
+chains. Not here: what is drafted from them (drafters), compiled chains (models.kernels.exit_drafts).
+
+The text's keys and values are those of the cache, which every layer of the plan shares with the target. Drafted positions go to the
+scratch slots behind it, where the next scoring pass writes again all that it reads: nothing of a draft is visible to verification.
+A sequence's cache lacks its last token, the root; so a draft begins by feeding that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from paceline.errors import CapabilityError, DrafterError
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+if TYPE_CHECKING:
+    from paceline.models.base import Runner, SequenceCache
+    from paceline.models.decoder import LayerPlan
+    from paceline.models.native import NativeRunner
+
+Found = tuple[list[int], list[float]]
+Stop = Callable[[int, float], bool]
+
+
+class LayerDrafts(Protocol):
+    """Drafts by part of a model's layers."""
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(r, v) logits of the states (r, hidden) behind any layer, by the final norm and the head."""
+
+    def step(
+        self, caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One more token of every draft.
+
+        Args:
+            inputs: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls with this plan
+                since the last scoring pass.
+            plan: which layers run; it begins at layer 0.
+            states: whether the hidden states are wanted.
+        Returns:
+            (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind the last layer
+            of the plan, before that norm, empty unless wanted. In the model's dtype.
+        """
+
+    def chains(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        steps: Sequence[int],
+        stops: Sequence[Stop | None],
+        *,
+        plan: LayerPlan,
+        least: Sequence[float],
+    ) -> list[Found]:
+        """Greedy chains of up to `steps` tokens behind each root; the drafted tokens and the probability of each.
+
+        `stop(depth, reach)` is asked before level `depth` (from 2 on) with the chance of the path so far; None never stops. Nothing
+        is drafted behind a token whose own probability is below `least`.
+
+        Raises:
+            DrafterError: logits that are not finite.
+        """
+
+
+@dataclass(slots=True)
+class Chain:
+    """One chain under construction.
+
+    Attributes:
+        inputs: the root and the tokens drafted so far. reach: chance of the path so far.
+    """
+
+    cache: SequenceCache
+    inputs: list[int]
+    steps: int
+    stop: Stop | None
+    least: float
+    chances: list[float] = field(default_factory=list)
+    reach: float = 1.0
+
+    def add(self, token: int, chance: float) -> bool:
+        """Add a token; whether another one is wanted behind it."""
+        if not chance > 0.0:
+            raise DrafterError("the target's early layers gave logits that are not finite; check its checkpoint")
+        self.inputs.append(token)
+        self.chances.append(chance)
+        self.reach *= chance
+        depth = len(self.inputs)
+        return depth <= self.steps and chance >= self.least and (self.stop is None or not self.stop(depth, self.reach))
+
+    @property
+    def found(self) -> Found:
+        return self.inputs[1:], self.chances
+
+
+class SteppedDrafts:
+    """The readable form, for every way in which a native runner computes: a pass by `run_layers` for each level of a batch."""
+
+    def __init__(self, runner: NativeRunner) -> None:
+        self._runner = runner
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `LayerDrafts.head`."""
+        return self._runner.head(hidden)
+
+    def step(
+        self, caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `LayerDrafts.step`."""
+        trees = [TokenTree.chain(own[1:]) if len(own) > 1 else EMPTY_TREE for own in inputs]
+        done = [len(own) - 1 for own in inputs]
+        found, _ = self._runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)  # type: ignore[arg-type]  # caches are this runner's own
+        return self._runner.head(found), found if states else found[:0]
+
+    def chains(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        steps: Sequence[int],
+        stops: Sequence[Stop | None],
+        *,
+        plan: LayerPlan,
+        least: Sequence[float],
+    ) -> list[Found]:
+        """See `LayerDrafts.chains`."""
+        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan)
+
+
+def begun(
+    caches: Sequence[SequenceCache],
+    roots: Sequence[int],
+    steps: Sequence[int],
+    stops: Sequence[Stop | None],
+    least: Sequence[float],
+) -> list[Chain]:
+    """Chains without a token."""
+    each = zip(caches, roots, steps, stops, least, strict=True)
+    return [Chain(cache, [root], most, stop, low) for cache, root, most, stop, low in each]
+
+
+def chains_by_steps(drafts: LayerDrafts, made: Sequence[Chain], plan: LayerPlan) -> list[Found]:
+    """`LayerDrafts.chains` by `LayerDrafts.step`, a level of all sequences at a time."""
+    active = [chain for chain in made if chain.steps > 0]
+    while active:
+        logits, _ = drafts.step([one.cache for one in active], [one.inputs for one in active], plan)
+        chances, tokens = torch.softmax(logits.float(), -1).max(-1)
+        found = zip(active, tokens.tolist(), chances.tolist(), strict=True)
+        active = [one for one, token, chance in found if one.add(token, chance)]
+    return [chain.found for chain in made]
+
+
+def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
+    """How a runner drafts with part of its layers.
+
+    Raises:
+        CapabilityError: it cannot.
+    """
+    made = getattr(runner, "layer_drafts", None)
+    if made is not None:
+        own: LayerDrafts = made
+        return own
+    from paceline.models.native import NativeRunner
+
+    if not isinstance(runner, NativeRunner):
+        raise CapabilityError(
+            f"method {method!r} drafts with some of the target's own layers, which the runner of {runner.info.name} cannot run "
+            "alone; use another method"
+        )
+    if runner.quick is None:
+        return SteppedDrafts(runner)
+    from paceline.models.kernels.exit_drafts import CompiledDrafts
+
+    return CompiledDrafts(runner)

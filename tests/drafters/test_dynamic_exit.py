@@ -1,0 +1,234 @@
+"""DEL: what it learns of the exits is right, its choice is the objective's, and the text stays the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.drafters.dynamic_exit import DelState, DynamicExitDrafter
+from paceline.drafters.exit_choice import ExitCosts, ExitRecord, best_way
+from paceline.drafters.exit_costs import RoundClock, in_layers, measured
+from paceline.errors import ConfigError
+from paceline.models.decoder import LayerPlan
+from paceline.models.layer_drafts import layer_drafts_of
+from paceline.tree.types import Scores, Verdict
+
+PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(speculative_config=None, dtype="float32", seed=1)
+
+
+def fast(plain: LLM, **options: Any) -> tuple[LLM, DynamicExitDrafter]:
+    llm = plain.with_speculative_config({"method": "del", **options})
+    (drafter,) = llm.engine.parts.crew.drafters
+    assert isinstance(drafter, DynamicExitDrafter)
+    return llm, drafter
+
+
+def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> list[Any]:
+    found = llm.generate(prompts, params)
+    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
+    return [[one.token_ids for one in out.outputs] for out in found]
+
+
+@pytest.mark.parametrize(
+    "options", [{"cost": "layers"}, {"cost": "measured"}, {"cost": "layers", "dynamic_draft_exit": False}], ids=str
+)
+def test_the_text_is_the_targets(plain: LLM, options: dict[str, Any]) -> None:
+    llm, _ = fast(plain, num_speculative_tokens=4, **options)
+    assert decoded(llm, PROMPTS) == decoded(plain, PROMPTS)
+    assert decoded(llm, PROMPTS[:1]) == decoded(plain, PROMPTS[:1])
+    drawn = SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2)
+    assert decoded(llm, PROMPTS[:2], drawn) == decoded(plain, PROMPTS[:2], drawn)
+
+
+def test_sampled_requests_learn_from_overlaps(plain: LLM) -> None:
+    llm, drafter = fast(plain, num_speculative_tokens=4, cost="layers")
+    llm.generate(PROMPTS, SamplingParams(temperature=1.0, max_tokens=16))
+    rates, _ = drafter._known["default"]
+    assert all(0.0 < rate < 1.0 for rate in rates)
+    assert rates[0] < rates[-1]
+
+
+def with_last_layer(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, list[Any]]:
+    """DEL that may also exit behind the last layer, and what it saw: state, shadows, verdict, rows of the target."""
+    llm, drafter = fast(plain, num_speculative_tokens=3, cost="layers", exit_layers=[1, 3, 5], shadow_every=1)
+    drafter.exits, drafter.plans = [1, 3, LAYERS], [LayerPlan(stop=stop) for stop in (1, 3, LAYERS)]
+    seen: list[Any] = []
+    matches, look = drafter._matches, drafter._look
+    scored: list[Any] = []
+
+    def looking(state: DelState, verdict: Verdict, scores: Scores, index: int, own: Any) -> None:
+        scored.append(own)
+        look(state, verdict, scores, index, own)
+
+    def spy(state: DelState, shadows: torch.Tensor, verdict: Verdict, target: torch.Tensor) -> Any:
+        found = matches(state, shadows, verdict, target)
+        seen.append((state.exit, scored[-1], shadows.argmax(-1), verdict, target.argmax(-1), found))
+        return found
+
+    monkeypatch.setattr(drafter, "_matches", spy)
+    monkeypatch.setattr(drafter, "_look", looking)
+    decoded(llm, PROMPTS)
+    return llm, seen
+
+
+def test_the_last_layers_shadow_tokens_are_the_targets(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every valid position, so that its acceptance is 1; the first layer's are not (negative control)."""
+    _, seen = with_last_layer(plain, monkeypatch)
+    assert len(seen) > 5
+    for _, _, shadows, verdict, target, found in seen:
+        assert shadows[-1].tolist() == target.tolist()
+        assert found[-1] == len(verdict.path) + 1
+    assert any(found[0] < len(verdict.path) + 1 for _, _, _, verdict, _, found in seen)
+
+
+def test_the_exit_in_use_has_the_drafted_tokens_as_shadows(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, seen = with_last_layer(plain, monkeypatch)
+    compared = 0
+    for used, own, shadows, verdict, _, _ in seen:
+        drafted = own.tokens.tolist()[: len(verdict.path) + 1]
+        assert shadows[used].tolist()[: len(drafted)] == drafted
+        compared += len(drafted)
+    assert compared > 5
+    others = [(own, shadows[other]) for used, own, shadows, *_ in seen for other in range(3) if other != used]
+    assert any(shadow.tolist()[:1] != own.tokens.tolist()[:1] for own, shadow in others), "exits do not differ"
+
+
+def test_one_exit_and_one_token_is_layer_skip(plain: LLM) -> None:
+    skip = plain.with_speculative_config({"method": "layer_skip", "exit_layer": 3, "num_speculative_tokens": 1})
+    llm, _ = fast(plain, exit_layers=[3], num_speculative_tokens=1, cost="layers")
+    (mine,), (theirs,) = llm.generate(PROMPTS[:1], GREEDY), skip.generate(PROMPTS[:1], GREEDY)
+    assert mine.metrics.num_draft_tokens == theirs.metrics.num_draft_tokens
+    assert mine.metrics.num_accepted_tokens == theirs.metrics.num_accepted_tokens > 0
+
+
+def chosen(rates: list[float], costs: ExitCosts, least: int = 1) -> tuple[int, int]:
+    exit_layer, length, _ = best_way(np.array(rates), costs.start, costs.token, costs.verify, least)
+    return exit_layer, length
+
+
+def objective(rate: float, layer: int, length: int) -> float:
+    """Tokens per layer, as the paper writes it."""
+    tokens = sum(rate**i for i in range(length + 1))
+    return tokens / (length * layer + LAYERS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_choice_is_the_best_of_the_grid(seed: int) -> None:
+    rates = np.sort(np.random.default_rng(seed).uniform(0, 1, 5)).tolist()
+    grid = {(i, d): objective(rate, i + 1, d) for i, rate in enumerate(rates) for d in range(1, 9)}
+    costs = in_layers(range(1, LAYERS), LAYERS, 8)
+    assert grid[chosen(rates, costs)] == pytest.approx(max(grid.values()))
+
+
+def test_equal_acceptance_chooses_the_smallest_exit() -> None:
+    costs = in_layers(range(1, LAYERS), LAYERS, 8)
+    for rate in (0.0, 0.3, 0.8, 1.0):
+        assert chosen([rate] * 5, costs)[0] == 0
+    assert chosen([1.0] * 5, costs) == (0, 8), "acceptance 1 is no division by 0"
+    assert chosen([0.1, 0.95, 0.96, 0.97, 0.98], costs)[0] == 1
+
+
+def test_nothing_is_drafted_where_that_costs_more_than_it_brings() -> None:
+    dear = ExitCosts(np.zeros(2), np.array([0.5, 0.9]), np.array([1.0, 1.3, 1.6, 1.9]))
+    assert chosen([0.3, 0.4], dear, least=0)[1] == 0
+    assert chosen([0.9, 0.9], dear, least=0)[1] > 0
+    assert chosen([0.3, 0.4], dear, least=1)[1] == 1
+
+
+def test_recent_rounds_count_more() -> None:
+    record = ExitRecord(np.full(2, 0.5), 2.0, 0.9)
+    for _ in range(40):
+        record.add_all(np.array([1.0, 0.0]), 1)
+    before = record.rates.copy()
+    for _ in range(10):
+        record.add_all(np.array([0.0, 1.0]), 1)
+    assert before[0] > 0.85
+    assert record.rates[0] < 0.5
+    assert record.rates[1] > 0.5 > before[1]
+    record.add(0, 3, 3)
+    assert record.valid[0] > record.valid[1]
+
+
+def test_the_threshold_lies_between_right_and_wrong_tokens() -> None:
+    record = ExitRecord(np.full(2, 0.5), 2.0, 0.9)
+    assert record.threshold(0) == 0.0
+    for _ in range(6):
+        record.hear(0, [0.9, 0.8], [0.3])
+    assert 0.3 < record.threshold(0) < 0.8
+    assert record.threshold(1) == 0.0, "another exit's tokens say nothing"
+
+
+def test_states_are_asked_for_only_when_all_exits_are_looked_at(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, drafter = fast(plain, num_speculative_tokens=2, cost="layers")
+    asked: list[bool] = []
+    score = type(llm.runner).score
+
+    def spy(self: Any, caches: Any, roots: Any, trees: Any, *, taps: Any = (), **more: Any) -> Scores:
+        asked.append(bool(taps))
+        return score(self, caches, roots, trees, taps=taps, **more)
+
+    monkeypatch.setattr(type(llm.runner), "score", spy)
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    looks = [i for i, taps in enumerate(asked) if taps]
+    assert looks == [0, 2, 10]
+    assert drafter.score_taps == ()
+    asked.clear()
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    assert [i for i, taps in enumerate(asked) if taps] == [8, 16], "a text that begins with what is known"
+
+
+def test_costs_are_measured_in_order(plain: LLM) -> None:
+    """No figure is checked, only that deeper exits and more rows are not free of charge by construction."""
+    drafts, plans = layer_drafts_of(plain.runner, "del"), [LayerPlan(stop=one) for one in range(1, LAYERS)]
+    free = plain.runner.memory.left()  # type: ignore[attr-defined]  # a native runner
+    costs = measured(plain.runner, drafts, plans, 12)
+    assert costs is not None
+    assert (len(costs.start), len(costs.token), len(costs.verify)) == (5, 5, 13)
+    assert (costs.token >= 0).all()
+    assert (costs.verify > 0).all()
+    assert plain.runner.memory.left() == free  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"exit_layers": [0]}, r"exit_layers must be an integer in 1\.\.5, got 0"),
+        ({"exit_layers": [2, 6]}, r"exit_layers must be an integer in 1\.\.5, got 6"),
+        ({"exit_layers": []}, "exit_layers"),
+        ({"cost": "seconds"}, "cost must be measured or layers"),
+        ({"decay": 1.5}, "decay must be in 0"),
+        ({"shadow_every": 0}, "shadow_every must be an integer of 1 or more"),
+        ({"dynamic_draft_exit": 1}, "dynamic_draft_exit must be True or False"),
+    ],
+)
+def test_bad_options_are_one_line(plain: LLM, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fast(plain, **options)
+
+
+def test_the_clock_finds_what_rounds_take_beside_their_passes() -> None:
+    clock, key = RoundClock(), object()
+    clock.round(key, 0, 0.0)
+    assert clock.other == 0.0
+    clock.costs = ExitCosts(np.array([0.1]), np.array([0.2]), np.array([1.0, 1.5, 2.0]))
+    now = 0.0
+    for turn in range(80):
+        length = turn % 3
+        clock.round(key, length, now)
+        now += [1.0, 1.5 + 0.3, 2.0 + 0.5][length] + 0.25 + (100.0 if turn == 70 else 0.0)
+    assert clock.other == pytest.approx(0.25, abs=0.05)
+    before = clock.other
+    clock.round(None, 0, now)
+    clock.round(key, 0, now + 50.0)
+    assert clock.other == before, "time between two sequences' rounds is nobody's"

@@ -1,0 +1,201 @@
+"""Several exits: thresholds at their ends are fixed drafts, deeper layers catch up in batches, q is the exit's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_checkpoint
+import torch
+from tools.enumerate_draws import Choices
+from tools.random_drafts import random_target
+from tools.random_trees import WRONG, law_error
+from toy_models import ToyModels
+from toys import ToyRunner
+
+from paceline import LLM, SamplingParams
+from paceline.drafters import draft_rows
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.s2d import S2dDrafter
+from paceline.errors import ConfigError, DrafterError
+from paceline.models.load import load_runner
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.types import Budget
+
+PROMPT = [1, 2, 3]
+
+
+def drafter_of(size: int = 11, **options: Any) -> tuple[S2dDrafter, ToyModels]:
+    models = ToyModels(ToyRunner(size), ToyRunner(size, order=None, sharpness=1.5))
+    args = DrafterArgs(vocab_size=size, index=0, max_context=99, models=models)
+    return S2dDrafter(args, model="toy", **options), models
+
+
+def begin(drafter: S2dDrafter, tokens: Sequence[int] = PROMPT, **fields: Any) -> Any:
+    (state,) = drafter.begin([Context("r", list(tokens), len(tokens), **fields)])
+    return state
+
+
+def propose(drafter: S2dDrafter, state: Any, nodes: int = 6) -> TokenTree:
+    return drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])[0]
+
+
+def greedy(models: ToyModels, steps: int, exits: Sequence[int], thresholds: Sequence[float]) -> list[int]:
+    """The rule in its plainest form, without a cache."""
+    text = list(PROMPT)
+    for _ in range(steps):
+        for layers, threshold in zip(exits, [*thresholds, 0.0], strict=True):
+            row = models.exits.at(text, layers)
+            if float(row.softmax(0).max()) >= threshold:
+                break
+        text.append(int(row.argmax()))
+    return text[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("thresholds", [[0.0, 0.0], [2.0, 2.0], [0.5, 0.7], [2.0, 0.4], [0.4, 2.0]])
+def test_every_token_takes_the_first_exit_that_is_sure_enough(thresholds: list[float]) -> None:
+    drafter, models = drafter_of(draft_exits=[1, 3], draft_exit_thresholds=thresholds)
+    tree = propose(drafter, begin(drafter), 8)
+    assert tree.tokens.tolist() == greedy(models, 8, (1, 3, 4), thresholds)
+
+
+def test_at_the_ends_it_is_the_small_model_and_the_whole_one() -> None:
+    drafter, models = drafter_of(draft_exits=[2], draft_exit_thresholds=0.0)
+    small = propose(drafter, begin(drafter))
+    assert {(first, stop) for first, stop, _ in models.exits.ran} == {(0, 2)}
+    assert small.tokens.tolist() == greedy(models, 6, (2, 4), [0.0])
+    drafter, models = drafter_of(draft_exits=[2], draft_exit_thresholds=1.5)
+    assert propose(drafter, begin(drafter)).tokens.tolist() == models.exits.greedy(PROMPT, 6)
+
+
+def test_deeper_layers_see_what_waited_in_one_pass() -> None:
+    drafter, models = drafter_of(draft_exits=[2], draft_exit_thresholds=0.0)
+    state = begin(drafter)
+    propose(drafter, state, 5)
+    assert models.exits.ran == [(0, 2, 3)] + [(0, 2, 1)] * 4
+    drafter.thresholds = [2.0]
+    models.exits.ran.clear()
+    tree = propose(drafter, state, 2)
+    assert models.exits.ran == [(0, 2, 1), (2, 4, 3), (0, 2, 1), (2, 4, 1)], "the text waited for the upper layers"
+    state.context.tokens += tree.tokens.tolist()
+    models.exits.ran.clear()
+    propose(drafter, state, 1)
+    assert models.exits.ran == [(0, 2, 1), (2, 4, 1)], "what was drafted through all layers is known"
+
+
+def test_what_waits_too_long_is_fed_to_all_layers() -> None:
+    drafter, models = drafter_of(draft_exits=[2], draft_exit_thresholds=0.0)
+    state = begin(drafter, [i % 9 for i in range(60)])
+    propose(drafter, state, 2)
+    assert state.cache.length == 59
+    for _ in range(60):
+        state.context.tokens.append(3)
+        propose(drafter, state, 2)
+    assert 60 < state.cache.length < len(state.context.tokens)
+    drafter.end([state])
+    assert models.exits.open_caches == 0
+
+
+def program(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ToyModels]:
+    drafter, models = drafter_of(4, draft_exits=[1, 2], draft_exit_thresholds=[0.45, 0.55])
+
+    def draws(choices: Choices) -> TokenTree:
+        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float]:
+            token = choices.choose(row_v.double().tolist())
+            return token, min(float(row_v[token]), 1.0)
+
+        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        state = begin(drafter, temperature=1.0)
+        tree = propose(drafter, state, 3)
+        drafter.end([state])
+        return tree
+
+    return draws, models
+
+
+def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, models = program(monkeypatch)
+    assert law_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
+    assert {stop for _, stop, _ in models.exits.ran} == {1, 2, 4}, "every exit is taken somewhere"
+
+
+def test_the_law_check_catches_a_q_of_another_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, models = program(monkeypatch)
+
+    def lying(choices: Choices) -> TokenTree:
+        tree: TokenTree = draws(choices)
+        rows = {p: models.exits.at([*PROMPT, *(int(tree.tokens[i]) for i in tree.path(p))], 4).softmax(0) for p in tree.trials}
+        return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
+
+    assert law_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint.write(tmp_path_factory.mktemp("exits"), num_hidden_layers=4)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 2.0])
+def test_a_real_model_with_exits_is_itself(folder: Path, threshold: float) -> None:
+    """Near ties apart: the last exit's chain is the whole model's own, and the target's text stays."""
+    plain = LLM(folder, speculative_config=None, dtype="float32", seed=1)
+    prompts = [{"prompt_token_ids": [5 + 3 * i for i in range(n)]} for n in (3, 70, 20)]
+    config = {"method": "s2d", "model": str(folder), "draft_exits": [1, 2], "draft_exit_thresholds": threshold}
+    fast = plain.with_speculative_config(config | {"num_speculative_tokens": 4})
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    found = fast.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
+    assert not any(o.metrics.dropped_drafters for o in found)
+    share = sum(o.metrics.num_accepted_tokens for o in found) / sum(o.metrics.num_draft_tokens for o in found)
+    assert share == 1.0 or threshold < 1
+    assert share < 1.0 or threshold > 0
+
+
+def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
+    runner: Any = load_runner(folder, dtype="float32")
+    models = ToyModels(ToyRunner(6144), ToyRunner(6144))
+    models.exits = runner
+    drafter = S2dDrafter(
+        DrafterArgs(vocab_size=6144, index=0, max_context=99, models=models), model="x", draft_exits=[2], draft_exit_thresholds=0.0
+    )
+    state = begin(drafter, [5, 6, 7])
+    tree = propose(drafter, state, 3)
+    text = [5, 6, 7, *tree.tokens.tolist()]
+    from paceline.models.decoder import LayerPlan
+
+    chain = TokenTree.chain(text[1:])
+    states, _ = runner.run_layers([runner.open()], [text[0]], [chain], plan=LayerPlan(stop=2))
+    assert runner.head(states).argmax(-1).tolist()[2:5] == tree.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"draft_exits": [4]}, r"draft_exits must be layers in 1\.\.3 in ascending order"),
+        ({"draft_exits": [2, 1]}, "ascending"),
+        ({"draft_exits": []}, "ascending"),
+        ({"draft_exits": "12"}, "ascending"),
+        ({"draft_exit_thresholds": [0.5]}, "one for each of 2 exits"),
+        ({"draft_exit_thresholds": -0.1}, r"be in 0\.\.2"),
+        ({"draft_exit_thresholds": "x"}, "one number"),
+        ({"draft_sample_method": "best"}, "draft_sample_method"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        drafter_of(**options)
+
+
+def test_models_without_exits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tiny_checkpoint.write(tmp_path / "one", num_hidden_layers=1)
+    with pytest.raises(ConfigError, match="must have two layers or more, got 1"):
+        LLM(speculative_config={"method": "s2d", "model": str(one)})
+    from paceline.models import load
+
+    two = tiny_checkpoint.write(tmp_path / "two")
+    llm = LLM(speculative_config=None)
+    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    with pytest.raises(DrafterError, match="cannot run parts of its layers"):
+        llm.with_speculative_config({"method": "s2d", "model": str(two)})

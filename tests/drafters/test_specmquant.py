@@ -1,0 +1,241 @@
+"""The hierarchy: the chain is the middle model's own, in law and greedily, and the target's law stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_law
+from tools.random_drafts import random_target
+from tools.random_trees import WRONG, law_error
+from toy_models import ToyModels, nested
+from toys import ToyRunner
+
+from paceline import LLM, SamplingParams
+from paceline.bench.demo import bundled_prompts
+from paceline.drafters import draft_rows
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.middle_state import reroot
+from paceline.drafters.specmquant import SpecMQuantDrafter
+from paceline.engine.judge import ExactJudge
+from paceline.errors import ConfigError, DrafterError
+from paceline.llm import BUNDLED
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.types import Budget, Verdict
+from paceline.verifiers.recursive_rejection import RecursiveRejection
+
+VOCAB = 3
+DRAFT = {"method": "draft_model", "model": "toy", "tree_width": 2}
+
+
+class Pair(ToyModels):
+    """The middle model is another than the small one."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        super().__init__(ToyRunner(size), ToyRunner(size, order=None, sharpness=1.0, seed=5))
+        self.middle = ToyRunner(size, order=None, sharpness=1.0, **options)
+
+    def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Any:
+        return self.middle
+
+
+def drafter_of(
+    size: int = 11, judge: Any = None, middle: dict[str, Any] | None = None, **options: Any
+) -> tuple[SpecMQuantDrafter, Pair]:
+    models = Pair(size, **(middle or {}))
+    small: Any = models.draft
+    args = DrafterArgs(
+        vocab_size=size, index=0, max_context=99, models=models, load_runner=lambda name: small,
+        nested=lambda config: nested(config, args), judge=judge or ExactJudge(),
+    )  # fmt: skip
+    return SpecMQuantDrafter(args, **options), models
+
+
+def begin(drafter: SpecMQuantDrafter, tokens: Sequence[int], **fields: Any) -> Any:
+    (state,) = drafter.begin([Context("r", list(tokens), len(tokens), **fields)])
+    return state
+
+
+def propose(drafter: SpecMQuantDrafter, state: Any, nodes: int = 6) -> TokenTree:
+    return drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "toy"}, {"draft": DRAFT}, {}, {"draft": DRAFT, "draft_nodes": 2, "min_draft_length": 1}]
+)
+def test_a_greedy_chain_is_what_the_middle_model_says(options: dict[str, Any]) -> None:
+    drafter, models = drafter_of(**options)
+    state = begin(drafter, [1, 2, 3])
+    for step in range(6):
+        tree = propose(drafter, state)
+        assert tree.is_chain
+        assert min(options.get("min_draft_length", 4), 6) <= len(tree) <= 6
+        assert tree.tokens.tolist() == models.middle.greedy(state.context.tokens, len(tree))
+        state.context.tokens += [*tree.tokens[: step % 4].tolist(), step]
+
+
+def test_alone_with_length_one_it_is_plain_drafting() -> None:
+    drafter, models = drafter_of(min_draft_length=1)
+    state = begin(drafter, [1, 2, 3])
+    tree = propose(drafter, state)
+    assert (len(tree), models.middle.calls, models.draft.calls) == (1, 1, 0)
+    assert tree.tokens.tolist() == models.middle.greedy([1, 2, 3], 1)
+
+
+def test_trees_save_passes_of_the_middle_model() -> None:
+    """With a small model that is the middle one, a pass brings a whole tree's depth."""
+    calls = []
+    for draft in (None, {**DRAFT, "tree_width": 1}):
+        drafter, models = drafter_of(draft=draft, min_draft_length=8, draft_depth=7, draft_nodes=7)
+        models.draft.seed = models.middle.seed
+        tree = propose(drafter, begin(drafter, [1, 2, 3]), 8)
+        assert len(tree) == 8
+        calls.append(models.middle.calls)
+    assert calls == [8, 1]
+
+
+class EnumeratingJudge:
+    """Verifies by enumerated draws."""
+
+    choices: Choices
+
+    def verify(self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]) -> list[Verdict]:
+        draws = [EnumeratingDraws(self.choices)] * len(trees)
+        found = RecursiveRejection().verify(trees, rows, draws)
+        assert all(isinstance(one, Verdict) for one in found)
+        return found  # type: ignore[return-value]
+
+
+def program(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """The drafter's chain as a program whose draws, and the judge's, go through `Choices`."""
+    judge = EnumeratingJudge()
+    drafter, models = drafter_of(VOCAB, judge, **options)
+
+    def draws(choices: Choices) -> TokenTree:
+        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
+            q = row_v.double().numpy().copy()
+            q[list(removed)] = 0.0
+            if not q.sum() > 0:
+                return None
+            token = choices.choose(list(q / q.sum()))
+            return token, min(float(row_v[token]), 1.0)
+
+        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        judge.choices = choices
+        state = begin(drafter, [1, 2], temperature=1.0)
+        tree = propose(drafter, state, 3)
+        drafter.end([state])
+        return tree
+
+    return draws, models
+
+
+CASES: list[dict[str, Any]] = [
+    {"draft": DRAFT, "draft_nodes": 2, "draft_depth": 1, "min_draft_length": 2},
+    {"draft": {**DRAFT, "tree_width": 1}, "draft_nodes": 2, "min_draft_length": 1},
+    {"min_draft_length": 3},
+]
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_the_target_keeps_its_law(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    draws, _ = program(monkeypatch, **options)
+    assert law_error(draws, random_target(2, VOCAB, zeros=0.0), 3) < 1e-6, "float32 rows"
+
+
+@pytest.mark.parametrize("options", CASES[:2])
+def test_the_chain_has_the_middle_models_law(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    draws, models = program(monkeypatch, **options)
+    found = enumerate_law(lambda choices: tuple(draws(choices).tokens[:1].tolist()))
+    row = models.middle.logits([1, 2]).double().softmax(0)
+    assert distance(found, {(i,): float(row[i]) for i in range(VOCAB)}) < 1e-6
+
+
+def test_the_law_check_catches_a_chain_that_declares_the_small_models_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, models = program(monkeypatch, **CASES[2])
+
+    def lying(choices: Choices) -> TokenTree:
+        tree: TokenTree = draws(choices)
+        rows = {p: models.draft.logits([1, 2, *(int(tree.tokens[i]) for i in tree.path(p))]).softmax(0) for p in tree.trials}
+        return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
+
+    assert law_error(lying, random_target(2, VOCAB, zeros=0.0), 3) > WRONG
+
+
+def test_no_two_rounds_share_their_noise() -> None:
+    drafter, _ = drafter_of(model="toy", min_draft_length=3)
+    state, seeds = begin(drafter, [1, 2, 3], temperature=1.0, seed=4), list[int]()
+    verify = ExactJudge().verify
+
+    def heard(trees: Any, rows: Any, given: Sequence[int]) -> Any:
+        seeds.extend(given)
+        return verify(trees, rows, given)
+
+    drafter._judge = type("Listening", (), {"verify": staticmethod(heard)})()
+    for step in range(8):
+        tree = propose(drafter, state)
+        state.context.tokens += [*tree.tokens[: step % 3].tolist(), 1]
+    assert len(seeds) == len(set(seeds)) > 8
+
+
+def test_both_models_are_fed_only_what_is_new() -> None:
+    drafter, models = drafter_of(draft={**DRAFT, "tree_width": 1}, min_draft_length=4, draft_depth=3, draft_nodes=3)
+    models.draft.seed = models.middle.seed
+    state = begin(drafter, list(range(1, 10)))
+    tree = propose(drafter, state, 5)
+    state.context.tokens += [*tree.tokens.tolist(), 7]
+    before = models.middle.fed, models.draft.fed
+    propose(drafter, state, 5)
+    assert models.middle.fed - before[0] == 2 + 3, "the text's last two tokens and a tree of three"
+    assert models.draft.fed - before[1] <= 3 + 2, "what it lacks of the text, and two levels"
+
+
+def test_trees_behind_several_tokens() -> None:
+    tree = TokenTree.build([7, 8, 9], [-1, -1, 1])
+    moved = reroot([4, 5, 6], tree)
+    assert (moved.tokens.tolist(), moved.parents.tolist(), moved.depths.tolist()) == (
+        [5, 6, 7, 8, 9],
+        [-1, 0, 1, 1, 3],
+        [1, 2, 3, 3, 4],
+    )
+    assert reroot([4], tree) is tree
+    assert np.array_equal(reroot([4, 5], EMPTY_TREE).tokens, [5])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"min_draft_length": 0}, "min_draft_length must be an integer"),
+        ({"model": "toy", "draft": DRAFT}, "draft must be left out where model is given"),
+        ({"quantization": "fp8"}, "must be one of int8"),
+        ({"quantization": "int8", "intermediate_model": "toy"}, "quantization must be left out"),
+        ({"draft": 3}, "draft must be a dict"),
+        ({"draft_sample_method": "best"}, "draft_sample_method"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        drafter_of(**options)
+
+
+def test_drafts_that_cannot_go_back_are_refused() -> None:
+    for method in ({"method": "ngram"}, {"method": "specmquant"}, {"method": "tli", "model": "other"}):
+        with pytest.raises(DrafterError, match="which cannot go back"):
+            drafter_of(draft=method)
+    with pytest.raises(ConfigError, match="inside method 'specmquant' must be a dict with one method"):
+        LLM(speculative_config={"method": "specmquant", "draft": {"method": ["ngram", "suffix"]}})
+
+
+def test_the_bundled_pair_with_an_int4_copy_between() -> None:
+    plain = LLM(speculative_config=None, dtype="float32", seed=1)
+    prompts = [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
+    fast = plain.with_speculative_config({"method": "specmquant", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 6})
+    for params in (SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(temperature=0.8, seed=3, max_tokens=24)):
+        want, found = plain.generate(prompts, params), fast.generate(prompts, params)
+        assert not any(out.metrics.dropped_drafters for out in found)
+        assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in want]
+        drafted = sum(o.metrics.num_draft_tokens for o in found)
+        assert params.temperature > 0 or sum(o.metrics.num_accepted_tokens for o in found) > 0.6 * drafted

@@ -1,0 +1,306 @@
+"""SWIFT: the right sub-layers are found, matchness is what it says, the search is bounded, and the text stays the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+import torch
+from toy_layers import ToyLayers
+from toys import ToyCache, ToyRunner
+
+from paceline import LLM, SamplingParams
+from paceline.drafters import swift
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.layer_skip import LayerSkipDrafter
+from paceline.drafters.skip_replay import has_room, replayed
+from paceline.drafters.skip_sets import plan_of
+from paceline.drafters.swift import SwiftDrafter
+from paceline.errors import CapabilityError, ConfigError
+from paceline.models.decoder import ALL_LAYERS, LayerPlan
+from paceline.models.layer_drafts import SteppedDrafts
+from paceline.models.native import NativeRunner
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget
+
+PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+EARLY = {"context_window": 6, "bayes_every": 4, "stop_score": 1.0}
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(speculative_config=None, dtype="float32", seed=1)
+
+
+def fast(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
+    llm = plain.with_speculative_config({"method": "swift", **options})
+    (drafter,) = llm.engine.parts.crew.drafters
+    assert isinstance(drafter, SwiftDrafter)
+    return llm, drafter
+
+
+def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> list[Any]:
+    found = llm.generate(prompts, params)
+    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
+    return [[one.token_ids for one in out.outputs] for out in found]
+
+
+@pytest.mark.parametrize(
+    "options", [EARLY, {**EARLY, "stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}], ids=str
+)
+def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str, Any]) -> None:
+    llm, drafter = fast(plain, **options)
+    assert decoded(llm, PROMPTS) == decoded(plain, PROMPTS)
+    assert decoded(llm, PROMPTS[:1]) == decoded(plain, PROMPTS[:1])
+    assert drafter.search_of("default").steps > 5
+    for params in (
+        SamplingParams(temperature=0.8, seed=5, max_tokens=16, n=2),
+        SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=16),
+    ):
+        assert decoded(llm, PROMPTS[:2], params) == decoded(plain, PROMPTS[:2], params)
+
+
+def test_a_replay_that_wrote_into_the_texts_own_cache_would_show(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+
+    def careless(runner: Any, drafts: Any, cache: Any, start: int, tokens: Sequence[int], *, plan: LayerPlan) -> torch.Tensor:
+        length = cache.length
+        runner.truncate(cache, start)
+        found, _ = runner.run_layers([cache], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
+        cache.length, cache.scratch = length, 0
+        logits: torch.Tensor = drafts.head(found)
+        return logits
+
+    monkeypatch.setattr(swift, "replayed", careless)
+    llm, _ = fast(plain, **EARLY)
+    assert decoded(llm, PROMPTS) != decoded(plain, PROMPTS)
+
+
+def runner_of(plain: LLM) -> Any:
+    runner = plain.engine.parts.runner
+    assert isinstance(runner, NativeRunner)
+    return runner
+
+
+def test_one_pass_is_what_steps_are(plain: LLM) -> None:
+    """The replay against token by token over the same cache; and neither touches it."""
+    runner = runner_of(plain)
+    text = plain.tokenizer.encode(" ".join(PROMPTS))[:30]
+    cache = runner.open()
+    runner.extend([cache], [text[:-1]])
+    before = runner.score([cache], [text[-1]], [EMPTY_TREE]).logits.clone()
+    plan, start, drafts = LayerPlan(skip_attention={1, 3}, skip_mlp={2}), len(text) - 9, SteppedDrafts(runner)
+    found = replayed(runner, drafts, cache, start, text[start:-1], plan=plan)
+    own = runner.fork(cache)
+    runner.truncate(own, start)
+    steps = torch.cat([drafts.step([own], [text[start : start + i + 1]], plan)[0] for i in range(8)])
+    assert torch.allclose(found, steps, atol=1e-3)
+    whole = replayed(runner, drafts, cache, start, text[start:-1], plan=ALL_LAYERS)
+    assert not torch.allclose(found, whole, atol=1e-1)
+    assert torch.equal(runner.score([cache], [text[-1]], [EMPTY_TREE]).logits, before)
+    runner.release(own)
+    runner.release(cache)
+
+
+def test_nothing_left_out_matches_everything(plain: LLM) -> None:
+    """On greedy text; what the search tries matches less (negative control)."""
+    llm, drafter = fast(plain, context_window=20, max_search_steps=12, stop_score=1.0)
+    seen: list[tuple[float, float]] = []
+    tried = drafter._try
+
+    def spy(state: Any) -> None:
+        seen.append((drafter.matchness(state, frozenset()), drafter.matchness(state, frozenset({2, 3, 4, 5, 6, 7, 8, 9}))))
+        tried(state)
+
+    drafter._try = spy  # type: ignore[method-assign]
+    decoded(llm, PROMPTS)
+    assert len(seen) > 5
+    assert {one for one, _ in seen} == {1.0}
+    assert all(other < 1.0 for _, other in seen)
+
+
+class Planted(ToyLayers):
+    """Layers of which all sub-layers matter but some: each of the others, left out, makes some tokens wrong."""
+
+    def __init__(self, runner: ToyRunner, idle: Collection[int]) -> None:
+        super().__init__(runner)
+        self.idle, self.rows = frozenset(idle), 0
+
+    def step(
+        self, caches: Sequence[Any], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, hidden = super().step(caches, inputs, LayerPlan(), states=states)
+        self.rows += len(inputs)
+        left_out = {2 * i for i in plan.skip_attention} | {2 * i + 1 for i in plan.skip_mlp}
+        for row, (cache, own) in enumerate(zip(caches, inputs, strict=True)):
+            position = cache.length + len(own)
+            if any(position % 5 == part % 5 for part in left_out - self.idle):
+                logits[row] = logits[row].roll(1)
+        return logits, hidden
+
+
+class PlantedWorld:
+    """One text of a planted target, decoded by hand."""
+
+    def __init__(self, idle: Collection[int], layers: int = 6, **options: Any) -> None:
+        self.runner = ToyRunner(11, seed=3, num_layers=layers)
+        self.layers = self.runner.layer_drafts = Planted(self.runner, idle)
+        args = DrafterArgs(vocab_size=11, index=0, max_context=4096, target=self.runner)
+        self.drafter = SwiftDrafter(args, **{"stop_threshold": 0.0, **options})
+
+    def text(self, request: str = "r", tenant: str = "default") -> Any:
+        tokens = [1, 2, 3, 4]
+        (state,) = self.drafter.begin([Context(request, tokens, 4, tenant=tenant, cache=lambda: ToyCache(tokens[:-1]))])
+        return state
+
+    def say(self, state: Any, count: int) -> None:
+        state.context.tokens.extend(self.runner.greedy(state.context.tokens, count))
+
+    def propose(self, states: Sequence[Any], nodes: int = 1) -> Any:
+        return self.drafter.propose(states, [Budget(nodes, nodes)] * len(states), [EMPTY_TREE] * len(states))
+
+
+def test_the_planted_set_is_found_and_then_drafts_are_right() -> None:
+    planted = {5, 6, 9}
+    world = PlantedWorld(planted, context_window=20, stop_score=1.0)
+    state = world.text()
+    world.say(state, 20)
+    while not state.search.done:
+        world.propose([state])
+        world.say(state, 1)
+    assert state.search.best == planted
+    assert state.search.score == 1.0
+    (tree,) = world.propose([state], nodes=6)
+    assert tree.tokens.tolist() == world.runner.greedy(state.context.tokens, 6)
+    assert world.runner.open_caches == 0
+
+
+def test_matchness_by_hand() -> None:
+    """Window of 10: with one sub-layer that matters left out, every fifth position is wrong; with another, two of five."""
+    world = PlantedWorld(set(), context_window=10)
+    state = world.text()
+    world.say(state, 13)
+    assert world.drafter.matchness(state, frozenset()) == 1.0
+    assert world.drafter.matchness(state, frozenset({2})) == 0.8
+    assert world.drafter.matchness(state, frozenset({2, 3})) == pytest.approx(0.6)
+    assert world.drafter.matchness(state, frozenset({2, 7})) == 0.8
+    state.context.tokens[-1] = (state.context.tokens[-1] + 1) % 11
+    assert world.drafter.matchness(state, frozenset()) == pytest.approx(0.9)
+
+
+def test_only_generated_tokens_are_looked_at_and_each_length_once() -> None:
+    world = PlantedWorld(set(), context_window=6, stop_score=1.0)
+    state = world.text()
+    world.say(state, 5)
+    world.propose([state])
+    assert (state.replays, world.layers.rows) == (0, 1)
+    world.say(state, 1)
+    world.propose([state])
+    world.propose([state])
+    assert (state.replays, world.layers.rows) == (1, 1 + 6 + 2)
+    world.drafter.propose([state], [Budget(0, 0)], [EMPTY_TREE])
+    assert world.layers.rows == 9
+
+
+def test_the_search_is_bounded_and_amortised() -> None:
+    """However long the texts, it replays no more than its steps and one window a text; drafts alone go on."""
+    world = PlantedWorld(set(), context_window=6, max_search_steps=9, stop_score=1.0)
+    states = [world.text(f"r{i}") for i in range(3)]
+    for state in states:
+        world.say(state, 6)
+    for step in range(40):
+        before = sum(state.replays for state in states)
+        world.propose(states)
+        assert sum(state.replays for state in states) - before <= 1, f"step {step}"
+        for state in states:
+            world.say(state, 1)
+    assert states[0].search.steps == 9
+    assert [state.replays for state in states] == [4, 4, 4]
+    assert world.layers.rows == 6 * (9 + 3) + 40 * 3
+
+
+def test_what_was_found_holds_for_a_tenants_next_text_and_for_no_other_tenant() -> None:
+    world = PlantedWorld({5, 6, 9}, context_window=20, stop_score=1.0)
+    state = world.text()
+    world.say(state, 20)
+    while not state.search.done:
+        world.propose([state])
+        world.say(state, 1)
+    mine, other = world.text("next"), world.text("other", "other")
+    assert mine.search.best == state.search.best != other.search.best
+    for _ in range(3):
+        world.say(mine, 20)
+        world.propose([mine])
+    assert (mine.replays, mine.search.begun) == (1, 1)
+    assert world.drafter._way(mine).plan is world.drafter._way(state).plan
+    world.layers.idle = frozenset()
+    third = world.text("another kind")
+    world.say(third, 20)
+    world.propose([third])
+    assert (third.search.begun, third.search.done) == (2, False)
+
+
+def test_no_copy_is_made_where_memory_is_short() -> None:
+    class Memory:
+        def blocks_for(self, tokens: int) -> int:
+            return -(-tokens // 16)
+
+        def spare(self) -> int:
+            return 5
+
+    world = PlantedWorld(set(), context_window=6)
+    world.runner.memory = Memory()  # type: ignore[attr-defined]
+    assert has_room(world.runner, 16)
+    assert not has_room(world.runner, 17)
+    state = world.text()
+    world.say(state, 16)
+    world.propose([state])
+    assert state.replays == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"skip_ratio": 0.0}, "skip_ratio must be above 0 and at most 1, got 0"),
+        ({"skip_ratio": 0.1}, r"skip_ratio must be at least 0\.125, one of 8 sub-layers, got 0\.1"),
+        ({"stop_threshold": 2}, r"stop_threshold must be in 0\.\.1, got 2"),
+        ({"context_window": 0}, "context_window must be an integer of 1 or more, got 0"),
+        ({"stop_score": -1}, r"stop_score must be in 0\.\.1, got -1"),
+        ({"bayes_every": 0}, "bayes_every must be an integer of 1 or more, got 0"),
+        ({"skip_layers": 3}, "skip_layers"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_in_one_line(plain: LLM, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        fast(plain, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_target_of_two_layers_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="between the first and the last layer, but toy has 2 layers"):
+        PlantedWorld(set(), layers=2)
+
+
+@pytest.mark.parametrize("speedup", [1.0, 2.0, 3.0])
+def test_unified_layers_draft_and_the_text_is_the_targets(plain: LLM, speedup: float) -> None:
+    llm = plain.with_speculative_config({"method": "layer_skip", "target_speedup": speedup, "num_speculative_tokens": 3})
+    found = llm.generate(PROMPTS, GREEDY)
+    assert [[one.token_ids for one in out.outputs] for out in found] == decoded(plain, PROMPTS)
+    rates = [out.metrics.num_accepted_tokens / out.metrics.num_draft_tokens for out in found]
+    assert (min(rates) > 0.9) == (speedup == 1.0)
+
+
+def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: LLM) -> None:
+    for options, words in (
+        ({"target_speedup": 3.5}, r"target_speedup must be in 1\.\.3, got 3\.5"),
+        ({"target_speedup": 2, "exit_layer": 2}, "exit_layer and target_speedup are two ways"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plain.with_speculative_config({"method": "layer_skip", **options})
+    (drafter,) = plain.with_speculative_config({"method": "layer_skip", "target_speedup": 2}).engine.parts.crew.drafters
+    assert isinstance(drafter, LayerSkipDrafter)
+    assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter._drafting.plan

@@ -1,0 +1,196 @@
+"""Drafting with part of the target's layers: compiled chains are the chains of readable passes, and leave the target as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.errors import CapabilityError, DrafterError
+from paceline.models import native
+from paceline.models.decoder import LayerPlan
+from paceline.models.kernels import exit_drafts
+from paceline.models.kernels.program import ROWS
+from paceline.models.layer_drafts import SteppedDrafts, begun, chains_by_steps, layer_drafts_of
+from paceline.models.load import load_runner
+from paceline.models.native import NativeRunner
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+
+VOCAB, LAYERS = 150, 4
+TEXTS = [[5, 9, 60, 44, 7, 3, 9, 21], [1, 4], [(7 * i) % VOCAB for i in range(100)]]
+PLANS = [
+    LayerPlan(stop=1),
+    LayerPlan(stop=3),
+    LayerPlan(stop=LAYERS),
+    LayerPlan(skip_attention={1, 2}, skip_mlp={2, 3}),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("layers")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=96, max_position_embeddings=512, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(path)
+    return path
+
+
+def load(folder: Path, dtype: str = "float32", *, compiled: bool = True) -> NativeRunner:
+    with patch.object(native, "fits", native.fits if compiled else lambda *a, **b: False):
+        runner: Any = load_runner(folder, dtype=dtype)
+    if compiled and runner.quick is None:
+        pytest.skip("this machine runs no compiled passes")
+    return runner
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(folder: Path, request: pytest.FixtureRequest) -> NativeRunner:
+    return load(folder, request.param)
+
+
+def opened(runner: NativeRunner, texts: Sequence[Sequence[int]] = TEXTS) -> tuple[list[Any], list[int]]:
+    """Caches that lack each text's last token, and those tokens."""
+    caches = [runner.open() for _ in texts]
+    runner.extend(caches, [text[:-1] for text in texts])
+    return caches, [text[-1] for text in texts]
+
+
+def chains(drafts: Any, caches: Sequence[Any], roots: Sequence[int], steps: Sequence[int], plan: LayerPlan, **more: Any) -> Any:
+    stops, least = more.get("stops", [None] * len(caches)), more.get("least", [0.0] * len(caches))
+    return drafts.chains(caches, roots, steps, stops, plan=plan, least=least)
+
+
+def greedy(runner: NativeRunner, text: Sequence[int], count: int) -> list[int]:
+    (cache,), (root,) = opened(runner, [text])
+    found = []
+    for _ in range(count):
+        found.append(root := int(runner.score([cache], [root], [EMPTY_TREE]).logits[0].argmax()))
+        runner.commit([cache], [()])
+    runner.release(cache)
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_compiled_chains_are_those_of_single_passes(runner: NativeRunner, plan: LayerPlan) -> None:
+    drafts, stepped = layer_drafts_of(runner, "x"), SteppedDrafts(runner)
+    assert type(drafts) is exit_drafts.CompiledDrafts
+    caches, roots = opened(runner)
+    found, steps = chains(drafts, caches, roots, [4, 7, 40], plan), [4, 7, 40]
+    assert [len(tokens) for tokens, _ in found] == steps
+    for other in (
+        chains(stepped, caches, roots, steps, plan),
+        chains_by_steps(drafts, begun(caches, roots, steps, [None] * 3, [0.0] * 3), plan),
+    ):
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in other]
+        for (_, mine), (_, theirs) in zip(found, other, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-3)
+    assert any(chains(drafts, caches, roots, steps, one) != found for one in PLANS if one is not plan), "plans differ"
+
+
+def test_all_layers_draft_what_the_target_says(runner: NativeRunner) -> None:
+    caches, roots = opened(runner)
+    found = chains(layer_drafts_of(runner, "x"), caches, roots, [9, 9, 9], LayerPlan(stop=LAYERS))
+    assert [tokens for tokens, _ in found] == [greedy(runner, text, 9) for text in TEXTS]
+
+
+def test_a_draft_changes_no_bit_of_what_the_target_says_next(runner: NativeRunner) -> None:
+    """Neither of a tree scored behind it nor of what follows once that is committed; the next pass runs all layers again."""
+    drafts, tree = layer_drafts_of(runner, "x"), TokenTree.chain([3, 8, 140])
+    (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
+    chains(drafts, [touched], [root], [6], PLANS[1])
+    drafts.step([touched], [[root]], PLANS[3])
+    for tokens in (tree, EMPTY_TREE):
+        mine, theirs = (runner.score([cache], [root], [tokens]).logits.clone() for cache in (touched, clean))
+        assert torch.equal(mine, theirs)
+        runner.commit([touched, clean], [(0, 1)] * 2 if len(tokens) else [()] * 2)
+
+
+def test_the_comparison_catches_a_draft_that_commits(runner: NativeRunner) -> None:
+    """Negative control: keys and values of a draft by fewer layers, kept, change what comes next."""
+    (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
+    ((tokens, _),) = chains(layer_drafts_of(runner, "x"), [touched], [root], [4], PLANS[0])
+    touched.keep((0, 1))
+    runner.extend([clean], [[root, *tokens[:2]]])
+    mine, theirs = (runner.score([cache], [tokens[2]], [EMPTY_TREE]).logits.clone() for cache in (touched, clean))
+    assert not torch.equal(mine, theirs)
+
+
+def test_verification_can_resume_at_the_exit(runner: NativeRunner) -> None:
+    """States of drafted positions, taken through the other layers, give the bits of a whole pass."""
+    drafts, plan = layer_drafts_of(runner, "x"), LayerPlan(stop=2)
+    (cache, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
+    inputs, states = [root, 17, 3, 90], []
+    for count in range(1, len(inputs) + 1):
+        states.append(drafts.step([cache], [inputs[:count]], plan, states=True)[1])
+    tree = TokenTree.chain(inputs[1:])
+    hidden, _ = runner.run_layers([cache], [root], [tree], plan=LayerPlan(first=2), hidden=torch.cat(states))
+    assert torch.equal(runner.head(hidden), runner.score([clean], [root], [tree]).logits)
+
+
+def test_stops_are_asked_and_unlikely_tokens_end_a_draft(runner: NativeRunner) -> None:
+    drafts, plan = layer_drafts_of(runner, "x"), PLANS[1]
+    caches, roots = opened(runner)
+    whole = chains(drafts, caches, roots, [8] * 3, plan)
+    asked: list[int] = []
+
+    def stop(depth: int, reach: float) -> bool:
+        asked.append(depth)
+        return depth > 3
+
+    found = chains(drafts, caches, roots, [8] * 3, plan, stops=[stop, None, None])
+    assert (found[0][0], found[1:]) == (whole[0][0][:3], whole[1:])
+    assert asked == [2, 3, 4]
+    for i, (tokens, chances) in enumerate(whole):
+        low = sorted(chances)[4]
+        ends = next(place for place, chance in enumerate(chances) if chance < low)
+        cut = chains(drafts, caches, roots, [8] * 3, plan, least=[low if j == i else 0.0 for j in range(3)])
+        assert cut[i][0] == tokens[: ends + 1]
+        assert [cut[j] for j in range(3) if j != i] == [whole[j] for j in range(3) if j != i]
+
+
+def test_more_sequences_than_a_pass_holds(folder: Path) -> None:
+    runner = load(folder)
+    texts = [[1 + i, (3 * i) % VOCAB, 5] for i in range(ROWS + 3)]
+    caches, roots = opened(runner, texts)
+    found = chains(layer_drafts_of(runner, "x"), caches, roots, [2] * len(texts), PLANS[0])
+    assert found[-1][0] == chains(SteppedDrafts(runner), caches[-1:], roots[-1:], [2], PLANS[0])[0][0]
+
+
+def test_scattered_caches_and_models_without_compiled_passes_take_single_passes(folder: Path) -> None:
+    runner, eager = load(folder), load(folder, compiled=False)
+    assert type(layer_drafts_of(eager, "x")) is SteppedDrafts
+    runner.arena.copy_limit = 0
+    (cache,), (root,) = opened(runner, [TEXTS[2]])
+    twin = runner.fork(cache)
+    found = chains(layer_drafts_of(runner, "x"), [cache, twin], [root] * 2, [5, 5], PLANS[1])
+    assert min(cache.base, twin.base) < 0, "nothing is scattered"
+    other, _ = opened(eager, [TEXTS[2]])
+    expected = chains(layer_drafts_of(eager, "x"), other, [root], [5], PLANS[1])[0][0]
+    assert [tokens for tokens, _ in found] == [expected] * 2
+
+
+def test_logits_that_are_not_finite_end_the_draft(folder: Path) -> None:
+    runner = load(folder)
+    caches, roots = opened(runner)
+    runner.passes.embedding[roots[0]].fill_(float("nan"))
+    with pytest.raises(DrafterError, match="not finite"):
+        chains(layer_drafts_of(runner, "x"), caches[:1], roots[:1], [3], PLANS[0])
+
+
+def test_a_runner_that_cannot_is_refused_by_name(folder: Path) -> None:
+    class Other:
+        info = load(folder).info
+
+    with pytest.raises(CapabilityError, match="method 'layer_skip' drafts with some of the target's own layers, which the runner"):
+        layer_drafts_of(Other(), "layer_skip")  # type: ignore[arg-type]

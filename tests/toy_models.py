@@ -1,0 +1,162 @@
+"""Models beside a toy target, without files: a draft of the same letters, one of another vocabulary, copies.
+
+In: a target and a draft runner. Out: what `drafters.base.Models` promises. The other vocabulary has some of the letters under other
+ids and pairs of letters as tokens of their own, which its tokenizer takes where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from toys import ToyCache, ToyRunner
+
+from paceline import registry
+from paceline.drafters.base import DrafterArgs
+from paceline.models.decoder import LayerPlan
+from paceline.models.head_rows import HeadRows
+from paceline.models.mapped import MappedRunner
+from paceline.models.tokenizer import Tokenizer
+
+LETTERS = "abcdefghij"
+OTHER = ["<end>", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a", "z", "ab", "cd", "fg"]
+"""The other vocabulary: "</s>" of the target and "<end>" here are the ends."""
+
+
+def _load(backend: Backend, end: str) -> Tokenizer:
+    folder = Path(mkdtemp(prefix="paceline-letters-"))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([end])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(f'{{"eos_token": "{end}"}}')
+    return Tokenizer.load(folder)
+
+
+@cache
+def letters() -> Tokenizer:
+    """A letter a token; id 0 is the end token."""
+    backend = Backend(models.WordLevel({"</s>": 0} | {letter: i for i, letter in enumerate(LETTERS, start=1)}, unk_token="</s>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return _load(backend, "</s>")
+
+
+@cache
+def others() -> Tokenizer:
+    """The other vocabulary."""
+    vocabulary = {token: index for index, token in enumerate(OTHER)}
+    merges = [(token[0], token[1]) for token in OTHER if len(token) == 2]
+    return _load(Backend(models.BPE(vocab=vocabulary, merges=merges)), "<end>")
+
+
+@cache
+def strangers() -> Tokenizer:
+    """A vocabulary with nothing of the target's but an end token."""
+    return _load(Backend(models.WordLevel({"<end>": 0, "one": 1, "two": 2}, unk_token="<end>")), "<end>")
+
+
+class OtherToy(ToyRunner):
+    """A draft model of the other vocabulary whose letters follow what `like` says of the same text."""
+
+    def __init__(self, like: ToyRunner, **options: Any) -> None:
+        super().__init__(len(OTHER), order=None, **options)
+        self.like = like
+
+    def _row(self, key: tuple[int, ...]) -> np.ndarray:
+        row = self._rows.get(key)
+        if row is None:
+            text = "".join(OTHER[token] if token else "." for token in key)
+            wanted = self.like.logits([LETTERS.find(letter) + 1 for letter in text]).numpy()
+            row = super()._row(key).copy() * 0.3
+            for index, token in enumerate(OTHER):
+                place = LETTERS.find(token) + 1 if len(token) == 1 else 0
+                row[index] += wanted[place] if (place or index == 0) and place < len(wanted) else 0.0
+            self._rows[key] = row
+        return row
+
+
+class ToyModels:
+    """See `drafters.base.Models`: "toy" is a draft with the target's letters, "other" one with the other vocabulary."""
+
+    def __init__(self, target: ToyRunner, draft: ToyRunner, tokenizer: Tokenizer | None = None) -> None:
+        self.target, self.draft, self.tokenizer = target, draft, tokenizer or letters()
+        self.other = OtherToy(draft, max_context=draft.info.max_context, trees=draft.capabilities.trees)
+        self.exits = ExitToy(
+            draft.vocab_size, order=draft.order, seed=draft.seed, sharpness=draft.sharpness, noise=draft.noise,
+            pad=draft.pad, max_context=draft.info.max_context,
+        )  # fmt: skip
+        self.opened: list[tuple[str, Any]] = []
+
+    def open(self, model: str, *, head_rows: Sequence[int] | None = None, other_tokens: bool = False, layers: bool = False) -> Any:
+        self.opened.append((model, head_rows))
+        if layers:
+            return self.exits
+        return self._trimmed(self.other if model == "other" else self.draft, head_rows)
+
+    def tokenizer_of(self, model: str) -> Tokenizer:
+        return {"other": others, "strangers": strangers}.get(model, letters)()
+
+    def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Any:
+        self.opened.append((quantization, head_rows))
+        return self._trimmed(self.draft, head_rows)
+
+    @staticmethod
+    def _trimmed(runner: ToyRunner, head_rows: Sequence[int] | None) -> Any:
+        if head_rows is None:
+            return runner
+        rows = HeadRows.of(head_rows, runner.info.vocab_size)
+        return MappedRunner(runner, np.arange(runner.info.vocab_size), rows.kept, rows.kept, runner.info.vocab_size)  # type: ignore[arg-type]
+
+
+def nested(config: Mapping[str, Any], args: DrafterArgs) -> Any:
+    """A drafter inside another, made with the same arguments."""
+    options = dict(config)
+    return registry.load("drafters", options.pop("method"))(args, **options)
+
+
+class ExitToy(ToyRunner):
+    """A toy whose layers can be run apart: hidden states say which text they belong to, and how many layers they have seen."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._texts: list[list[int]] = []
+        self.ran: list[tuple[int, int, int]] = []
+
+    def run_layers(
+        self,
+        caches: Sequence[ToyCache],
+        roots: Sequence[int],
+        trees: Sequence[Any],
+        *,
+        plan: LayerPlan,
+        hidden: torch.Tensor | None,
+        computed: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self._check(caches, roots, trees, computed)
+        rows: list[list[int]] = []
+        for each in zip(caches, roots, trees, computed, strict=True):
+            rows += self._score_one(*each)
+        if hidden is not None:
+            assert len(hidden) == len(rows)
+            assert hidden[:, 0].tolist() == [plan.first] * len(rows), "states of other layers"
+            assert [self._texts[int(i)] for i in hidden[:, 1]] == rows, "states of other texts"
+        assert (hidden is None) == (plan.first == 0)
+        stop = self.info.num_layers if plan.stop is None else plan.stop
+        self.ran.append((plan.first, stop, len(rows)))
+        self._texts += rows
+        first = len(self._texts) - len(rows)
+        return torch.tensor([[stop, first + i] for i in range(len(rows))], dtype=torch.float64), {}
+
+    def at(self, text: Sequence[int], layers: int) -> torch.Tensor:
+        """(v,) logits of an exit."""
+        noise = np.random.default_rng((self.seed, 91, layers, *text)).standard_normal(self.info.vocab_size)
+        return self.logits(text) + torch.from_numpy(noise.astype(np.float32)) * (1 - layers / self.info.num_layers)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.at(self._texts[int(i)], int(layers)) for layers, i in hidden.tolist()])
