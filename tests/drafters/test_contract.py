@@ -87,10 +87,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "swift": [
         {},
-        {"stop_threshold": 0.0, "context_window": 1, "bayes_every": 2, "skip_ratio": 0.5},
+        {"draft_stop_threshold": 0.0, "context_window": 1, "bayes_every": 2, "skip_ratio": 0.5},
         {
             "skip_ratio": 1.0,
-            "stop_threshold": 0.3,
+            "draft_stop_threshold": 0.3,
             "context_window": 2,
             "num_speculative_tokens": 3,
             "draft_sample_method": "greedy",

@@ -49,7 +49,7 @@ def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> li
 
 
 @pytest.mark.parametrize(
-    "options", [EARLY, {**EARLY, "stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}], ids=str
+    "options", [EARLY, {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}], ids=str
 )
 def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str, Any]) -> None:
     llm, drafter = fast(plain, **options)
@@ -149,7 +149,7 @@ class PlantedWorld:
         self.runner = ToyRunner(11, seed=3, num_layers=layers)
         self.layers = self.runner.layer_drafts = Planted(self.runner, idle)
         args = DrafterArgs(vocab_size=11, index=0, max_context=4096, target=self.runner)
-        self.drafter = SwiftDrafter(args, **{"stop_threshold": 0.0, **options})
+        self.drafter = SwiftDrafter(args, **{"draft_stop_threshold": 0.0, **options})
 
     def text(self, request: str = "r", tenant: str = "default") -> Any:
         tokens = [1, 2, 3, 4]
@@ -266,7 +266,7 @@ def test_no_copy_is_made_where_memory_is_short() -> None:
     [
         ({"skip_ratio": 0.0}, "skip_ratio must be above 0 and at most 1, got 0"),
         ({"skip_ratio": 0.1}, r"skip_ratio must be at least 0\.125, one of 8 sub-layers, got 0\.1"),
-        ({"stop_threshold": 2}, r"stop_threshold must be in 0\.\.1, got 2"),
+        ({"draft_stop_threshold": 2}, r"draft_stop_threshold must be in 0\.\.1, got 2"),
         ({"context_window": 0}, "context_window must be an integer of 1 or more, got 0"),
         ({"stop_score": -1}, r"stop_score must be in 0\.\.1, got -1"),
         ({"bayes_every": 0}, "bayes_every must be an integer of 1 or more, got 0"),

@@ -32,6 +32,9 @@ OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 }
 """Parameter of a drafter's constructor -> what is tried besides its default."""
 
+USUAL: Final = set(registry.DRAFTERS["draft_model"].needs)
+"""What a draft model needs that is tried wherever one is given; methods that need special ones are not."""
+
 CHEAP: Final = "table"
 """Kind of drafters that are merged with those of the other kinds."""
 
@@ -131,6 +134,8 @@ def _singles(capabilities: Capabilities, drafts: Sequence[str]) -> tuple[list[di
         with_model = "model" in _parameters(name)
         if lacking:
             skipped[name] = f"this model's runner cannot do {', '.join(lacking)}"
+        elif with_model and set(entry.needs) - set(abilities) != USUAL:
+            skipped[name] = f"needs {', '.join(need for need in entry.needs if need not in abilities)}; name it yourself"
         elif with_model and drafts:
             configs += [{"method": name, "model": draft} for draft in drafts]
         elif with_model:

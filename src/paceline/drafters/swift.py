@@ -49,15 +49,15 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
 
     Args:
         skip_ratio: share of the sub-layers between the first and the last layer that is left out.
-        stop_threshold: nothing is drafted behind a token that is less likely than this.
-        max_step_draft: most tokens of a draft.
+        draft_stop_threshold: nothing is drafted behind a token that is less likely than this.
+        draft_max_length: most tokens of a draft.
         context_window: generated tokens that a set is judged by; the search waits for them.
         stop_score: the search ends when a set has this matchness.
         max_search_steps: sets that are tried at most.
         search_patience: the search ends when so many sets in a row were no better.
         bayes_every: every so many steps the set comes from a Gaussian process; the others are random.
         search_seed: of the random sets.
-        num_speculative_tokens: most tokens to draft, within `max_step_draft`; None leaves it to that.
+        num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
         draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's law, "greedy" takes its most
             likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
@@ -73,8 +73,8 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         args: DrafterArgs,
         *,
         skip_ratio: float = 0.45,
-        stop_threshold: float = 0.8,
-        max_step_draft: int = 25,
+        draft_stop_threshold: float = 0.8,
+        draft_max_length: int = 25,
         context_window: int = 32,
         stop_score: float = 0.95,
         max_search_steps: int = 1000,
@@ -86,10 +86,10 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
     ) -> None:
         super().__init__(args, num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
         number("skip_ratio", skip_ratio, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
-        number("stop_threshold", stop_threshold, 0.0, 1.0, "be in 0..1")
+        number("draft_stop_threshold", draft_stop_threshold, 0.0, 1.0, "be in 0..1")
         number("stop_score", stop_score, 0.0, 1.0, "be in 0..1")
         for option, value, low in (
-            ("max_step_draft", max_step_draft, 1),
+            ("draft_max_length", draft_max_length, 1),
             ("context_window", context_window, 1),
             ("max_search_steps", max_search_steps, 0),
             ("search_patience", search_patience, 1),
@@ -101,7 +101,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         self.count = self._count(skip_ratio)
         self.window, self.seed = context_window, search_seed
         self.rules = SearchRules(stop_score, max_search_steps, search_patience, bayes_every)
-        self._vocab, self._steps_most, self._least = args.vocab_size, max_step_draft, stop_threshold
+        self._vocab, self._steps_most, self._least = args.vocab_size, draft_max_length, draft_stop_threshold
         self._searches: OrderedDict[str, SkipSearch] = OrderedDict()
         self._plans: dict[SubLayers, LayerPlan] = {}
 

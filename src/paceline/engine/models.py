@@ -46,7 +46,7 @@ class DraftModels:
             folder = resolve(model, code=self._trust)
             read_config(folder)
             if not other_tokens:
-                self._check_tokens(model)
+                self._check_tokens(model, folder)
             config, trust = self.config, self._trust
             found = load_runner(
                 folder, name=model, dtype=config.dtype, device=config.device, trust_remote_code=trust, draft=not layers,
@@ -92,8 +92,8 @@ class DraftModels:
             ),
         )  # fmt: skip
 
-    def _check_tokens(self, model: str) -> None:
-        why = same_tokenizer(self.tokenizer, self.tokenizer_of(model))
+    def _check_tokens(self, model: str, folder: Path) -> None:
+        why = same_tokenizer(self.tokenizer, Tokenizer.load(folder, trust_remote_code=self._trust))
         if why is not None:
             raise DrafterError(
                 f"draft model {model!r} has another tokenizer than the target: {why}; choose one of the same family, or method "
