@@ -90,7 +90,19 @@ def timed(runs: dict[str, Run], repeats: int, device: str) -> tuple[dict[str, li
     return seconds, bandwidth
 
 
-def main() -> None:
+def checked(llms: Mapping[str | None, LLM], prompt: list[int], given: argparse.Namespace) -> dict[str, Run]:
+    """Our own decoding in each form; exits where drafts change its tokens."""
+    runs: dict[str, Run] = {}
+    for name, form in FORMS.items():
+        runs[name] = ours(llms[form], prompt, given.tokens)
+        if given.device == "cpu" and form:
+            drafted = ours(llms[form].with_speculative_config({"method": "ngram"}), prompt, given.tokens)
+            if drafted()[1] != runs[name]()[1]:
+                sys.exit(f"{form} decoding with drafts differs from plain {form} decoding: nothing is timed")
+    return runs
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
@@ -99,55 +111,39 @@ def main() -> None:
     parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
     parser.add_argument("--peers", help="default: llama.cpp,openvino-genai on the CPU, none on CUDA")
     given = parser.parse_args()
+    if given.peers is None:
+        given.peers = "" if given.device == "cuda" else "llama.cpp,openvino-genai"
+    return given
+
+
+def main() -> None:
+    given = parsed()
     torch.set_num_threads(given.threads)
     folder = random_llama(given.model_dir)
     prompt = torch.randint(0, 8192, (64,), generator=torch.Generator().manual_seed(3)).tolist()
-    others = ("" if given.device == "cuda" else "llama.cpp,openvino-genai") if given.peers is None else given.peers
-    llms = {
-        form: LLM(
-            folder, tokenizer=BUNDLED_TARGET, speculative_config=None, dtype="bfloat16", quantization=form, device=given.device
-        )
-        for form in FORMS.values()
-    }
+    shared: dict[str, Any] = {"tokenizer": BUNDLED_TARGET, "speculative_config": None, "dtype": "bfloat16", "device": given.device}
+    llms = {form: LLM(folder, quantization=form, **shared) for form in FORMS.values()}
     found: dict[str, Any] = {"errors": {"291m": errors(llms, prompt), "bundled": bundled_errors(given.device)}}
     weights = {name: llms[form].runner.info.weight_bytes for name, form in FORMS.items()}
     with ExitStack() as stack:
         runs: dict[str, Run] = {}
-        for name in [name for name in others.split(",") if name]:
+        for name in [name for name in given.peers.split(",") if name]:
             peer = stack.enter_context(peers.open(name, folder, dtype="int8", threads=given.threads, options={"method": "plain"}))
             runs[f"{name} int8"] = theirs(peer, prompt, given.tokens)
-        for name, form in FORMS.items():
-            runs[name] = ours(llms[form], prompt, given.tokens)
-            if (
-                given.device == "cpu"
-                and form
-                and ours(llms[form].with_speculative_config({"method": "ngram"}), prompt, given.tokens)()[1] != runs[name]()[1]
-            ):
-                sys.exit(f"{form} decoding with drafts differs from plain {form} decoding: nothing is timed")
+        runs |= checked(llms, prompt, given)
         tokens = {name: run()[1] for name, run in runs.items()}
         seconds, bandwidth = timed(runs, given.repeats, given.device)
-    rates = {name: given.tokens / median(values) for name, values in seconds.items()}
     for name in FORMS:
-        found |= {
-            f"{name} over": {other: ratio(v, seconds[name]) for other, v in seconds.items() if other != name},
-            f"tokens equal to {name}": {
-                other: sum(a == b for a, b in zip(tokens[name], own, strict=True)) for other, own in tokens.items()
-            },
-        }
+        same = {other: sum(a == b for a, b in zip(tokens[name], own, strict=True)) for other, own in tokens.items()}
+        found[f"{name} over"] = {other: ratio(v, seconds[name]) for other, v in seconds.items() if other != name}
+        found[f"tokens equal to {name}"] = same
+    rates = {name: given.tokens / median(values) for name, values in seconds.items()}
     limits = {name: rates[name] * size / median(bandwidth) for name, size in weights.items()}
     for name, rate in rates.items():
         print(f"{name}: {rate:.1f} tokens/s" + (f", {limits[name]:.2f} of the limit" if name in limits else ""))
-    save(
-        "quantized" if given.device == "cpu" else "quantized_cuda",
-        {
-            "tokens_per_second": rates,
-            "share_of_the_limit": limits,
-            "weight_bytes": weights,
-            **found,
-            "read_bandwidth": bandwidth,
-            "seconds": seconds,
-        },
-    )
+    figures = {"tokens_per_second": rates, "share_of_the_limit": limits, "weight_bytes": weights}
+    measured = {"read_bandwidth": bandwidth, "seconds": seconds}
+    save("quantized" if given.device == "cpu" else "quantized_cuda", {**figures, **found, **measured})
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ def test_unknown_names_get_near_matches() -> None:
 
 def test_entry_points_add_methods_and_may_not_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def points(value: str, name: str) -> Any:
-        return lambda group: [EntryPoint(name, value, group)] if group == "paceline.drafters" else []
+        return lambda family: [EntryPoint(name, value, f"paceline.{family}")] if family == "drafters" else []
 
-    monkeypatch.setattr(registry, "entry_points", points("adversaries:Adversary", "quiet"))
+    monkeypatch.setattr(registry, "installed", points("adversaries:Adversary", "quiet"))
     assert registry.lookup("drafters", "quiet").kind == "plugin"
     assert registry.load("drafters", "quiet").__name__ == "Adversary"
-    monkeypatch.setattr(registry, "entry_points", points("adversaries:Adversary", "ngram"))
+    monkeypatch.setattr(registry, "installed", points("adversaries:Adversary", "ngram"))
     with pytest.raises(ConfigError, match="two drafters are called 'ngram'"):
         registry.table("drafters")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -43,6 +44,11 @@ class ToyCache:
     def length(self) -> int:
         ensure(not self.released, "length of a released cache")
         return len(self.tokens)
+
+
+@lru_cache(maxsize=2**16)
+def _normal(size: int, seed: int, key: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng((seed, len(key), *key)).standard_normal(size).astype(np.float32)
 
 
 class ToyRunner:
@@ -128,7 +134,7 @@ class ToyRunner:
         return row
 
     def _normal(self, seed: int, key: tuple[int, ...]) -> np.ndarray:
-        return np.random.default_rng((seed, len(key), *key)).standard_normal(self.vocab_size).astype(np.float32)
+        return _normal(self.vocab_size, seed, key)
 
     def hidden(self, layer: int, text: Sequence[int]) -> torch.Tensor:
         """(hidden,) state at `layer` of the last token of `text`."""

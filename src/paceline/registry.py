@@ -1,240 +1,42 @@
-"""The registries: one literal table of "module:Class" per family, imported only when asked for.
+"""The registries: names to classes, imported only when asked for.
 
-In: a name (or "module:Class"). Out: a class and what is declared of it. Entry points of the groups `paceline.drafters`,
-`paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an error, never an overwrite.
-Not here: building anything.
+In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
+`paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an error, never
+an overwrite. Not here: building anything.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import partial
-from importlib.metadata import entry_points
-from typing import Any, Literal
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
+from paceline.catalogue import CONTROLLERS, DRAFTERS, FAMILIES, STRICT_NOTE, VERIFIERS, Entry, Exactness
 from paceline.errors import ConfigError
 
-STRICT_NOTE = (
-    'Where a self-test proves that a row of a pass keeps its bits whatever is scored beside it (LLM.exactness: "strict"), '
-    '"bit-equal up to near ties" becomes "bit-equal".'
-)
-
-Exactness = Literal["bit-equal", "bit-equal up to near ties", "equal in law", "approximate"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of a table: where a class lives and what is declared of it.
-
-    Attributes:
-        target: "module:Class".
-        kind: for drafters "table", "model", "self", "head", or "fusion", which looks at the trees of all others; for verifiers and
-            controllers their role.
-        exactness: class of its output at temperature 0 and above it (for drafters: under an exact verifier).
-        needs: capabilities of the target's runner that it cannot do without, and other needs in words.
-        paper: title and arXiv id.
-        seeded: the class above temperature 0 for requests with a seed.
-    """
-
-    target: str
-    kind: str
-    exactness: tuple[Exactness, Exactness] = ("bit-equal up to near ties", "equal in law")
-    needs: tuple[str, ...] = ()
-    paper: str = ""
-    seeded: Exactness = "bit-equal up to near ties"
+__all__ = [
+    "CONTROLLERS",
+    "DRAFTERS",
+    "FAMILIES",
+    "STRICT_NOTE",
+    "VERIFIERS",
+    "Entry",
+    "Exactness",
+    "check_class",
+    "installed",
+    "load",
+    "lookup",
+    "table",
+]
 
 
-DRAFTERS: Mapping[str, Entry] = {
-    "ngram": Entry(
-        "paceline.drafters.ngram:NgramDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        (),
-        "Prompt lookup decoding; REST (arXiv:2311.08252)",
-    ),
-    "suffix": Entry(
-        "paceline.drafters.suffix:SuffixDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        (),
-        "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications (arXiv:2411.04975)",
-    ),
-    "draft_model": Entry(
-        "paceline.drafters.draft_model:DraftModelDrafter",
-        "model",
-        ("bit-equal up to near ties", "equal in law"),
-        ("a smaller model with the target's tokenizer",),
-        "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
-    ),
-    "quantized_copy": Entry(
-        "paceline.drafters.quantized_copy:QuantizedCopyDrafter",
-        "model",
-        ("bit-equal up to near ties", "equal in law"),
-        ("memory for an int8 or int4 copy of the target",),
-        "Speculative decoding meets quantization (arXiv:2505.22179); QSpec (arXiv:2410.11305)",
-    ),
-    "specmquant": Entry(
-        "paceline.drafters.specmquant:SpecMQuantDrafter",
-        "model",
-        ("bit-equal up to near ties", "equal in law"),
-        ("memory for an int4 or int8 copy of the target, or a model between target and draft",),
-        "Speculative decoding meets quantization (arXiv:2505.22179)",
-    ),
-    "s2d": Entry(
-        "paceline.drafters.s2d:S2dDrafter",
-        "model",
-        ("bit-equal up to near ties", "equal in law"),
-        ("a smaller model of two layers or more with the target's tokenizer",),
-        "S2D: sorted speculative decoding for nested large language models (arXiv:2407.01955)",
-    ),
-    "tli": Entry(
-        "paceline.drafters.tli:TliDrafter",
-        "model",
-        ("bit-equal up to near ties", "equal in law"),
-        ("a smaller model with another tokenizer",),
-        "Lossless speculative decoding for heterogeneous vocabularies: token-level intersection (arXiv:2502.05202)",
-    ),
-    "slem": Entry(
-        "paceline.drafters.slem:SlemDrafter",
-        "model",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("a smaller model with another tokenizer",),
-        "Lossless speculative decoding for heterogeneous vocabularies: string-level exact match (arXiv:2502.05202)",
-    ),
-    "layer_skip": Entry(
-        "paceline.drafters.layer_skip:LayerSkipDrafter",
-        "self",
-        ("bit-equal up to near ties", "equal in law"),
-        ("early_exit", "head"),
-        "LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710)",
-    ),
-    "swift": Entry(
-        "paceline.drafters.swift:SwiftDrafter",
-        "self",
-        ("bit-equal up to near ties", "equal in law"),
-        ("early_exit", "layer_subsets", "head", "fork"),
-        "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration (arXiv:2410.06916)",
-    ),
-    "del": Entry(
-        "paceline.drafters.dynamic_exit:DynamicExitDrafter",
-        "self",
-        ("bit-equal up to near ties", "equal in law"),
-        ("early_exit", "head", "taps"),
-        "DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598)",
-    ),
-    "lookahead": Entry(
-        "paceline.drafters.lookahead:LookaheadDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("trees",),
-        "Break the sequential dependency of LLM inference using lookahead decoding (arXiv:2402.02057)",
-    ),
-    "jacobi": Entry(
-        "paceline.drafters.jacobi:JacobiDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        (),
-        "Accelerating transformer inference for translation via parallel decoding (arXiv:2305.10427)",
-    ),
-    "copyspec": Entry(
-        "paceline.drafters.copyspec:CopySpecDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        (),
-        "CopySpec: accelerating LLMs with speculative copy-and-paste (arXiv:2502.08923)",
-    ),
-    "token_recycling": Entry(
-        "paceline.drafters.token_recycling:TokenRecyclingDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        (),
-        "Turning trash into treasure: Token Recycling (arXiv:2408.08696)",
-    ),
-    "prediction": Entry(
-        "paceline.drafters.prediction:PredictionDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("a prediction with the request",),
-        "Predicted outputs of the OpenAI API; aggressive decoding (arXiv:2205.10350)",
-    ),
-    "rest": Entry(
-        "paceline.drafters.rest:RestDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("a datastore made with the target's tokenizer",),
-        "REST: retrieval-based speculative decoding (arXiv:2311.08252)",
-    ),
-    "rasd": Entry(
-        "paceline.drafters.rasd:RasdDrafter",
-        "fusion",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("a datastore made with the target's tokenizer",),
-        "RASD: retrieval-augmented speculative decoding (arXiv:2503.03434)",
-    ),
-    "aded": Entry(
-        "paceline.drafters.aded:AdedDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        (),
-        "Adaptive draft-verification for efficient LLM decoding (arXiv:2407.12021)",
-    ),
-    "corrupted_oracle": Entry(
-        "paceline.drafters.corrupted_oracle:CorruptedOracleDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("recorded continuations",),
-        "A measuring device: acceptance at will, after the analysis of arXiv:2211.17192",
-    ),
-}
-
-VERIFIERS: Mapping[str, Entry] = {
-    "greedy": Entry("paceline.verifiers.greedy:GreedyVerifier", "verifier", paper="equal or reject; SpecInfer (arXiv:2305.09781)"),
-    "rejection_sampler": Entry(
-        "paceline.verifiers.recursive_rejection:RecursiveRejection",
-        "verifier",
-        paper="Speculative sampling (arXiv:2302.01318); recursive rejection (arXiv:2402.14160)",
-    ),
-    "block_verification": Entry(
-        "paceline.verifiers.block:BlockVerification",
-        "verifier",
-        needs=("chains: drawn drafts that branch are refused",),
-        paper="Block verification accelerates speculative decoding (arXiv:2403.10444)",
-    ),
-    "k_seq": Entry(
-        "paceline.verifiers.k_seq:KSeq",
-        "verifier",
-        paper="SpecTr: fast speculative decoding via optimal transport (arXiv:2310.15141)",
-    ),
-    "greedy_draft_sampling": Entry(
-        "paceline.verifiers.greedy_draft:GreedyDraftSampling",
-        "verifier",
-        paper="Towards optimal multi-draft speculative decoding (arXiv:2502.18779)",
-    ),
-    "typical_acceptance_sampler": Entry(
-        "paceline.verifiers.typical:TypicalAcceptance",
-        "verifier",
-        ("bit-equal up to near ties", "approximate"),
-        paper="Medusa (arXiv:2401.10774)",
-    ),
-}
-
-CONTROLLERS: Mapping[str, Entry] = {
-    "auto": Entry("paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"),
-    "fixed": Entry("paceline.controllers.fixed:FixedController", "controller", paper="a fixed number of tokens"),
-    "heuristic": Entry(
-        "paceline.controllers.heuristic:HeuristicController", "controller", paper="assisted generation of transformers (heuristic)"
-    ),
-    "specdec_pp": Entry("paceline.controllers.specdec_pp:SpecDecPPController", "controller", paper="SpecDec++ (arXiv:2405.19715)"),
-    "kangaroo": Entry("paceline.controllers.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"),
-    "swift": Entry("paceline.controllers.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"),
-    "diffuspec": Entry("paceline.controllers.diffuspec:DiffuSpecController", "controller", paper="DiffuSpec (arXiv:2510.02358)"),
-    "ppd": Entry("paceline.controllers.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"),
-}
-
-FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}
+@cache
+def installed(family: str) -> tuple[EntryPoint, ...]:
+    """What other packages add to a family; they are asked once."""
+    return tuple(entry_points(group=f"paceline.{family}"))
 
 
 def table(family: str) -> dict[str, Entry]:
@@ -244,7 +46,7 @@ def table(family: str) -> dict[str, Entry]:
         ConfigError: two packages give one name to different classes.
     """
     entries = dict(FAMILIES[family])
-    for point in entry_points(group=f"paceline.{family}"):
+    for point in installed(family):
         other = entries.setdefault(point.name, Entry(point.value, "plugin"))
         if other.target != point.value:
             raise ConfigError(f"two {family} are called {point.name!r}: {other.target} and {point.value}; uninstall one")

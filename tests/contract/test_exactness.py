@@ -54,7 +54,7 @@ CELLS = [cell for cell in claims.cells() if cell.claim != "refused"]
 EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
 LAW = [cell for cell in CELLS if cell.claim == "equal in law"]
 APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
-OUTPUTS, LENGTH = 768, 2
+OUTPUTS, LENGTH, LAW_NODES = 384, 2, 6
 FIRST_SEED = {"plain": 10_000, "fast": 50_000}
 
 
@@ -110,7 +110,7 @@ def test_bit_equal(cell: Cell) -> None:
 
 def counts(drafters: list[Any], sampled: Any, parameter: str, first: int, runner: Any) -> Counter[Any]:
     """How often each output came, over requests of 32 outputs each."""
-    live = engine(drafters, sampled, runner=runner)
+    live = engine(drafters, sampled, runner=runner, nodes=LAW_NODES)
     wanted = params(parameter, "sampled", n=32, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0)))
     found = decoded(live, [PROMPT] * (OUTPUTS // 32), wanted, first)
     return Counter((tuple(tokens), reason) for tokens, _, reason, *_ in found)

@@ -6,6 +6,7 @@ In: a drafter's name and a verifier's. Out: engines and what they decode. Toy lo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from engine.harness import run
@@ -38,6 +39,10 @@ def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
     return ToyRunner(VOCAB, seed=seed, sharpness=sharpness)
 
 
+loaded = cache(registry.load)
+"""Classes by name; asking the installed packages each time takes longer than a cell."""
+
+
 def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
     """A drafter of the registry; its draft model is a noisy copy of the target."""
     draft = ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=0.6)
@@ -52,11 +57,11 @@ def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
         judge=ExactJudge(),
         fingerprint=letters().fingerprint,
     )
-    return registry.load("drafters", name)(args, **options)
+    return loaded("drafters", name)(args, **options)
 
 
 def verifier(name: str) -> Any:
-    return registry.load("verifiers", name)()
+    return loaded("verifiers", name)()
 
 
 def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = None, nodes: int = NODES) -> Engine:

@@ -36,7 +36,7 @@ def plain() -> LLM:
 
 
 def fast(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
-    llm = plain.with_speculative_config({"method": "swift", **options})
+    llm = plain.with_speculative_config({"method": "swift", "num_speculative_tokens": 6, **options})
     (drafter,) = llm.engine.parts.crew.drafters
     assert isinstance(drafter, SwiftDrafter)
     return llm, drafter
@@ -50,10 +50,7 @@ def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> li
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {**EARLY, "num_speculative_tokens": 6},
-        {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3},
-    ],
+    [EARLY, {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}],
     ids=str,
 )
 def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str, Any]) -> None:

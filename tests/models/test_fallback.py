@@ -228,7 +228,7 @@ def edit(folder: Path, **changes: Any) -> None:
 
 def test_folders_that_cannot_be_loaded_are_one_clear_line(folder: Path, tmp_path: Path) -> None:
     edit(folder, n_layer=3)
-    with pytest.raises(CheckpointError, match=r"lacks 12 weights of its architecture, first transformer\.h\.2"):
+    with pytest.raises(CheckpointError, match=r"lacks 12 of its weights, first transformer\.h\.2"):
         load(folder)
     edit(folder, n_layer=2, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(UnsupportedModelError, match="quantised"):

@@ -67,16 +67,13 @@ def acceptance(
         from paceline.bench.acceptance_page import MARK
 
         outputs.must_be_page("--html", html, mark=MARK, verb="analyze", force=force)
-    if (p is None) != (q is None):
-        raise ConfigError("--p and --q belong together; give both files, or a text for two models")
-    if p is not None and q is not None:
+    if p is None and q is None:
+        rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
+    else:
         if text is not None or file is not None:
             raise ConfigError("give either --p and --q or a text, not both")
         changed = {"draft-model": draft_model is not None, "temperature": temperature != 1.0, "positions": positions != POSITIONS}
-        _need_no_models([*given, *(name for name, typed in changed.items() if typed)])
-        rows = read_rows(p), read_rows(q)
-    else:
-        rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
+        rows = _read_both(p, q, [*given, *(name for name, typed in changed.items() if typed)])
     from paceline.bench.acceptance_rules import analyze
 
     found = analyze(*rows, counts, nodes)
@@ -88,11 +85,14 @@ def acceptance(
     print(json.dumps(found.to_dict()) if as_json else words(found))
 
 
-def _need_no_models(names: list[str]) -> None:
-    """Refuse flags that say something about models where rows are given."""
-    if names:
-        flags = ", ".join("--" + name.replace("_", "-") for name in names)
+def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:
+    """Rows of both files; refuses one without the other, and flags that say something about models."""
+    if p is None or q is None:
+        raise ConfigError("--p and --q belong together; give both files, or a text for two models")
+    if models:
+        flags = ", ".join("--" + name.replace("_", "-") for name in models)
         raise ConfigError(f"--p and --q are analyzed as they are, without models; leave out {flags}")
+    return read_rows(p), read_rows(q)
 
 
 def numbers(name: str, text: str, most: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.drafters.datastore import Datastore
+    from paceline.drafters.datastore_sources import Sources as Found
 
 app = typer.Typer(name="datastore", help="Datastores of texts to draft from: build, info.", add_completion=False)
 
@@ -45,17 +46,7 @@ def build(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")] = False,
 ) -> None:
     """Make a datastore of texts with the tokenizer of a model."""
-    if output.is_dir():
-        raise ConfigError(f"--output {str(output)!r} is a folder; give the path of a file")
-    if output.exists() and not overwrite:
-        raise ConfigError(f"there is a file {str(output)!r} already; choose another --output, or add --overwrite")
-    from paceline.drafters.datastore_sources import Sources as Found
-
-    found = Found.find(sources, field or ())
-    if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in found.files):
-        raise ConfigError("--field chooses among the fields of .json and .jsonl files, and there are none; leave it out")
-    if output.resolve() in {path.resolve() for path in found.files}:
-        raise ConfigError(f"--output {str(output)!r} is one of the sources; choose another")
+    found = _found(sources, output, field or (), overwrite=overwrite)
     with AtOnce():
         from paceline.drafters.datastore_build import build as make
         from paceline.models.hub import resolve
@@ -67,6 +58,22 @@ def build(
         name = model or "the bundled model"
         make(found, tokenizer, output, name=name, shard_tokens=shard_tokens, overwrite=overwrite, progress=show)
     _print(output, as_json=False, check=False)
+
+
+def _found(sources: list[Path], output: Path, field: Sequence[str], *, overwrite: bool) -> Found:
+    """The files to read, once it is clear that what is made of them may be written."""
+    if output.is_dir():
+        raise ConfigError(f"--output {str(output)!r} is a folder; give the path of a file")
+    if output.exists() and not overwrite:
+        raise ConfigError(f"there is a file {str(output)!r} already; choose another --output, or add --overwrite")
+    from paceline.drafters.datastore_sources import Sources as Found
+
+    found = Found.find(sources, field)
+    if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in found.files):
+        raise ConfigError("--field chooses among the fields of .json and .jsonl files, and there are none; leave it out")
+    if output.resolve() in {path.resolve() for path in found.files}:
+        raise ConfigError(f"--output {str(output)!r} is one of the sources; choose another")
+    return found
 
 
 @app.command("info")

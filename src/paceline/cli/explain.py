@@ -43,8 +43,24 @@ def command(
         from paceline.bench.explain import MARK
 
         outputs.must_be_page("--output", page, mark=MARK, verb="explain", force=force)
+    recorder, interrupted = _recorded(given, text, chat)
+    if recorder.output is None:
+        raise typer.Exit(130)
+    from paceline.bench.explain import Replay
+
+    replay = Replay(recorder.data())
+    if page is not None:
+        _write(page, replay.to_html(), open_page)
+    print(json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences]))
+    if interrupted:
+        raise typer.Exit(130)
+    recorder.output.raise_for_error()
+
+
+def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool]:
+    """Decode once to warm up and once for the record; returns whether Ctrl-C came before the end."""
     llm = open_llm(given, timed=True)
-    from paceline.bench.explain import Replay, warm_up
+    from paceline.bench.explain import warm_up
     from paceline.bench.replay import Recorder
 
     params = sampling_params(given, llm)
@@ -54,16 +70,7 @@ def command(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     recorder = Recorder(llm.with_speculative_config(llm.speculative))  # its cost model reads what the warm-up measured
-    interrupted = _record(recorder, recorder.run(what, params))
-    if recorder.output is None:
-        raise typer.Exit(130)
-    replay = Replay(recorder.data())
-    if page is not None:
-        _write(page, replay.to_html(), open_page)
-    print(json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences]))
-    if interrupted:
-        raise typer.Exit(130)
-    recorder.output.raise_for_error()
+    return recorder, _record(recorder, recorder.run(what, params))
 
 
 def _write(page: Path, html: str, show: bool) -> None:

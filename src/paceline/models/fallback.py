@@ -285,8 +285,7 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
 def _check_complete(found: Mapping[str, Any], name: str) -> None:
     lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
     if lacking:
-        what = f"{len(lacking)} weights of its architecture, first {lacking[0]}"
-        raise CheckpointError(f"{name} lacks {what}; download the checkpoint again")
+        raise CheckpointError(f"{name} lacks {len(lacking)} of its weights, first {lacking[0]}; download the checkpoint again")
 
 
 def _refusal(error: Exception, name: str) -> CheckpointError:

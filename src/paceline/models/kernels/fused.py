@@ -3,8 +3,7 @@
 In: a ModelSpec with canonical weights, an arena; segments with their tokens. Out: logits, hidden states, taps. Not here: compiled
 code (models.kernels.forward), packing (models.kernels.program).
 
-Every row of every pass goes through the same code, prompts included: a row's bits depend on the text before it alone, not on how
-it was fed. Inputs that reach over one pass's rows are fed in several.
+Every row of every pass goes through the same code: its bits depend on the text before it, not on how it was fed.
 """
 
 from __future__ import annotations
