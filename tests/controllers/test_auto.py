@@ -106,7 +106,7 @@ class IgnoresCosts(AutoController):
     def plan(self, signals: list[Signal]) -> None:  # type: ignore[override]
         self._gates.clear()
         super().plan(signals)
-        self._rate = 0.0
+        self.rate = 0.0
 
 
 @pytest.mark.parametrize("name", ["dear draft, packed", "draft, compute bound", "draft, jump"])
@@ -160,7 +160,7 @@ class NeverAgain(AutoController):
         super().plan(signals)
         for gate in self._gates.values():
             gate.wait = 1000 if gate.wait else 0
-        for sequence in self._batch:
+        for sequence in self.batch:
             for watch in sequence.watches:
                 watch.wait = 1000
 

@@ -204,9 +204,9 @@ def test_outcomes_are_told_in_an_order_that_favours_none() -> None:
 
 def test_a_drafter_that_sleeps_is_tried_by_many_steps_in_a_row_the_first_of_which_do_not_count() -> None:
     controller = cruising(WORLDS["cheap rows"])
-    cruise, one = controller.cruise, controller._batch[0]
+    cruise, one = controller.cruise, controller.batch[0]
     one.watches[0].sleep()
-    one.modes[0], one.tried, controller._worths = Mode.EXPLORE, 3, {(0, 0): (0.0, 3)}
+    one.modes[0], one.tried, controller.worths = Mode.EXPLORE, 3, {(0, 0): (0.0, 3)}
     cruise.start(controller, signals(0), 1.0)
     assert (cruise.left, cruise.trials) == (TRIAL, {(0, 0)})
     tree = TokenTree.chain([1, 1, 1], confidence=[0.8] * 3)
@@ -236,7 +236,8 @@ def test_a_trial_that_lost_puts_the_next_one_off() -> None:
 
 def test_nothing_is_asked_while_nobody_drafts_and_what_did_not_go_by_is_given_back() -> None:
     controller = cruising(WORLDS["cheap rows"])
-    controller.cruise._courses, controller.cruise.left = [[[None, None]]], 20
+    controller.cruise._set_out([[[None, None]]])
+    controller.cruise.left = 20
     controller.plan(signals(0))
     assert (controller.idle, controller.resting, controller.cruise.left) == (True, 19, 0)
     controller.resting -= 5

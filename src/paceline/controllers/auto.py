@@ -95,14 +95,14 @@ class AutoController(Planner):
         if self.cruises:  # a trial takes some dozen steps: one drafter at a time
             self.turn = (self.turn + 1) % max(len(self.names), 1)
         super().plan(signals)
-        self.cruises = self._table[1] < self.short_step
+        self.cruises = self.table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
 
     def _rest(self) -> None:
         """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""
         self.cruising, self.idle, self.resting = False, True, self.cruise.skip(EVERY - 1)
         self._silent, self.thinking, self.asking = 1 + self.resting, 0.0, [0.0] * len(self.names)
-        self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if self._size == 1 else []
+        self.listens = cheap_ones(self.cost, self.names, self.lines, self.table) if self._size == 1 else []
 
     def _end_silence(self) -> None:
         """Count the steps that went by, and give back those that did not."""
@@ -110,10 +110,10 @@ class AutoController(Planner):
         self.cruise.skip(-self.resting)
         self.resting = 0
         self._end_rest()
-        plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self._table)
+        plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.table)
         self._rates.count(self._size, self._size * steps, steps * plain, steps)
         self._gates[batch_bucket(self._size)].passed(steps)
-        for one in self._batch:
+        for one in self.batch:
             for watch in one.watches:
                 watch.passed(steps)
 
@@ -137,7 +137,7 @@ class AutoController(Planner):
         rows = len(trees) + sum(len(tree.tokens) for tree in chosen)
         if rows > self._ready:
             self._prepare(rows)
-        self._counts = trees, chosen
+        self.drafts = trees, chosen
         return chosen
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
@@ -156,9 +156,9 @@ class AutoController(Planner):
         """So many tokens of an unscored guess of this drafter came true."""
         if not self._silent:
             super().hear(drafter, matched)
-        elif self._ear.hear(matched, self._lines[drafter], self._table, 0):
+        elif self._ear.hear(matched, self.lines[drafter], self.table, 0):
             self.cruise.left, self.resting, self._silent, self.turn = 0, 0, 1, drafter - 1
-            for one in self._batch:
+            for one in self.batch:
                 one.watches[drafter].look_now()
 
     def forget(self, key: int) -> None:
@@ -184,12 +184,12 @@ class AutoController(Planner):
         gate.passed(found.steps)
         if not self.cost.disturbed:
             any_asked = bool(found.asked)
-            gate.record(size, found.tokens, found.seconds, admitted=True, asked=any_asked, table=self._table, steps=found.steps)
+            gate.record(size, found.tokens, found.seconds, admitted=True, asked=any_asked, table=self.table, steps=found.steps)
         usual, levels = found.usual()
         for _ in range(1 + found.steps // ALIKE):
             self.cost.observe(size, self._context, usual, self.names, levels, always=True)
         self._rates.count(size, found.tokens, found.seconds, found.steps)
-        for one in self._batch:
+        for one in self.batch:
             for watch in one.watches:
                 watch.passed(found.steps)
         self._judge_outcomes(found)
@@ -202,8 +202,8 @@ class AutoController(Planner):
         """Have every asked drafter's guard told what it brought."""
         tried: dict[tuple[int, int], list[float]] = {place: [] for place in self.cruise.trials}
         self.cruise.trials = set()
-        for net in evenly(found.nets(self._rate, self._table, self._size)):
-            one = self._batch[net.sequence]
+        for net in evenly(found.nets(self.rate, self.table, self._size)):
+            one = self.batch[net.sequence]
             watch = self._latest[net.drafter, one.greedy] = one.watches[net.drafter]
             if (place := (net.sequence, net.drafter)) in tried:
                 tried[place].append(net.net)
@@ -211,4 +211,4 @@ class AutoController(Planner):
                 watch.record(net.net, Mode.ASK, net.scored, net.accepted)
         for (sequence, drafter), brought in tried.items():
             if brought:
-                self._batch[sequence].watches[drafter].after_trial(sum(brought) / len(brought), len(brought))
+                self.batch[sequence].watches[drafter].after_trial(sum(brought) / len(brought), len(brought))

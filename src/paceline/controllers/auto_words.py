@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 def explain(auto: AutoController, index: int | None) -> str:
     """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
     size = max(auto._size, 1)
-    plain = size / auto._table[min(size, len(auto._table) - 1)]
+    plain = size / auto.table[min(size, len(auto.table) - 1)]
     if index is None:
-        modes = [{one.modes[i].value for one in auto._batch} for i in range(len(auto.names))]
+        modes = [{one.modes[i].value for one in auto.batch} for i in range(len(auto.names))]
         rows = zip(auto.names, [source.level[1:] for source in auto.acceptance.sources], auto._yields, modes, strict=True)
-        return "\n".join([*beliefs(auto._rate, plain, rows), auto.cost.describe()])
+        return "\n".join([*beliefs(auto.rate, plain, rows), auto.cost.describe()])
     if auto.idle:
         return off_words(size, auto.disable_by_batch_size, None if auto._never else auto._gates[batch_bucket(size)].wait)
-    one = auto._batch[index]
+    one = auto.batch[index]
     decided = [
         Decided(auto.names[i], one.modes[i], depth, worth, one.watches[i], None if auto.cruising else one.voices[i])
-        for (of, i), (worth, depth) in auto._worths.items()
+        for (of, i), (worth, depth) in auto.worths.items()
         if of == index
     ]
-    sizes = [len(trees[index]) if trees else 0 for trees in auto._counts]
-    words = auto_words(decided, rates=(auto._rate, plain), remaining=one.remaining, sizes=sizes)
+    sizes = [len(trees[index]) if trees else 0 for trees in auto.drafts]
+    words = auto_words(decided, rates=(auto.rate, plain), remaining=one.remaining, sizes=sizes)
     return f"This step goes as planned {count(auto.cruise.done, 'step')} ago:\n{words}" if auto.cruising else words

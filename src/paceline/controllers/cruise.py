@@ -60,6 +60,7 @@ class Cruise:
     Attributes:
         left: further steps that need no plan. done: steps since the last plan.
         counts: what they brought. trials: (sequence, drafter) of drafters that sleep and are tried.
+        silent: nobody drafts for anybody.
     """
 
     def __init__(self, drafters: int) -> None:
@@ -70,7 +71,7 @@ class Cruise:
         self._scales = [0.0] * drafters  # per drafter, log of the calibrated chance of a node over its confidence
         self._said: list[set[float]] = [set() for _ in range(drafters)]  # confidences that a drafter has told, two at least
         self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
-        self._courses: list[list[list[Course | None]]] = []
+        self._set_out([])
         self._batch: Sequence[Drafting] = ()
         self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
         self._planner: Planner | None = None
@@ -84,14 +85,14 @@ class Cruise:
             most: seconds that a step takes at most unless it was interrupted.
         """
         self.done, self._misses, steady = 0, 0, True
-        self._planner, self._batch, self._most, self.trials = planner, list(planner._batch), most, set()
+        self._planner, self._batch, self._most, self.trials = planner, list(planner.batch), most, set()
         self._keys = [signal.key for signal in signals]
-        self._courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
-        for index, (one, courses) in enumerate(zip(self._batch, self._courses, strict=True)):
+        all_courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
+        for index, (one, courses) in enumerate(zip(self._batch, all_courses, strict=True)):
             self._scale(planner, index, one)
             for drafter, mode in enumerate(one.modes):
                 beside = one.rivals[drafter]
-                if (index, drafter) in planner._worths:
+                if (index, drafter) in planner.worths:
                     old, new = courses[drafter][beside], None
                     if mode is Mode.ASK:
                         new = self._course(planner, index, drafter)
@@ -100,12 +101,13 @@ class Cruise:
                         self.trials.add((index, drafter))
                     courses[drafter][beside] = new
                     steady = steady and _alike(old, new)
+        self._set_out(all_courses)
         self._stride = min(2 * self._stride, SILENT if self.silent else LONGEST) if steady else STEPS
         self.left, self._cold = (TRIAL, COLD) if self.trials else (self._stride, 0)
 
     def _scale(self, planner: Planner, index: int, one: Drafting) -> None:
         """What calibration makes of the confidences of the planned step's tree."""
-        tree = planner._counts[0][index]
+        tree = planner.drafts[0][index]
         source = lone_source(tree)
         if source < 0:
             return
@@ -120,17 +122,17 @@ class Cruise:
 
     def _course(self, planner: Planner, index: int, drafter: int) -> Course:
         """What follows from the plan for one drafter of one sequence."""
-        one, size, line, rate = self._batch[index], len(self._batch), planner._lines[drafter], planner._rate
+        one, size, line, rate = self._batch[index], len(self._batch), planner.lines[drafter], planner.rate
         best, voice = one.depths[drafter], one.voices[drafter]
         if voice is None or voice.raw == 1.0:  # it does not ask while it drafts
             if len(self._said[drafter]) == 1:
                 return Course(Budget(best, best), [])
-            depth = max(best, len(planner._counts[1][index])) + 2
+            depth = max(best, len(planner.drafts[1][index])) + 2
         else:
             depth = 2 * best + 2
         depth = min(depth, planner.max_depth)
         levels, factor = planner.acceptance.levels(one.own, drafter), exp(self._scales[drafter])
-        row = row_seconds(0, size, planner._table)
+        row = row_seconds(0, size, planner.table)
         price = rate * (line.per_level / size + row)
         least, floors, scale = [0.0], [0.0, 0.0], factor
         for level in range(2, depth + 1):
@@ -160,14 +162,15 @@ class Cruise:
         if heir.greedy is not self._batch[0].greedy:
             return False
         key = signals[0].key
-        self._keys, self._courses, self._known[key] = [key], [heritage], heritage
-        self._batch = planner._batch = [heir]
+        self._keys, self._known[key] = [key], heritage
+        self._set_out([heritage])
+        self._batch = planner.batch = [heir]
         return True
 
-    @property
-    def silent(self) -> bool:
-        """Whether nobody drafts for anybody."""
-        return all(course is None for courses in self._courses for pair in courses for course in pair)
+    def _set_out(self, courses: list[list[list[Course | None]]]) -> None:
+        """Take these courses from now on."""
+        self._courses = courses
+        self.silent = all(course is None for own in courses for pair in own for course in pair)
 
     def skip(self, most: int) -> int:
         """Count up to `most` further steps as gone on, below 0 so many fewer; returns how many."""
@@ -193,7 +196,7 @@ class Cruise:
             if planner is None or not len(tree) or fixed_shape(tree):
                 return tree
             reach = planner.acceptance.reach(self._batch[index].own, tree)
-            return keep([tree], [(reach, ())], planner._table, planner._rate)[0][0]
+            return keep([tree], [(reach, ())], planner.table, planner.rate)[0][0]
         levels = self.counts.levels
         levels[source] = levels.get(source, 0) + len(tree.tokens)
         course, raw, count = self._courses[index][source][0], 1.0, 0

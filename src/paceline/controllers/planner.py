@@ -64,6 +64,9 @@ class Planner(Controller):
         thinking: seconds that went into planning this step; asking: into each drafter's budgets.
         most: seconds of this step unless it was interrupted.
         cruises: most steps go unplanned. turn: the only drafter that may be explored; below 0, any.
+        batch: what is known of the step's sequences. drafts: their trees before and after selection.
+        worths: (sequence, drafter) of the step -> worth, depth.
+        table, lines: seconds of the step by rows, and each drafter's. rate: tokens a second that a step must beat.
     Raises:
         ConfigError: a limit below 1.
     """
@@ -85,12 +88,12 @@ class Planner(Controller):
         self._known: dict[int, Drafting] = {}
         self._latest: dict[tuple[int, bool], Watch] = {}
         self._rates, self._gates = Rates(), dict[int, Gate]()
-        self._yields, self._batch = [1.0] * len(self.names), list[Drafting]()
-        self._worths: dict[tuple[int, int], tuple[float, int]] = {}  # (sequence, drafter) of the step -> worth, depth
-        self._counts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())  # trees of the step before and after selection
-        self._lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
+        self._yields, self.batch = [1.0] * len(self.names), list[Drafting]()
+        self.worths: dict[tuple[int, int], tuple[float, int]] = {}
+        self.drafts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())
+        self.lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
         self.thinking, self.asking, self.most, self.cruises, self.turn = 0.0, [0.0] * len(self.names), inf, False, -1
-        self._table, self._rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
+        self.table, self.rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
         self._size = self._context = self._ready = self.resting = 0
         self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
         self._alone, self._rested = -1, list[tuple[float, float]]()  # who runs by itself; seconds of steps that rested lately
@@ -101,20 +104,20 @@ class Planner(Controller):
         """Look up costs and the current rate for a batch of this size and context."""
         size = len(signals)
         self._end_rest()
-        self._worths, self._counts = {}, ((), ())
-        self._size, self._batch, self._context = size, [], max([signal.length for signal in signals], default=0)
+        self.worths, self.drafts = {}, ((), ())
+        self._size, self.batch, self._context = size, [], max([signal.length for signal in signals], default=0)
         self._never = not self.names or (self.disable_by_batch_size is not None and size >= self.disable_by_batch_size)
         gate = self._gates.setdefault(batch_bucket(size), Gate())
         alone, self._alone = self._alone, signals[0].key if size == 1 else -1
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
             waits = size == 1 and gate.wait > 0 and not gate.on
-            self.listens = cheap_ones(self.cost, self.names, self._lines, self._table) if waits else []
+            self.listens = cheap_ones(self.cost, self.names, self.lines, self.table) if waits else []
             self.resting = EVERY - 1 if self._never else gate.rest(EVERY * (1 + min(gate.lost, 1)) - 1)
             return
-        self._batch = [self.begin(signal) for signal in signals]
+        self.batch = [self.begin(signal) for signal in signals]
         if gate.starting:
-            for sequence in self._batch:
+            for sequence in self.batch:
                 sequence.look_now()
         if self.cost.stale or self._ready < size + FIRST_ROWS - 1:
             self._prepare(size + FIRST_ROWS - 1)
@@ -140,44 +143,44 @@ class Planner(Controller):
 
     def _look_up(self, size: int) -> None:
         """What rows and drafters cost at present, and which drafter cannot pay."""
-        self._table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
-        self._lines = [self.cost.line(name, size) for name in self.names]
-        plain = self._gates[batch_bucket(size)].plain_seconds(size, self._table)
-        self._rate = max(size / min(plain, self._table[size]), self._rates.of(size))
+        self.table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
+        self.lines = [self.cost.line(name, size) for name in self.names]
+        plain = self._gates[batch_bucket(size)].plain_seconds(size, self.table)
+        self.rate = max(size / min(plain, self.table[size]), self._rates.of(size))
         check = self.cost.steps % RECHECK >= LOOK_EVERY
         self._hopeless = [
-            check and self.cost.knows(name, size) and hopeless(line, size, self._table, self._rate)
-            for name, line in zip(self.names, self._lines, strict=True)
+            check and self.cost.knows(name, size) and hopeless(line, size, self.table, self.rate)
+            for name, line in zip(self.names, self.lines, strict=True)
         ]
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
         if self.idle:
             return NO_BUDGET
-        sequence = self._batch[index]
+        sequence = self.batch[index]
         nodes = self.max_nodes - len(so_far)
         depth = min(self.max_depth, nodes, sequence.remaining - 1)
         if depth < 1:
             return NO_BUDGET
-        watch, line, rival = sequence.watches[drafter], self._lines[drafter], len(so_far) > 0
-        cheap = line.at(1) < CHEAP * self._table[len(self._batch)]
+        watch, line, rival = sequence.watches[drafter], self.lines[drafter], len(so_far) > 0
+        cheap = line.at(1) < CHEAP * self.table[len(self.batch)]
         special = rival or depth < min(self.max_depth, self.max_nodes)
         worth = self._worth(sequence, drafter, so_far, depth) if rival else self._worth_lately(sequence, drafter, depth)
         mode = watch.mode(worth > (0.0 if watch.asleep else -SLACK), cheap, special)
         mode = Mode.SKIP if self._hopeless[drafter] or (mode is Mode.EXPLORE and self.turn not in (-1, drafter)) else mode
-        self._worths[index, drafter] = worth, depth
+        self.worths[index, drafter] = worth, depth
         sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
         if mode is Mode.SKIP:
             return NO_BUDGET
         if mode is Mode.EXPLORE:
             most = sequence.depths[drafter] + 1 if self.cruises else depth
-            depth = sequence.tried = min(depth, most, try_depth(line, len(self._batch), self._table))
-            watch.limit_to(try_cost(line, depth, len(self._batch), self._table))
-            self._worths[index, drafter] = worth, depth
+            depth = sequence.tried = min(depth, most, try_depth(line, len(self.batch), self.table))
+            watch.limit_to(try_cost(line, depth, len(self.batch), self.table))
+            self.worths[index, drafter] = worth, depth
             return Budget(nodes, depth)
         if self.cruises:
             depth = min(depth, 2 * sequence.depths[drafter] + 2)
-        price = self._rate * (line.per_level / len(self._batch) + row_seconds(len(so_far), len(self._batch), self._table))
+        price = self.rate * (line.per_level / len(self.batch) + row_seconds(len(so_far), len(self.batch), self.table))
         voice = sequence.voices[drafter] = Voice(self.acceptance, sequence.own, drafter, price, rival)
         return Budget(nodes, depth, voice)
 
@@ -189,25 +192,25 @@ class Planner(Controller):
         """
         if self.idle:
             return list(trees)
-        note_all(self._batch, trees, self._yields, self._levels)
-        if len(trees) == 1 and (source := lone_source(trees[0])) >= 0 and not self._batch[0].tried:
+        note_all(self.batch, trees, self._yields, self._levels)
+        if len(trees) == 1 and (source := lone_source(trees[0])) >= 0 and not self.batch[0].tried:
             return self._select_chain(trees, source)
-        pairs = zip(trees, self._batch, strict=True)
+        pairs = zip(trees, self.batch, strict=True)
         found = [None if fixed_shape(t) or not len(t) else (self.acceptance.reach(o.own, t), o.forced(t)) for t, o in pairs]
-        chosen, rows = keep(trees, found, self._table, self._rate)
+        chosen, rows = keep(trees, found, self.table, self.rate)
         if rows > self._ready:
             self._prepare(rows)
-        self._counts = trees, chosen
+        self.drafts = trees, chosen
         return chosen
 
     def _select_chain(self, trees: Sequence[TokenTree], source: int) -> list[TokenTree]:
         """`select` for a single chain, as it comes most often."""
-        (tree,), own = trees, self._batch[0].own
-        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self._table, self._rate)
+        (tree,), own = trees, self.batch[0].own
+        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self.table, self.rate)
         if 1 + count > self._ready:
             self._prepare(1 + count)
         chosen = [cut(tree, range(count), len(tree.tokens))]
-        self._counts = trees, chosen
+        self.drafts = trees, chosen
         return chosen
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
@@ -221,15 +224,15 @@ class Planner(Controller):
             if not self.resting:
                 self.cost.observe(size, self._context, times, always=True)
             return
-        expected = self._table[min(times.rows, len(self._table) - 1)] + sum(
-            line.at(levels) for line, levels in zip(self._lines, self._levels, strict=True) if levels is not None
+        expected = self.table[min(times.rows, len(self.table) - 1)] + sum(
+            line.at(levels) for line, levels in zip(self.lines, self._levels, strict=True) if levels is not None
         )
-        self.most = DISTURBED * max(expected, 2 * self._table[size])
+        self.most = DISTURBED * max(expected, 2 * self.table[size])
         seconds = min(seconds, self.most) if self.cost.steps > 8 else seconds
         self._guard(tokens := sum(len(verdict.path) for verdict in verdicts) + size, seconds)
         accepted = [
             self.acceptance.observe(sequence.own, tree, verdict.path)
-            for sequence, tree, verdict in zip(self._batch, trees, verdicts, strict=True)
+            for sequence, tree, verdict in zip(self.batch, trees, verdicts, strict=True)
         ]
         self._judge(trees, accepted, times)
         self.cost.observe(size, self._context, times, self.names, self._levels, cold=self.cruises)
@@ -238,7 +241,7 @@ class Planner(Controller):
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
         gate = self._gates[0]
-        if self._ear.hear(matched, self._lines[drafter], self._table, gate.lost):
+        if self._ear.hear(matched, self.lines[drafter], self.table, gate.lost):
             gate.open()
             self.resting = 0
         elif (spare := self.resting - TOKENS) > 0 and self._ear.hits:  # guess again as soon as this one is decided
@@ -252,9 +255,9 @@ class Planner(Controller):
 
     def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
-        prices = Prices(self._table, len(self._batch), self._rate, len(so_far), self._lines[drafter].per_level)
+        prices = Prices(self.table, len(self.batch), self.rate, len(so_far), self.lines[drafter].per_level)
         best, sequence.depths[drafter] = best_gain(self.acceptance, sequence.own, drafter, so_far, depth=depth, prices=prices)
-        return self._yields[drafter] * best - self._rate / len(self._batch) * self._lines[drafter].fixed
+        return self._yields[drafter] * best - self.rate / len(self.batch) * self.lines[drafter].fixed
 
     def _worth_lately(self, sequence: Drafting, drafter: int, depth: int) -> float:
         """`_worth` beside nothing else, found anew with the costs."""
@@ -284,13 +287,13 @@ class Planner(Controller):
         if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
             return
         gate = self._gates[batch_bucket(self._size)]
-        asked = any(Mode.ASK in sequence.modes for sequence in self._batch)
+        asked = any(Mode.ASK in sequence.modes for sequence in self.batch)
         extra = self.thinking + sum(self.asking) if self.cruises else 0.0
-        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self._table, thinking=extra)
+        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self.table, thinking=extra)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""
         asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
-        charge = Charge(self._table, self._rate, self._lines, self._levels)
-        for drafter, sequence in judge(asked, self._batch, trees, accepted, times=times, charge=charge):
+        charge = Charge(self.table, self.rate, self.lines, self._levels)
+        for drafter, sequence in judge(asked, self.batch, trees, accepted, times=times, charge=charge):
             self._latest[drafter, sequence.greedy] = sequence.watches[drafter]
