@@ -118,6 +118,11 @@ class Source:
         self.levels[BUCKETS].add_many(sum(hits), sum(tries))
         self.level = [self._level(bucket) for bucket in range(BUCKETS)]
 
+    def take(self, bins: list[Tally], cells: list[Tally], levels: list[Tally], width: float) -> None:
+        """Begin from these counts."""
+        self.bins, self.cells, self.levels, self.width = bins, cells, levels, width
+        self._refresh()
+
     def _level(self, bucket: int) -> float:
         return self.levels[bucket].mean(_PRIOR_RIVAL if bucket == RIVAL else self.levels[BUCKETS].mean(_PRIOR))
 

@@ -25,10 +25,12 @@ from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.counts import Counts, evenly
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY, cheap_ones
+from paceline.controllers.memory import Memory
 from paceline.controllers.planner import Planner
 from paceline.controllers.watch import Mode
 
 if TYPE_CHECKING:
+    from paceline.controllers.cost_store import CostStore
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Verdict
 
@@ -51,6 +53,7 @@ class AutoController(Planner):
         max_nodes: most nodes of one sequence's tree.
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
+        memory: where what drafters are worth is kept between processes.
         short_step: seconds of a plain step of one sequence below which not every step is planned; 0 plans every step.
     Raises:
         ConfigError: a limit below 1, a negative time.
@@ -67,6 +70,7 @@ class AutoController(Planner):
         max_nodes: int = 32,
         max_depth: int = 16,
         disable_by_batch_size: int | None = None,
+        memory: CostStore | None = None,
         short_step: float = SHORT,
     ) -> None:
         super().__init__(
@@ -74,6 +78,7 @@ class AutoController(Planner):
         )
         need(short_step >= 0.0, "short_step", "be 0 or more seconds", short_step)
         self.short_step = short_step
+        self.memory = Memory(memory, self.acceptance.sources, self._yields, self._latest)
         self.cruise = Cruise(len(self.names))
         self.cruising = False
         self._learning = 0.0  # seconds that the outcome of the step before took
@@ -165,6 +170,7 @@ class AutoController(Planner):
         """The sequence has ended."""
         start = self.clock()
         self._learn()
+        self.memory.keep(self.cost.steps)
         self.cruise.forget(key)
         if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait and not gate.on:
             self.cruise.left = 0

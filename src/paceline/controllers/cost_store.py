@@ -1,4 +1,4 @@
-"""Measured costs on disk: one small JSON file a machine, model and version.
+"""What was measured, on disk: one small JSON file a machine, model and version.
 
 In: a key and a JSON-able document. Out: the document again, in a later process; None where there is none to trust.
 Not here: what is in the document, and measuring.
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from paceline.models.base import ModelInfo
 
 logger = logging.getLogger("paceline.controllers")
@@ -72,14 +74,14 @@ class CostKey:
 
 
 class CostStore:
-    """One file of measured costs.
+    """One file of measured costs, or of something else that was learned.
 
     Args:
-        key: what the costs belong to.
+        key: what they belong to, a dataclass of plain values.
         directory: folder of the files; None is `cache_dir()`.
     """
 
-    def __init__(self, key: CostKey, directory: Path | None = None) -> None:
+    def __init__(self, key: DataclassInstance, directory: Path | None = None) -> None:
         self.key = asdict(key)
         text = json.dumps(self.key, sort_keys=True)
         self.path = (directory or cache_dir()) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
@@ -91,10 +93,10 @@ class CostStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            logger.warning("measured costs in %s cannot be read (%s); measuring again", self.path, error)
+            logger.warning("what was measured, in %s, cannot be read (%s); measuring again", self.path, error)
             return None
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("key") != self.key:
-            logger.info("measured costs in %s are of another version or model; measuring again", self.path)
+            logger.info("what was measured, in %s, is of another version or model; measuring again", self.path)
             return None
         costs = found.get("costs")
         return costs if isinstance(costs, dict) else None
@@ -110,6 +112,6 @@ class CostStore:
                 file.write(text)
             temporary.replace(self.path)
         except OSError as error:
-            logger.warning("measured costs cannot be kept in %s (%s)", self.path, error)
+            logger.warning("what was measured cannot be kept in %s (%s)", self.path, error)
             if temporary is not None:
                 temporary.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ the next step. Not here: where the numbers come from (`controllers.auto`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from math import sqrt
 from typing import Final
@@ -66,6 +67,26 @@ class Watch:
         other.interval = self.interval if known_bad else min(self.interval, NEW_SEQUENCE_INTERVAL)
         other.wait = self.wait if known_bad else other.interval
         return other
+
+    def to_list(self) -> list[float]:
+        """What `from_list` needs to begin in another process as if this had been an earlier sequence."""
+        return [self.asleep, self.distrusted, self.limit, self.interval, self.count, self.mean, self.square]
+
+    @classmethod
+    def from_list(cls, values: Sequence[float]) -> Watch:
+        """A watch as `to_list` has told of it.
+
+        Raises:
+            ValueError: not such a list.
+        """
+        asleep, distrusted, limit, interval, count, mean, square = values
+        if min(count, square) < 0.0 or min(limit, interval) < 1.0:
+            raise ValueError(f"no watch has {[*values]}")
+        watch = cls()
+        watch.asleep, watch.distrusted, watch.limit = bool(asleep), bool(distrusted), int(limit)
+        watch.interval = watch.wait = int(interval)
+        watch.count, watch.mean, watch.square = count, mean, square
+        return watch
 
     def mode(self, pays: bool, cheap: bool, special: bool) -> Mode:
         """What to do now.

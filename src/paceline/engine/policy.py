@@ -20,12 +20,13 @@ from paceline.checking import reject_unknown
 from paceline.config import SpeculativeConfig
 from paceline.controllers.base import Controller
 from paceline.controllers.cost_model import CostModel
-from paceline.controllers.cost_store import CostKey
+from paceline.controllers.cost_store import CostKey, CostStore, cache_dir
+from paceline.controllers.memory import MemoryKey
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.base import Runner
 
-GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model")
+GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model", "memory")
 """Parameters of a controller that the engine fills in."""
 
 PARTS: Final = ("name", "idle", "listens", "resting", "plan", "budget", "select", "observe", "passed", "hear", "forget", "explain")
@@ -98,6 +99,9 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         filled["drafters"] = names
     if "cost_model" in known:
         filled["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
+    if "memory" in known:
+        key = MemoryKey(CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.options!r}")
+        filled["memory"] = CostStore(key, cache_dir().parent / "acceptance")
     if "max_nodes" in known and number:
         filled["max_nodes"] = number
     try:
