@@ -16,9 +16,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "bundled_pair"
-MODULES = ("common", "sources", "prepare", "write", "lessons", "train", "distill", "evaluate", "exits", "early_exit")
+MODULES = (
+    "common",
+    "sources",
+    "prepare",
+    "write",
+    "lessons",
+    "train",
+    "distill",
+    "evaluate",
+    "exits",
+    "resume",
+    "early_exit",
+    "adapter",
+)
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +262,31 @@ def test_layers_are_dropped_as_often_as_said(recipe: SimpleNamespace, pair: Path
     with torch.no_grad():
         first, second = recipe.exits.states_by_layer(model, x_bt)
     assert (first != second).flatten(1).any(1).all()
+
+
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
+    recipe: SimpleNamespace, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target")]
+    small = ["--batch", "4", "--length", "32", "--device", "cpu", "--tokens", "1280", "--measure-every", "5", "--minutes", "1e9"]
+
+    def tuned(out: str) -> dict[str, torch.Tensor]:
+        recipe.early_exit.main([*paths, *small, "--dropout", "0.5", "--out", str(tmp_path / out)])
+        weights: dict[str, torch.Tensor] = load_file(tmp_path / out / "training.safetensors")
+        return weights
+
+    def cut(*given: Any) -> None:
+        recipe.resume.keep(*given)
+        raise KeyboardInterrupt
+
+    whole = tuned("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe.early_exit, "keep", cut)
+        with pytest.raises(KeyboardInterrupt):
+            tuned("cut")
+    halfway = load_file(tmp_path / "cut" / "training.safetensors")
+    found = tuned("cut")
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    assert not all(torch.equal(halfway[name], whole[name]) for name in whole), "the cut run must have stopped early"
+    assert (tmp_path / "cut" / "history.json").read_text() == (tmp_path / "whole" / "history.json").read_text()

@@ -13,10 +13,17 @@ import numpy as np
 import torch
 
 from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import Found, Stop, begun, chains_by_steps
+from paceline.models.layer_drafts import Found, Stop, begun, best_of, chains_by_steps
 
 NOISE = 0.8
 """Standard deviation of the noise of a model without layers, as a share of the logits'."""
+
+
+def direction(state: torch.Tensor) -> tuple[int, ...]:
+    """Names a state (hidden,), and what an RMS norm makes of it, alike."""
+    row = state.double()
+    found = (100 * row / row.square().mean().sqrt()).round().long().tolist()
+    return tuple(found)
 
 
 class ToyLayers:
@@ -24,6 +31,7 @@ class ToyLayers:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self._said: dict[tuple[int, ...], torch.Tensor] = {}
 
     def logits(self, text: Sequence[int], layers: int) -> torch.Tensor:
         """(v,) logits after `text` where so many layers ran."""
@@ -35,28 +43,41 @@ class ToyLayers:
             row = row + torch.from_numpy(noise) * (NOISE * missing * runner.sharpness)
         return row.to(runner.info.dtype)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """What `step` said beside these states; of others, numbers that depend on nothing else."""
         rng = np.random.default_rng((self._runner.seed, 99))
-        return hidden.float() @ torch.from_numpy(
-            rng.standard_normal((hidden.shape[1], self._runner.info.vocab_size)).astype(np.float32)
-        )
+        matrix = torch.from_numpy(rng.standard_normal((hidden.shape[1], self._runner.info.vocab_size)).astype(np.float32))
+        said = [self._said.get(direction(row)) for row in hidden]
+        rows = [row.float() @ matrix if known is None else known for row, known in zip(hidden, said, strict=True)]
+        return torch.stack(rows) if rows else torch.zeros(0, self._runner.info.vocab_size)
+
+    def best(self, hidden: torch.Tensor) -> list[int]:
+        return best_of(self.head(hidden))
 
     def step(
-        self, caches: Sequence[Any], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+        self,
+        caches: Sequence[Any],
+        inputs: Sequence[Sequence[int]],
+        plan: LayerPlan,
+        *,
+        states: bool = False,
+        logits: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         runner = self._runner
         runner._check(caches, inputs)
         assert plan.first == 0
-        rows = []
+        rows, hidden = [], []
         for cache, own in zip(caches, inputs, strict=True):
             runner._check_tokens(own)
             chain = [(int(token), i - 2) for i, token in enumerate(own)]
             assert chain[:-1] == cache.inputs[: len(own) - 1], "the inputs before the last were not fed"
             assert cache.length + len(own) <= runner.info.max_context, "a draft outgrew the context"
             cache.inputs = chain
-            rows.append(self.logits([*cache.tokens, *own], self.layers_of(plan)))
-        hidden = torch.zeros(len(rows) if states else 0, runner.info.hidden_size, dtype=runner.info.dtype)
-        return torch.stack(rows), hidden
+            text = [*cache.tokens, *own]
+            rows.append(self.logits(text, self.layers_of(plan)))
+            hidden.append(runner.hidden(self.layers_of(plan) - 1, text))
+            self._said[direction(hidden[-1])] = rows[-1].float()
+        return torch.stack(rows) if logits else torch.zeros(0, runner.info.vocab_size), torch.stack(hidden)[: len(rows) * states]
 
     def layers_of(self, plan: LayerPlan) -> int:
         stop = self._runner.info.num_layers if plan.stop is None else plan.stop

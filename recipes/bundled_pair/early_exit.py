@@ -1,8 +1,9 @@
 """The target, tuned so that it can stop early: LayerSkip's fine-tuning.
 
 In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
-Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves something.
-Not here: the loss (exits.py).
+Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves something; the
+     same command takes it up again.
+Not here: the loss (exits.py), what a run needs to go on (resume.py).
 
 Every layer can then be an exit: its state, through the final norm and the head, gives a usable next token. `--minutes` counts
 processor time of this process, so that a busy machine changes how long it takes and not what comes out. One core of a CPU sees
@@ -15,11 +16,14 @@ import argparse
 import copy
 import json
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
 from common import learning_rate, load_model, load_tokenizer, pick_device, read_documents, save_model, windows
 from exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
+from resume import keep, take_up
 from torch import Tensor, nn
 from train import autocast, groups, heldout_rows, training_stream
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -38,6 +42,32 @@ def measure(model: LlamaForCausalLM, heldout_bt: Tensor, batch: int) -> list[flo
         return [round(loss, 4) for loss in losses_by_exit(model, heldout_bt, batch)]
 
 
+def starts(model: LlamaForCausalLM, heldout_bt: Tensor, options: argparse.Namespace, step: int) -> list[dict[str, object]]:
+    """The losses so far: of the run that is taken up, or of the model before its first step."""
+    if step:
+        kept: list[dict[str, object]] = json.loads((options.out / "history.json").read_text())
+        return kept
+    return [{"tokens": 0, "heldout": measure(model, heldout_bt, options.batch)}]
+
+
+def learn(model: LlamaForCausalLM, x_bt: Tensor, step: int, options: argparse.Namespace) -> float:
+    """The gradient of one step's loss, clipped; the loss."""
+    layers, device = len(model.model.layers), model.device
+    exits = exits_of_step(step, layers, options.rotation)
+    weights = dict(zip(exits, exit_weights(exits, layers, options.scale, equal=options.equal), strict=True))
+    with autocast(device.type):
+        loss = training_loss(model, x_bt.long().to(device), dropout_rates(layers, options.dropout), weights)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss.item()
+
+
+def batches(stream_n: Tensor, options: argparse.Namespace, first: int, steps: int) -> Iterator[tuple[int, Tensor]]:
+    """Steps from `first` on, with their (batch, length) tokens."""
+    indices = islice(windows(len(stream_n), options.length, options.batch, options.seed), first, steps)
+    return ((step, stream_n[index]) for step, index in enumerate(indices, first))
+
+
 def fit(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
@@ -46,31 +76,27 @@ def fit(
     options: argparse.Namespace,
 ) -> list[dict[str, object]]:
     """Train until tokens or minutes are used up; returns the held-out losses by exit over time."""
-    layers, device = len(model.model.layers), model.device
     optimizer = torch.optim.AdamW(groups(model), lr=options.rate, betas=(0.9, 0.95), fused=True)
-    rates, steps = dropout_rates(layers, options.dropout), max(1, options.tokens // (options.batch * options.length))
-    history: list[dict[str, object]] = [{"tokens": 0, "heldout": measure(model, heldout_bt, options.batch)}]
+    steps = max(1, options.tokens // (options.batch * options.length))
+    at = take_up(options.out / "training.safetensors", model, optimizer)
+    history = starts(model, heldout_bt, options, at.step)
     print(history[-1], flush=True)
-    start = time.process_time()
-    for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
-        minutes = (time.process_time() - start) / 60
-        progress = max(step / steps, minutes / options.minutes)
+    start = time.process_time() - 60 * at.minutes
+    for step, x_bt in batches(stream_n, options, at.step, steps):
+        at.step, at.minutes = step + 1, (time.process_time() - start) / 60
+        progress = max(step / steps, at.minutes / options.minutes)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(progress, step, options.rate, warmup=min(50, steps))
-        exits = exits_of_step(step, layers, options.rotation)
-        weights = dict(zip(exits, exit_weights(exits, layers, options.scale, equal=options.equal), strict=True))
-        with autocast(device.type):
-            loss = training_loss(model, stream_n[index].long().to(device), rates, weights)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss = learn(model, x_bt, step, options)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         last = step == steps - 1 or progress >= 1
         if step % options.measure_every == options.measure_every - 1 or last:
-            seen = (step + 1) * options.batch * options.length
+            seen = at.step * options.batch * options.length
             history.append({"tokens": seen, "heldout": measure(model, heldout_bt, options.batch)})
-            print(f"{history[-1]}  loss {loss.item():.3f}  {minutes:.1f} min of processor time", flush=True)
+            print(f"{history[-1]}  loss {loss:.3f}  {at.minutes:.1f} min of processor time", flush=True)
             save(model, tokenizer, options.out, history)
+            keep(options.out / "training.safetensors", model, optimizer, at)
             if last:
                 break
     return history
@@ -91,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--target", type=Path, default=Path("build/target"), help="the model to tune (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("build/early_exit"))
     parser.add_argument("--tokens", type=int, default=20_000_000, help="most tokens to train on (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=35, help="most minutes of processor time (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=60, help="most minutes of processor time (%(default)s)")
     parser.add_argument("--measure-every", type=int, default=50, help="steps between held-out measurements (%(default)s)")
     parser.add_argument("--rotation", type=int, default=3, help="every which early exit has a loss in a step (%(default)s)")
     parser.add_argument("--scale", type=float, default=0.5, help="weight of an early exit against the last (%(default)s)")

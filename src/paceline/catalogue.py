@@ -61,6 +61,13 @@ DRAFTERS: Mapping[str, Entry] = {
         ("a smaller model with the target's tokenizer",),
         "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
     ),
+    "pearl": Entry(
+        "paceline.drafters.pearl:PearlDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in law"),
+        ("a smaller model with the target's tokenizer",),
+        "PEARL: parallel speculative decoding with adaptive draft length (arXiv:2408.11850)",
+    ),
     "quantized_copy": Entry(
         "paceline.drafters.quantized_copy:QuantizedCopyDrafter",
         "model",

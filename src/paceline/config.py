@@ -138,6 +138,9 @@ class SamplingParams:
         return cls(**given)
 
 
+SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
+"""Keys that serve all methods of a configuration, and stand beside a list of them."""
+
 AcceptanceMethod = Literal[
     "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling", "typical_acceptance_sampler"
 ]
@@ -207,6 +210,9 @@ class SpeculativeConfig:
             need(len(method) > 0, "method", "not be an empty list", method)
             method = tuple(cls._nested(item, given) for item in method)
         known["method"] = method
+        if known.get("acceptance_method") != "typical_acceptance_sampler":
+            for key in ("posterior_threshold", "posterior_alpha"):
+                need(key not in given, key, 'stand beside "acceptance_method": "typical_acceptance_sampler"', known.get(key))
         return cls(**known, options={key: value for key, value in given.items() if key not in own})
 
     @classmethod
@@ -215,11 +221,11 @@ class SpeculativeConfig:
         if isinstance(item, str):
             item = {"method": item} | ({"model": outer["model"]} if item == "draft_model" and "model" in outer else {})
         need(isinstance(item, Mapping), "each entry of method", "be a name or a dict", item)
-        for key in ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size"):
+        for key in SHARED:
             need(key not in item, key, "stand beside the list of methods, since it serves all of them", item)  # type: ignore[operator]
         nested = cls.parse(item)  # type: ignore[arg-type]
-        if nested is None or not isinstance(nested.method, str):
-            raise ConfigError(f"each entry of method must be one method, got {item!r}")
+        if nested is None or not isinstance(nested.method, str) or nested.method == "auto":
+            raise ConfigError(f"each entry of a list of methods must be one method, and not 'auto', got {item!r}")
         return nested
 
 
@@ -249,6 +255,8 @@ class EngineConfig:
         enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the same tokens;
             without effect where the model's runner cannot share blocks.
         kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do not fit wait.
+        speculative_memory_bytes: most bytes that speculation may take beside the weights: draft trees of all running sequences
+            (keys, values, logits) and the caches of draft models. Trees are cut to what fits; None sets no limit.
         threads: of PyTorch on the CPU; None leaves PyTorch's setting.
         seed: base for requests that have none of their own.
         exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a self-test at
@@ -264,6 +272,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
+    speculative_memory_bytes: int | None = None
     threads: int | None = None
     seed: int | None = None
     exactness: str = "auto"
@@ -281,8 +290,9 @@ class EngineConfig:
         integer("max_num_seqs", self.max_num_seqs, 1, 1024)
         integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
         need(isinstance(self.enable_prefix_caching, bool), "enable_prefix_caching", "be True or False", self.enable_prefix_caching)
-        if self.kv_cache_memory_bytes is not None:
-            integer("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        for name in ("kv_cache_memory_bytes", "speculative_memory_bytes"):
+            if (size := getattr(self, name)) is not None:
+                integer(name, size, 1)
         if self.threads is not None:
             integer("threads", self.threads, 1, 1024)
         if self.seed is not None:

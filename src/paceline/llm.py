@@ -45,8 +45,8 @@ class LLM:
             Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads replaces it.
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
-        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes, threads,
-            seed, exactness, quantization: see `EngineConfig`.
+        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
+            speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
 
@@ -78,6 +78,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
+        speculative_memory_bytes: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
         exactness: str = "auto",
@@ -93,6 +94,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            speculative_memory_bytes=speculative_memory_bytes,
             threads=threads,
             seed=seed,
             exactness=exactness,
@@ -163,6 +165,7 @@ class LLM:
             load=self.models.open,
             models=self.models,
             tokenizer=self.tokenizer,
+            memory=self.config.speculative_memory_bytes,
         )
         self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
         self._driver = Driver(self.engine, self._turns)

@@ -302,6 +302,12 @@ def test_the_bundled_pair_is_fine(llm: LLM) -> None:
     assert seen(llm, DRAFT) == {}
 
 
+def test_long_parts_are_told(llm: LLM) -> None:
+    told: list[tuple[str, int, int]] = []
+    visit(llm, {"method": "ngram"}, PROMPTS[:1], lambda *one: told.append(one))
+    assert told == [("probing drafters", 0, 1), ("probing drafters", 1, 1), ("timing passes", 0, 1), ("timing passes", 1, 1)]
+
+
 def test_a_draft_with_another_tokenizer(llm: LLM, tmp_path: Path) -> None:
     tokenizer_with(tmp_path, other_ids)
     found = seen(llm, tmp_path / "draft")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.bench import halving
-from paceline.bench.halving import MIN_PAIRS, Gain, Interval, Race, RefusedError, confirm, interval, race
+from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RefusedError, confirm, interval, race
 
 GAINS = (0.6, 1.5, 0.9, 1.0, 1.1, 0.8, 1.2, 0.95, 1.05, 0.7, 1.15, 1.0)
 BEST = 1
@@ -64,11 +64,29 @@ def test_the_budget_is_kept_and_spent_on_the_better_arms() -> None:
     assert sorted(found.order) == list(range(len(GAINS)))
 
 
-def test_no_time_at_all_still_looks_at_every_arm_once() -> None:
+def test_no_time_at_all_still_looks_at_the_first_arms() -> None:
     world = World(GAINS, 0)
     found = world.race(0)
-    assert all(found.gains)
-    assert world.pulls <= 2 * len(GAINS)
+    assert world.pulls == LEAST_ARMS
+    assert sorted(found.order) == list(range(LEAST_ARMS))
+    assert found.unseen == list(range(LEAST_ARMS, len(GAINS)))
+
+
+@pytest.mark.parametrize("seconds", [1.0, 10.0, 40.0])
+def test_slow_arms_do_not_pass_the_budget(seconds: float) -> None:
+    world = World(GAINS, 0)
+    found = race(len(GAINS), ITEMS, world.pull, elapsed=lambda: seconds * world.pulls, budget=100.0)
+    assert seconds * world.pulls <= max(100.0, seconds * LEAST_ARMS) + seconds
+    assert len(found.unseen) == {1.0: 0, 10.0: 7, 40.0: 9}[seconds]
+    assert sorted([*found.order, *found.unseen]) == list(range(len(GAINS)))
+
+
+def test_a_search_that_never_looks_at_the_clock_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = halving._look
+    monkeypatch.setattr(halving, "_look", lambda *given, **more: look(*given, **more | {"late": lambda: False}))
+    world = World(GAINS, 0)
+    race(len(GAINS), ITEMS, world.pull, elapsed=lambda: 10.0 * world.pulls, budget=100.0)
+    assert 10.0 * world.pulls > 110.0
 
 
 def test_a_refused_arm_is_out_and_says_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,9 @@ def slower(made: dict[str, Any], factor: float, noise: float = 0.0) -> dict[str,
 
 
 def test_comparison_tells_a_difference_from_noise(llm: LLM) -> None:
-    made = bench(llm, [NGRAM], Options(max_tokens=6, repeats=3, ignore_eos=True))
+    more = [replace(one, id=f"{one.id}-again", turns=("again", *one.turns)) for one in WORK.conversations]
+    work = replace(WORK, conversations=(*WORK.conversations, *more))
+    made = bench(llm, [NGRAM], Options(max_tokens=6, repeats=3, ignore_eos=True), work)
     worse = comparison.compare(made, slower(made, 2.0))
     plain, ngram = worse.lines
     assert plain.speed is not None

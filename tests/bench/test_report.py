@@ -124,13 +124,19 @@ def test_what_is_missing_is_left_out(made: dict[str, Any], absent: tuple[str, ..
 
 
 def test_nothing_in_the_page_points_outside_and_texts_are_escaped() -> None:
-    page = to_html(hostile())
+    page = to_html(hostile()).replace("<wbr>", "")
     assert page.count("<script>") == page.count("</script>") == 1
     assert "<img" not in page
     assert "{{ 7 * 7 }}" in page
     assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|innerHTML|https?://|\b(src|href)=(?![^<]*&gt;)", page)
     assert "default-src 'none'" in page
     assert "and 20 more, in the JSON document" not in page  # sixty equal differences are one line
+
+
+def test_long_names_break_at_their_joints() -> None:
+    page = to_html(document([cell("plain"), cell("suffix+token_recycling(<b>_x)")]))
+    assert "suffix+<wbr>token_<wbr>recycling(<wbr>&lt;b&gt;_<wbr>x)" in page
+    assert "<b>_x" not in page
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

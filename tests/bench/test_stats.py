@@ -65,3 +65,27 @@ def test_totals_and_single_prompts() -> None:
     assert (one.value, one.low, one.high, one.n) == (2.0, 2.0, 2.0, 1)
     empty = np.zeros((0, 0))
     assert stats.speedup(empty, empty, empty, empty) is None
+
+
+def false_alarms(prompts: int, repeats: int = 3, worlds: int = 200) -> float:
+    """How often a ratio of 1 with noise is called a difference."""
+    rng, alarms = np.random.default_rng(0), 0
+    for _ in range(worlds):
+        ratios = np.exp(0.1 * rng.standard_normal((prompts, repeats)) + 0.05 * rng.standard_normal((prompts, 1)))
+        found = stats.bootstrap([ratios], stats.median_ratio, draws=300)
+        assert found is not None
+        alarms += stats.differs(**found.to_dict())
+    return alarms / worlds
+
+
+def test_differences_are_seldom_seen_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(false_alarms(prompts) <= 0.05 for prompts in (1, 2, 3, stats.ENOUGH))
+    monkeypatch.setattr(stats, "ENOUGH", 1)
+    assert false_alarms(1) > 0.2
+    assert false_alarms(2) > 0.07
+
+
+def test_a_difference_is_seen() -> None:
+    found = stats.bootstrap([np.full((stats.ENOUGH, 2), 1.3)], stats.median_ratio)
+    assert found is not None
+    assert stats.differs(**found.to_dict())

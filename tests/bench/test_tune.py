@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from bench.credulous import believe_chains
 
 from paceline import LLM, registry
 from paceline.bench.candidates import MOST, Setting, candidates, thread_counts, with_prediction
-from paceline.bench.halving import MIN_PAIRS
+from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS
 from paceline.bench.tune import FIXED_UP_TO, Tuning, tune
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
 from paceline.models.base import Capabilities
 from paceline.models.native import NativeRunner
-from paceline.tree.types import Scores, Verdict
-from paceline.verifiers.greedy import GreedyVerifier
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
 PROMPTS = ["One day, a little girl named Lily", "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 3?\nA:", "def add(a, b):\n    return"]
@@ -52,6 +51,9 @@ class Passes:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
+    monkeypatch.setattr("paceline.bench.candidates._autos", lambda drafts: [])
+    monkeypatch.setattr("paceline.bench.halving.MAX_PAIRS", 3 * MIN_PAIRS)
+    monkeypatch.setattr("paceline.bench.halving.FIRST_LOOKS", 1.0)
     monkeypatch.setattr("paceline.bench.candidates.OPTIONS", {})
     monkeypatch.setattr("paceline.bench.candidates.TOKENS", (5,))
     drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model", "corrupted_oracle")}
@@ -70,14 +72,14 @@ Run = Callable[..., Tuning]
 def run(llm: LLM, monkeypatch: pytest.MonkeyPatch, few: None) -> Run:
     def tuned(*, row: float = 0.0, draft: float = 0.05, **options: Any) -> Tuning:
         clock = Passes(monkeypatch, llm.runner, row=row, draft=draft)
-        options = {"drafts": [DRAFT], "budget": 450.0, "max_tokens": 12, "cores": 0, **options}
+        options = {"drafts": [DRAFT], "budget": 900.0, "max_tokens": 12, "cores": 0, **options}
         return tune(llm, TARGET, options.pop("prompts", PROMPTS), clock=options.pop("clock", clock), **options)
 
     return tuned
 
 
 def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
-    found = run(budget=1000.0)
+    found = run(budget=1600.0)
     assert found.chosen == found.best
     assert found.gain is not None
     assert 1.0 < found.gain.low <= found.gain.median <= found.gain.high
@@ -101,22 +103,13 @@ def test_where_every_row_costs_a_pass_plain_decoding_is_chosen(run: Run) -> None
 
 
 def test_dear_drafts_lose_to_copying(run: Run) -> None:
-    found = run(draft=3.0, budget=900.0, prompts=["one two three one two three one two three one two"] * 2)
+    found = run(draft=3.0, budget=2000.0, prompts=["one two three one two three one two three one two"] * 2)
     assert found.settings["draft_model (draft), 5 tokens"][0] < 1.0 <= found.settings["ngram, 5 tokens"][0]
 
 
 def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = GreedyVerifier.verify_scores
-
-    def credulous(self: GreedyVerifier, trees: Sequence[Any], scores: Scores) -> list[Verdict]:
-        verdicts = honest(self, trees, scores)
-        for i, tree in enumerate(trees):
-            if len(tree) and tree.is_chain:
-                verdicts[i] = Verdict(tuple(range(len(tree))), tuple(tree.tokens.tolist()), verdicts[i].next_token)
-        return verdicts
-
-    monkeypatch.setattr(GreedyVerifier, "verify_scores", credulous)
-    found = run(budget=900.0)
+    believe_chains(monkeypatch)
+    found = run(budget=1600.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
     assert fixed <= set(found.refused)  # those with controller auto may have drafted nothing, which is right
     assert all("differs from plain decoding" in why for why in found.refused.values())
@@ -125,7 +118,7 @@ def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_draft_that_cannot_be_loaded_is_refused_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
-    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=900.0)
+    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1600.0)
     assert any("cannot run" in why for why in found.refused.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
@@ -163,7 +156,7 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
         if sum(one.startswith("measuring") for one in seen) == MIN_PAIRS + 3:
             raise KeyboardInterrupt
 
-    found = run(progress=progress, budget=900.0)
+    found = run(progress=progress, budget=1600.0)
     assert found.interrupted
     assert not found.in_search
     assert found.gain is not None
@@ -177,8 +170,8 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
 
 def test_a_short_budget_tries_the_most_promising_only(run: Run) -> None:
     found = run(budget=10.0)
-    assert len(found.left_out) == 3
-    assert len(found.settings) == 3
+    assert len(found.settings) == LEAST_ARMS
+    assert len(found.left_out) == 6 - LEAST_ARMS
     assert not set(found.left_out) & set(found.settings)
     assert found.beyond == []
     assert found.gain is not None
@@ -200,7 +193,7 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
     calls: list[int] = []
     monkeypatch.setattr("paceline.bench.trial._set_threads", calls.append)
     monkeypatch.setattr("paceline.bench.tune.thread_counts", lambda now, cores, device: [now, 7])
-    found = run(budget=1000.0, max_tokens=4)
+    found = run(budget=1600.0, max_tokens=4)
     assert 7 in calls
     assert calls[-1] == found.threads == torch.get_num_threads()
     assert "off, 7 threads" in found.settings
@@ -210,7 +203,7 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("paceline.bench.candidates.MOST", 1000)
     found = candidates(ALL, drafts=[DRAFT], threads=[2, 1])
     words = [setting.words(2) for setting in found.settings]
-    assert words[0] == "ngram + draft_model (draft), controller auto"
+    assert words[:2] == ["auto (draft)", "ngram + draft_model (draft), controller auto"]
     assert "ngram, controller auto" in words
     assert "draft_model (draft), 5 tokens" in words
     assert "ngram (prompt_lookup_min 2, prompt_lookup_max 8), controller auto" in words
@@ -225,6 +218,7 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     found = candidates(ALL, drafts=[], threads=[2])
     assert {"method": "another"} in [setting.config for setting in found.settings]
     assert found.skipped["tapping"] == "this model's runner cannot do early_exit"
+    assert found.settings[0].config == {"method": "auto"}
     assert found.skipped["draft_model"] == "no draft model; give one with --draft-model"
 
 
@@ -249,6 +243,7 @@ def test_a_profile_reads_predictions() -> None:
         ({"method": "ngram", "prompt_lookup_max": 8, "num_speculative_tokens": 5}, ["prediction", "ngram"]),
         ({"method": both}, ["prediction", "ngram", "draft_model"]),
         ({"method": "prediction", "num_speculative_tokens": 5}, ["prediction"]),
+        ({"method": "auto", "model": DRAFT}, ["prediction", "suffix", "draft_model"]),
     ):
         made = with_prediction(config)
         assert with_prediction(made) == made

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from bench.credulous import believe_chains
 
 from paceline import LLM
 from paceline.bench.compare import Agreement, Difference
 from paceline.bench.law import LawTest
-from paceline.bench.verify import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report, claimed_class, verify
+from paceline.bench.verify import claimed_class, drafting, verify
+from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report
+from paceline.controllers.base import Controller, Signal
 from paceline.engine.exactness import Exactness
 from paceline.llm import BUNDLED
-from paceline.tree.types import Scores
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import NO_BUDGET, Budget, Scores
 from paceline.verifiers.draws import KeyedDraws
 from paceline.verifiers.greedy import GreedyVerifier
 
@@ -40,6 +45,39 @@ def test_points_and_plain_decoding_are_compared_seed_by_seed(llm: LLM, config: d
     assert (report.seeded.outputs, report.seeded.identical) == (9, 9)
     assert report.holds
     assert report.conclusion.endswith("for equal seeds at temperature 1 and in law at temperature 1")
+
+
+class Resting(Controller):
+    """Drafts nothing."""
+
+    name = "resting"
+
+    def __init__(self, disable_by_batch_size: int | None = None) -> None: ...
+
+    def plan(self, signals: Sequence[Signal]) -> None: ...
+
+    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+        return NO_BUDGET
+
+
+RESTING = {"method": "ngram", "controller": f"{__name__}:Resting"}
+
+
+def test_a_controller_that_rests_does_not_keep_guesses_from_the_test(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    resting = llm.with_speculative_config(RESTING)
+    report = verify(resting, LOOPING, max_tokens=16, samples=2)
+    assert report.holds
+    assert report.mean_acceptance_length == 1.0
+    assert report.drafted is not None
+    assert report.drafted.outputs == report.greedy.outputs == len(LOOPING)
+    assert report.guesses > len(LOOPING)
+    assert drafting(llm) is None  # the user fixed the number
+    assert drafting(llm.with_speculative_config(None)) is None
+    believe_chains(monkeypatch)
+    wrong = verify(resting, LOOPING, max_tokens=16, samples=0)
+    assert not wrong.greedy.differences
+    assert not wrong.greedy_holds
+    assert wrong.conclusion == "THE CLAIM DOES NOT HOLD at temperature 0"
 
 
 def test_other_noise_for_drafts_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,7 @@ def test_ctrl_c_writes_what_was_done(run: Command, arguments: list[str], tmp_pat
 
 def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
     path, slow = tmp_path / "a.json", tmp_path / "b.json"
+    arguments[arguments.index("-w") + 1] = "synthetic:prompt=4,output=6,count=6"
     assert run(*arguments, "-o", path).code == 0
     same = run("bench", "compare", path, path, "--fail-below", "0.99")
     assert same.code == 0
@@ -116,6 +117,13 @@ def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
     assert line["speed_significant"]
     assert line["gain"]["value"] == pytest.approx(1.0)
     assert not line["gain_significant"]
+    assert "too few for a star" not in same.out
+
+
+def test_a_comparison_of_few_prompts_says_so(run: Command, arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    assert run(*arguments, "-o", path).code == 0
+    assert "2 of 2 lines rest on fewer than 6 prompts or batches" in run("bench", "compare", path, path).out
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_machine", lambda llm: Machine(threads=1))
     real = doctor.doctor_probe.probe
 
-    def fast(llm: object, prompts: object) -> object:
-        return [replace(one, draft_seconds=0.0) for one in real(llm, prompts, tokens=20)]  # type: ignore[arg-type]
+    def fast(llm: object, prompts: object, **more: object) -> object:
+        return [replace(one, draft_seconds=0.0) for one in real(llm, prompts, tokens=20, **more)]  # type: ignore[arg-type]
 
     monkeypatch.setattr(doctor.doctor_probe, "probe", fast)
     monkeypatch.setenv("COLUMNS", "80")

@@ -76,7 +76,7 @@ def test_an_interrupt_before_anything_was_measured(run: Command, prompts: Path, 
     def interrupt(*arguments: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.bench.trial.Trial.plain_seconds", interrupt)
+    monkeypatch.setattr("paceline.bench.trial.Trial.warm_up", interrupt)
     found = run("tune", "--prompts", prompts, *FAST)
     assert found.code == 130
     assert "Interrupted" in found.out

@@ -54,7 +54,7 @@ CELLS = [cell for cell in claims.cells() if cell.claim != "refused"]
 EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
 LAW = [cell for cell in CELLS if cell.claim == "equal in law"]
 APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
-OUTPUTS, LENGTH, LAW_NODES = 384, 2, 6
+OUTPUTS, LENGTH, LAW_NODES = 384, 2, 4
 FIRST_SEED = {"plain": 10_000, "fast": 50_000}
 
 

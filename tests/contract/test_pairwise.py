@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import shuffled_draft
+from adapters import adapter_weights, written_adapter
 from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
@@ -42,8 +44,10 @@ PARAMETERS: dict[str, Config] = {
 }
 NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "draft_model": lambda llm, folder: {"model": str(BUNDLED / "draft")},
+    "pearl": lambda llm, folder: {"model": str(BUNDLED / "draft"), "overlap": True},
     "specmquant": lambda llm, folder: {"model": str(BUNDLED / "draft"), "min_draft_length": 5},
     "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
+    "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
     "tli": lambda llm, folder: {"model": shuffled(folder)},
     "slem": lambda llm, folder: {"model": shuffled(folder)},
     "rest": lambda llm, folder: {"datastore": store(llm, folder)},
@@ -77,6 +81,12 @@ def store(llm: LLM, folder: Path) -> str:
                 writer.end_document()
             writer.finish(1)
     return str(path)
+
+
+@cache
+def adapter(width: int) -> str:
+    """Of random weights: its guesses are wrong, and must not show."""
+    return written_adapter(adapter_weights(width, heads=4), width, heads=4)
 
 
 def shuffled(folder: Path) -> str:

@@ -70,16 +70,16 @@ def test_caches_that_stay_count_until_the_sequence_ends(caplog: pytest.LogCaptur
             found.plan(signals(150, 150))
     assert [nodes > 0 for nodes in found.nodes] == [True, False]
     assert [record.getMessage()[:31] for record in caplog.records] == ["speculative_memory_bytes=1000 h"]
-    held = 3 * (50 + min(4, planned(1000, signals(50, 50)).nodes[0]))
-    assert found.nodes[0] == (1000 - held - 3 * 150) // 113
+    held = 3 * (49 + min(4, planned(1000, signals(50, 50)).nodes[0]))
+    assert found.nodes[0] == (1000 - held - 3 * 149) // 113
     found.forget(1)
     found.plan(signals(150))
-    assert found.nodes[0] == (1000 - 3 * 150) // 113
+    assert found.nodes[0] == (1000 - 3 * 149) // 113
 
 
 def test_drafts_ahead_are_in_the_caches_twice() -> None:
     ahead = Footprint(slot=10, row=100, drawn=0, caches=lambda tokens: 30 * tokens, ahead=2)
-    assert planned(1000, signals(10), footprint=ahead).nodes == [(1000 - 300) // (110 + 60)]
+    assert planned(1000, signals(10), footprint=ahead).nodes == [(1000 - 270) // (110 + 60)]
 
 
 def test_a_joined_tree_is_cut_to_what_fits() -> None:

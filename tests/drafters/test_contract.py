@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapters import adapter_weights, written_adapter
 from datastores import written
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
@@ -22,6 +23,7 @@ NAMES = sorted(registry.DRAFTERS)
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16)
+ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}]
 TENANTS = ("default", "tenant 0", "tenant 1")
@@ -47,6 +49,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "tree_policy": "greedy_draft"},
         {"model": "toy", "draft_sample_method": "greedy"},
         {"model": "toy", "num_speculative_tokens": 2},
+    ],
+    "pearl": [
+        {"model": "toy", "overlap": True},
+        {"model": "toy", "overlap": False, "num_speculative_tokens": 3},
+        {"model": "toy", "draft_sample_method": "greedy"},
     ],
     "quantized_copy": [
         {},
@@ -88,6 +95,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "swift": [
         {},
         {"draft_stop_threshold": 0.0, "context_window": 1, "bayes_every": 2, "skip_ratio": 0.5},
+        {"draft_stop_threshold": 0.0, "tree_width": 3},
         {
             "skip_ratio": 1.0,
             "draft_stop_threshold": 0.3,
@@ -99,6 +107,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "del": [
         {"cost": "layers"},
         {"cost": "layers", "exit_layers": [2, 3], "num_speculative_tokens": 2, "dynamic_draft_exit": False},
+    ],
+    "kangaroo": [
+        {"model": MUTE, "draft_stop_threshold": 0.0},
+        {"model": ADAPTER, "exit_layer": 3, "draft_stop_threshold": 0.1, "draft_sample_method": "greedy"},
+        {"model": ADAPTER, "exit_layer": 1, "draft_max_length": 2, "num_speculative_tokens": 3},
     ],
     "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
     "token_recycling": [{}, {"num_speculative_tokens": 2}],
@@ -125,7 +138,7 @@ def remembers(name: str) -> bool:
 
 def named(options: dict[str, Any]) -> str:
     """The options for a test's name, without what differs from run to run."""
-    return str([(key, "..." if key == "datastore" else value) for key, value in options.items()])
+    return str([(key, "..." if key == "datastore" or value in (ADAPTER, MUTE) else value) for key, value in options.items()])
 
 
 def over(cases: Sequence[tuple[str, dict[str, Any]]]) -> Any:

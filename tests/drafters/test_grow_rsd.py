@@ -8,11 +8,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from drafters.test_draft_model import PROMPT, begin, confident, drafter_of, enumerable, propose
 from tools.enumerate_draws import Choices, distance, output_law, target_law
 from tools.gtest import ERROR, g_test
 from tools.random_drafts import random_target
+from tools.toy_vector import Q, acceptance_rate
 from toys import ToyRunner
 
 from paceline.drafters import grow_rsd
@@ -35,7 +38,7 @@ def error(policy: str, program: Any, target: Any, length: int) -> float:
     return max(distance(output_law(one, program, target, length), target_law(target, length)) for one in found)
 
 
-def program_of(monkeypatch: pytest.MonkeyPatch, policy: str, width: int, nodes: int, depth: int, go_on: Any = always_go_on) -> Any:
+def program_of(monkeypatch: pytest.MonkeyPatch, policy: str, width: Any, nodes: int, depth: int, go_on: Any = always_go_on) -> Any:
     drafter = drafter_of(ToyRunner(3, order=None, sharpness=1.0), 3, tree_policy=policy, tree_width=width)
     return enumerable(monkeypatch, drafter, nodes, depth, go_on)
 
@@ -53,6 +56,13 @@ def test_drawn_trees_keep_the_output_law(
     assert error(policy, program, target, depth + 1) < 1e-6, "float32 rows"
     assert error(policy, lambda c: select(program(c), 2), target, depth + 1) < 1e-6
     assert error(policy, lambda c: select(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
+
+
+@pytest.mark.parametrize(("factors", "nodes"), [([2, 1], 4), ([1, 2], 3)])
+def test_factors_by_level_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, factors: list[int], nodes: int) -> None:
+    program, target = program_of(monkeypatch, "rsd_c", factors, nodes, 9), random_target(nodes, 3)
+    assert error("rsd_c", program, target, 3) < 1e-6
+    assert error("rsd_c", lambda c: select(program(c), 2), target, 3) < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["rsd_c", "rsd_s", "greedy_draft"])
@@ -92,6 +102,63 @@ def test_the_shapes(seed: int) -> None:
         above = 2 if parent == ROOT else sum(t.node == parent for t in chains.trials[int(chains.parents[parent])])
         assert len(trials) == above == trials[0].group
         assert all(trial.row is trials[0].row for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("factors", "nodes", "levels"),
+    [([3, 2, 1], 99, [3, 6, 6]), ([1, 1, 4], 99, [1, 1, 4]), ([3, 2, 1], 7, [3, 4]), ([4], 99, [4]), ([8, 2], 99, [8, 16])],
+)
+def test_factors_say_the_children_of_each_level(factors: list[int], nodes: int, levels: list[int]) -> None:
+    """The first nodes of a level get theirs where the budget ends; the last factor ends the tree, at temperature 0 as well."""
+    drafter = drafter_of(ToyRunner(8, order=None, sharpness=0.5), 8, tree_policy="rsd_c", tree_width=factors)
+    tree = propose(drafter, begin(drafter, PROMPT[:2], temperature=1.0), nodes, 9)
+    assert Counter(tree.depths.tolist()) == dict(enumerate(levels, 1))
+    for parent, trials in tree.trials.items():
+        depth = 0 if parent == ROOT else int(tree.depths[parent])
+        assert len(trials) == factors[depth] or nodes == len(tree)
+        assert [trial.removed for trial in trials] == [
+            tuple(int(tree.tokens[t.node]) for t in trials[:i]) for i in range(len(trials))
+        ]
+    greedy = propose(drafter, begin(drafter, PROMPT[:2]), nodes, 9)
+    assert greedy.depths.max() <= len(factors)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_draft_is_a_chain_of_speculative_sampling(policy: str) -> None:
+    """With one draft every policy draws one child of each node, from all of q; for greedy drafts no token is excluded then."""
+    drafter = drafter_of(ToyRunner(8, order=None), 8, tree_policy=policy, tree_width=1)
+    tree = propose(drafter, begin(drafter, temperature=1.0), 4, 4)
+    assert tree.is_chain
+    assert len(tree) == 4
+    assert [[trial.removed for trial in trials] for trials in tree.trials.values()] == [[()]] * 4
+
+
+class Fixed(ToyRunner):
+    """One law after every text."""
+
+    law = Q
+
+    def logits(self, text: Any) -> torch.Tensor:
+        return torch.from_numpy(self.law).log().float()
+
+
+@pytest.mark.parametrize(
+    ("policy", "rate"), [("levels", 0.82), ("rsd_c", 0.82), ("rsd_s", 0.82), ("spectr", 0.79136), ("greedy_draft", 0.90)]
+)
+def test_drafted_trees_reproduce_the_known_vector(monkeypatch: pytest.MonkeyPatch, policy: str, rate: float) -> None:
+    drafter = drafter_of(Fixed(3), 3, tree_policy=policy, tree_width=2)
+    two = enumerable(monkeypatch, drafter, 2, 1, always_go_on)
+    assert acceptance_rate(VERIFIERS.get(policy, RecursiveRejection()), two) == pytest.approx(rate, abs=5e-6)
+
+
+@pytest.mark.parametrize(("policy", "always"), [("rsd_c", True), ("rsd_s", True), ("spectr", False)])
+def test_the_only_two_tokens_always_stand(monkeypatch: pytest.MonkeyPatch, policy: str, always: bool) -> None:
+    """Without replacement; the same number of draws with replacement does not reach it."""
+    monkeypatch.setattr(Fixed, "law", np.array([0.25, 0.75, 0.0]))
+    program = enumerable(monkeypatch, drafter_of(Fixed(3), 3, tree_policy=policy, tree_width=2), 2, 1, always_go_on)
+    rate = acceptance_rate(RecursiveRejection(), program, np.array([0.9, 0.1, 0.0]))
+    assert (rate > 1 - 1e-6) == always
+    assert always or rate < 0.9
 
 
 def test_without_draws_they_are_levels() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_layers import ToyLayers
+from toy_layers import ToyLayers, direction
 from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
@@ -73,8 +73,8 @@ def test_a_replay_that_wrote_into_the_texts_own_cache_would_show(plain: LLM, mon
         runner.truncate(cache, start)
         found, _ = runner.run_layers([cache], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
         cache.length, cache.scratch = length, 0
-        logits: torch.Tensor = drafts.head(found)
-        return logits
+        states: torch.Tensor = found
+        return states
 
     monkeypatch.setattr(swift, "replayed", careless)
     llm, _ = fast(plain, **EARLY)
@@ -95,12 +95,12 @@ def test_one_pass_is_what_steps_are(plain: LLM) -> None:
     runner.extend([cache], [text[:-1]])
     before = runner.score([cache], [text[-1]], [EMPTY_TREE]).logits.clone()
     plan, start, drafts = LayerPlan(skip_attention={1, 3}, skip_mlp={2}), len(text) - 9, SteppedDrafts(runner)
-    found = replayed(runner, drafts, cache, start, text[start:-1], plan=plan)
+    found = drafts.head(replayed(runner, drafts, cache, start, text[start:-1], plan=plan))
     own = runner.fork(cache)
     runner.truncate(own, start)
     steps = torch.cat([drafts.step([own], [text[start : start + i + 1]], plan)[0] for i in range(8)])
     assert torch.allclose(found, steps, atol=1e-3)
-    whole = replayed(runner, drafts, cache, start, text[start:-1], plan=ALL_LAYERS)
+    whole = drafts.head(replayed(runner, drafts, cache, start, text[start:-1], plan=ALL_LAYERS))
     assert not torch.allclose(found, whole, atol=1e-1)
     assert torch.equal(runner.score([cache], [text[-1]], [EMPTY_TREE]).logits, before)
     runner.release(own)
@@ -132,16 +132,19 @@ class Planted(ToyLayers):
         self.idle, self.rows = frozenset(idle), 0
 
     def step(
-        self, caches: Sequence[Any], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+        self, caches: Sequence[Any], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False, logits: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, hidden = super().step(caches, inputs, LayerPlan(), states=states)
+        scored, hidden = super().step(caches, inputs, LayerPlan(), states=states)
         self.rows += len(inputs)
         left_out = {2 * i for i in plan.skip_attention} | {2 * i + 1 for i in plan.skip_mlp}
         for row, (cache, own) in enumerate(zip(caches, inputs, strict=True)):
             position = cache.length + len(own)
             if any(position % 5 == part % 5 for part in left_out - self.idle):
-                logits[row] = logits[row].roll(1)
-        return logits, hidden
+                scored[row] = scored[row].roll(1)
+                if states:
+                    hidden[row] += 1.0
+                    self._said[direction(hidden[row])] = scored[row].float()
+        return scored, hidden
 
 
 class PlantedWorld:

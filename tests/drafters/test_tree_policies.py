@@ -27,6 +27,18 @@ OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"s
         ({"tree_policy": "eagle2", "speculative_token_tree": "[(0,)]"}, "speculative_token_tree must be given with"),
         ({"tree_policy": "static"}, 'speculative_token_tree must be given with tree_policy "static", and only then, got None'),
         ({"speculative_token_tree": "[(0,), (64,)]"}, "ranks in 0..63"),
+        (
+            {"tree_policy": "rsd_c", "tree_width": []},
+            r"tree_width must be a list of 1..64 integers in 1..64, one per level, got \[\]",
+        ),
+        ({"tree_policy": "rsd_c", "tree_width": [3, 0]}, r"one per level, got \[3, 0\]"),
+        ({"tree_policy": "rsd_c", "tree_width": (2, 65)}, r"one per level, got \(2, 65\)"),
+        ({"tree_policy": "rsd_c", "tree_width": [2, True]}, r"one per level, got \[2, True\]"),
+        ({"tree_policy": "rsd_c", "tree_width": [1] * 65}, "one per level, got"),
+        ({"tree_policy": "rsd_c", "tree_width": "3,2"}, r"integer in 1..64 \(with tree_policy 'rsd_c' also a list .*got '3,2'"),
+        ({"tree_policy": "rsd_s", "tree_width": [3, 2]}, r"\(with tree_policy 'rsd_c' also a list .*got \[3, 2\]"),
+        ({"tree_width": [3, 2]}, r"\(with tree_policy 'rsd_c' also a list of them, one per level\), got \[3, 2\]"),
+        ({"tree_width": 65}, "tree_width must be an integer in 1..64, got 65"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:

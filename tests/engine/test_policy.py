@@ -10,8 +10,8 @@ from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.config import SpeculativeConfig
-from paceline.engine.build import build_parts, check_methods
-from paceline.engine.policy import GIVEN
+from paceline.engine.build import _methods, build_parts, check_methods
+from paceline.engine.policy import GIVEN, split_options
 
 
 def controller(given: dict[str, Any]) -> Any:
@@ -42,6 +42,24 @@ def test_defaults_stay() -> None:
     assert controller({"method": "ngram", "controller": "heuristic"}).num_speculative_tokens is None
 
 
+@pytest.mark.parametrize("methods", [["ngram", "tli"], ["tli", {"method": "draft_model", "model": "other"}]])
+def test_a_model_beside_a_list_is_that_of_the_methods_that_take_one(methods: list[Any]) -> None:
+    config = SpeculativeConfig.parse({"method": methods, "model": "toy"})
+    assert config is not None
+    assert [one.model for one in _methods(config, "default")] == [
+        {"ngram": None, "tli": "toy", "draft_model": "other"}[one.method if isinstance(one.method, str) else ""]
+        for one in config.method
+    ]
+
+
+@pytest.mark.parametrize("given", [{"method": "draft_model", "controller": "fixed"}, {"method": "auto"}, {"controller": "auto"}])
+def test_vllms_name_for_another_tokenizer_stands_beside_controllers(given: dict[str, Any]) -> None:
+    config = SpeculativeConfig.parse({"model": "toy", "num_speculative_tokens": 3, "use_heterogeneous_vocab": True} | given)
+    assert config is not None
+    check_methods(config)
+    assert [one.method for one in _methods(split_options(config)[0], None)][-1] == "tli"
+
+
 KANGAROO = {"method": "ngram", "controller": "kangaroo"}
 
 
@@ -57,6 +75,18 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         (KANGAROO | {"threshold": "low"}, "threshold must be in 0..1, got 'low'"),
         (KANGAROO | {"controller": "kangroo", "threshold": 0.4}, "unknown controller 'kangroo'; did you mean kangaroo"),
         ({"method": "ngram", "max_nodes": "many"}, "controller 'auto': TypeError"),
+        (
+            {"method": ["ngram", "suffix"], "model": "toy"},
+            "model must stand beside methods that take one, and 'ngram', 'suffix' take",
+        ),
+        (
+            {"method": "specmquant", "draft": {"method": "ngram", "controller": "fixed"}},
+            "controller must stand beside method 'specm",
+        ),
+        (
+            {"method": "specmquant", "draft": {"method": "ngram", "num_speculative_tokens": 0}},
+            "inside method 'specmquant' must be 1",
+        ),
     ],
 )
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], words: str) -> None:

@@ -1,14 +1,19 @@
-"""An analysis of acceptance as one HTML page of two plots that needs nothing else.
+"""An analysis of acceptance as one HTML page of two plots, with their figures as tables, that needs nothing else.
 
-In: an Analysis. Out: HTML. Not here: the figures (`bench.acceptance_rules`), how lines are drawn (`bench.report_plots`).
+In: an Analysis. Out: HTML. Not here: the figures (`bench.acceptance_rules`), how lines are drawn (`bench.report_plots`), the looks
+(`pages/acceptance.html`, on the style sheets of the other pages).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log
 from typing import TYPE_CHECKING, Final
 
-from markupsafe import Markup
+from paceline.bench.acceptance_rules import BLOCK, WITH, WITHOUT
+from paceline.bench.explain import PAGES
+from paceline.bench.report_figures import COLOURS, Figure, Table, figure
+from paceline.bench.report_plots import Axis, Line
 
 if TYPE_CHECKING:
     from paceline.bench.acceptance_rules import Analysis
@@ -16,44 +21,62 @@ if TYPE_CHECKING:
 MARK: Final = '<meta name="generator" content="paceline analyze">'
 """Stands in every page, so that one may be told from a file that is something else."""
 
-COLOURS: Final = ("#1b6ca8", "#c8553d", "#2a7f62", "#8a5a9e", "#7a6a2f", "#888888", "#333333", "#d08c00", "#5aa9e6", "#b3446c")
+DASHED, DOTTED = 1, 2
+FIXED: Final[Mapping[str, tuple[str, int]]] = {WITH: ("--muted", DASHED), WITHOUT: ("--ink", DASHED), BLOCK: ("--d7", 0)}
+"""Lines that are no rule of single places -> colour and dashes; the rules have the other colours in their order."""
 
-_PAGE: Final = Markup("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{mark}<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'"><title>Acceptance of drafts</title><style>
-:root {{ {colours} }} body {{ font: 15px sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }}
-svg {{ width: 100%; max-width: 46em; font-size: 11px }} text {{ fill: #444 }}
-.grid {{ stroke: #e4e4e4 }} .axis, .tick {{ stroke: #888 }}
-.series {{ fill: none; stroke: var(--c); stroke-width: 1.6 }} .dot {{ fill: var(--c) }} li {{ list-style: none }}
-li::before {{ content: "\\25CF  "; color: var(--c) }}
-</style></head><body><h1>Acceptance of drafts</h1><p>{positions} places. {note}</p>{figures}</body></html>
-""")
+APPROXIMATE: Final = "(approximate)"
+APART: Final = 0.045
+"""Least distance of two marks of an axis, as a share of it."""
 
 
 def page(found: Analysis, note: str) -> str:
-    """The page.
+    """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system.
 
     Args:
         note: what the figures mean.
     """
-    colours = Markup(" ").join(Markup("--d{}: {};").format(i, colour) for i, colour in enumerate(COLOURS))
-    figures = _figure("Acceptance by number of drafts", "drafts at one place", "acceptance", found.drafts, found.acceptance)
-    figures += _figure("Tokens per pass by nodes of the tree", "nodes", "tokens per pass", found.budgets, found.tokens)
-    return _PAGE.format(mark=Markup(MARK), colours=colours, positions=found.positions, note=note, figures=figures)
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
 
-
-def _figure(title: str, across: str, up: str, places: Sequence[int], rows: Mapping[str, Sequence[float]]) -> Markup:
-    from paceline.bench.report_plots import Axis, Line, plot
-
-    lines = [
-        Line(
-            name=name,
-            colour=f"--d{i % len(COLOURS)}",
-            points=list(zip(places, values, strict=True)),
-            dash=int(name.startswith("optimum")),
-        )
-        for i, (name, values) in enumerate(rows.items())
+    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    drawn = [
+        _figure("Acceptance by number of drafts", ("drafts at one place", "acceptance"), found.drafts, found.acceptance, ".4f"),
+        _figure("Tokens per pass by nodes of the tree", ("nodes", "tokens per pass"), found.budgets, found.tokens, ".3f"),
     ]
-    legend = Markup("").join(Markup('<li style="--c:var({})">{}</li>').format(line.colour, line.name) for line in lines)
-    drawn = plot(title, lines, Axis(label=across, ticks=places), Axis(label=up))
-    return Markup("<h2>{}</h2>{}<ul>{}</ul>").format(title, drawn, legend)
+    setup = f"Mean of {found.positions} place{'s' if found.positions > 1 else ''}"
+    return pages.get_template("acceptance.html").render(
+        title="Acceptance of drafts", setup=setup, figures=[one for one in drawn if one], note=note, mark=Markup(MARK)
+    )
+
+
+def _figure(
+    title: str, labels: tuple[str, str], places: Sequence[int], rows: Mapping[str, Sequence[float]], form: str
+) -> Figure | None:
+    """Args: labels: across and up. form: of the table's figures."""
+    styles = _styles(list(rows))
+    lines = [
+        Line(name=name, colour=styles[name][0], dash=styles[name][1], points=list(zip(places, values, strict=True)))
+        for name, values in rows.items()
+    ]
+    table = Table(
+        ("rule", *map(str, places)), [(name, *(format(value, form) for value in values)) for name, values in rows.items()]
+    )
+    return figure(title, lines, (Axis(label=labels[0], ticks=marks(places), log=True), Axis(label=labels[1])), table)
+
+
+def _styles(names: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Name -> colour, dashes."""
+    rules = [name for name in names if name not in FIXED]
+    styles = {name: (f"--d{i % (COLOURS - 1)}", DOTTED if APPROXIMATE in name else 0) for i, name in enumerate(rules)}
+    return styles | dict(FIXED)
+
+
+def marks(places: Sequence[int]) -> list[float]:
+    """The places, in rising order, whose marks do not run into each other on a logarithmic axis."""
+    width = log(places[-1] / places[0]) or 1.0
+    found: list[float] = []
+    for place in places:
+        if not found or log(place / found[-1]) >= APART * width:
+            found.append(float(place))
+    return found

@@ -79,10 +79,14 @@ def with_replacement(p: Array, q: Array, drafts: int) -> float:
 
 def without_replacement(p: Array, q: Array, drafts: int) -> float:
     """Recursive rejection of drafts drawn without replacement; see the module for when it is sampled."""
-    if math.prod([np.count_nonzero(q)] * (drafts - 1)) <= ENUMERATED:
-        return 1.0 - _all_fail(p, q, drafts)
-    rng = np.random.default_rng(0)
-    return 1.0 - fmean(_sampled_fail(p, q, drafts, rng) for _ in range(SAMPLES))
+    return 1.0 - float(failures(p, q, drafts, np.random.default_rng(0)).mean())
+
+
+def failures(p: Array, q: Array, drafts: int, rng: np.random.Generator) -> Array:
+    """Chance that no draft without replacement stands: (1,) the exact one, or (SAMPLES,) figures whose mean it is."""
+    if math.prod([int(np.count_nonzero(q))] * (drafts - 1)) <= ENUMERATED:
+        return np.array([_all_fail(p, q, drafts)])
+    return np.array([_sampled_fail(p, q, drafts, rng) for _ in range(SAMPLES)])
 
 
 def _all_fail(r: Array, q: Array, drafts: int) -> float:

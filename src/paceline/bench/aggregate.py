@@ -115,9 +115,10 @@ def pairs(base: Cell, cell: Cell, seed: int) -> Iterator[equality.Pair]:
 def matrices(base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True) -> tuple[Matrices, Matrices]:
     """((tokens, seconds) of the baseline, of the setting), each (groups, repeats), of measurements that both have.
 
+    Only groups count whose pieces are all to be kept: the pieces of a batch share its seconds.
     After an interruption, groups without a whole first repeat are left out, and repeats that some group lacks.
     """
-    groups = [i for i, group in enumerate(cell.groups) if any(keep(piece) for piece in group)]
+    groups = [i for i, group in enumerate(cell.groups) if all(keep(piece) for piece in group)]
     runs = [{(run.group, run.repeat): run for run in one.runs} for one in (base, cell)]
     both = set(runs[0]) & set(runs[1])
     groups = [group for group in groups if (group, 0) in both]
@@ -179,7 +180,7 @@ def _work(cell: Cell, around: Surroundings) -> dict[str, Any]:
 
 
 def _tasks(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any]:
-    """Figures by task; where groups of a batch mix tasks, a group counts for each of its tasks."""
+    """Figures by task; speeds of batches of one task only, since a batch that mixes tasks says nothing of any of them."""
     everything = [piece for group in cell.groups for piece in group] + cell.failed
     task_of = {(piece.prompt, piece.turn): piece.task for piece in everything}
     made = []

@@ -38,6 +38,9 @@ USUAL: Final = set(registry.DRAFTERS["draft_model"].needs)
 CHEAP: Final = "table"
 """Kind of drafters that are merged with those of the other kinds."""
 
+AUTO: Final = "auto"
+"""What decodes without a profile, so that a search knows it too."""
+
 SHARED: Final = ("num_speculative_tokens", "disable_by_batch_size")
 """What stands beside a list of methods, not in its entries."""
 
@@ -73,7 +76,8 @@ class Setting:
             entries = _entries(self.config) or [self.config]
             text = " + ".join(_entry_words(entry) for entry in entries)
             tokens = self.config.get("num_speculative_tokens")
-            text += ", controller auto" if tokens is None else f", {tokens} tokens"
+            if self.config.get("method") != AUTO:
+                text += ", controller auto" if tokens is None else f", {tokens} tokens"
         number = self.threads
         return text if number == default_threads else f"{text}, {number} thread{'s' if number > 1 else ''}"
 
@@ -102,7 +106,7 @@ def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Se
     options = [{**config, **more} for config in singles for more in _grid(str(config["method"]), capabilities)]
     elsewhere = [Setting(config, number) for number in others for config in (None, *first[:1])]
     turns = [lists, singles[::2], singles[1::2], fixed]
-    kinds = [[Setting(config, default) for config in kind] for kind in turns]
+    kinds = [[Setting(config, default) for config in kind] for kind in (_autos(drafts), *turns)]
     kinds.append([*elsewhere, *(Setting(config, default) for config in options)])
     found = [setting for turn in zip_longest(*kinds) for setting in turn if setting is not None]
     return Candidates(found[:MOST], skipped, found[MOST:])
@@ -110,6 +114,8 @@ def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Se
 
 def with_prediction(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same methods beside the drafter that follows a request's prediction; it does nothing where a request has none."""
+    if config.get("method") == AUTO:  # has it
+        return dict(config)
     entries = _entries(config) or [{key: value for key, value in config.items() if key not in SHARED}]
     if any(entry.get("method") == "prediction" for entry in entries):
         return dict(config)
@@ -122,6 +128,11 @@ def thread_counts(now: int, physical: int, device: str) -> list[int]:
     if device != "cpu":
         return [now]
     return list(dict.fromkeys([now, *(number for number in (physical, 1) if 0 < number < now)]))
+
+
+def _autos(drafts: Sequence[str]) -> list[dict[str, Any]]:
+    """The default, with each draft model."""
+    return [{"method": AUTO, "model": draft} for draft in drafts] or [{"method": AUTO}]
 
 
 def _singles(capabilities: Capabilities, drafts: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:

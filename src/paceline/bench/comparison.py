@@ -6,7 +6,8 @@ For every cell (setting, workload, temperature, batch size) of both documents, b
 and the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were made at different
 times, so the machine may have changed between them; the ratio of the two *speed-ups*, each over plain decoding in its own run, is
 free of that and stands beside it. With m cells, m intervals at 95 % would show about m / 20 differences where there are none: a
-difference counts as significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1.
+difference counts as significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1, and rests on `stats.ENOUGH`
+batches or more: an interval from fewer is too narrow.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> Line:
         gain, gain_wide = _ratio(tables, comparisons, seed)
     prompts = sum(map(len, set(tables[0] or ()) & set(tables[1] or ())))
     reason = None if speed is not None else f"no {'prompt' if key[-1] == 1 else 'batch of the same prompts'} was decoded in both"
-    return Line(key, prompts, speed, gain, _excludes_one(speed_wide), _excludes_one(gain_wide), reason)
+    return Line(key, prompts, speed, gain, _differs(speed_wide), _differs(gain_wide), reason)
 
 
 def _rates(cell: Mapping[str, Any]) -> Tables:
@@ -162,8 +163,8 @@ def _ratio(tables: Sequence[Tables | None], comparisons: int, seed: int) -> tupl
     return stats.bootstrap([ratios], stats.median_ratio, seed=seed), wide
 
 
-def _excludes_one(estimate: Estimate | None) -> bool:
-    return estimate is not None and not estimate.low <= 1.0 <= estimate.high
+def _differs(estimate: Estimate | None) -> bool:
+    return estimate is not None and stats.differs(**estimate.to_dict())
 
 
 def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -65,13 +65,19 @@ class Visit:
         }
 
 
-def visit(llm: LLM, config: Mapping[str, Any] | str | SpeculativeConfig | None, prompts: Sequence[Any]) -> Visit:
+def visit(
+    llm: LLM,
+    config: Mapping[str, Any] | str | SpeculativeConfig | None,
+    prompts: Sequence[Any],
+    progress: doctor_probe.Progress = lambda stage, done, total: None,
+) -> Visit:
     """Measure and ask.
 
     Args:
         llm: the target, loaded; its own speculative_config plays no part.
         config: the speculative_config in question.
         prompts: for the probes, as for `LLM.generate`.
+        progress: told (stage, done, total).
     Raises:
         ConfigError: a configuration that is no configuration.
     """
@@ -81,10 +87,13 @@ def visit(llm: LLM, config: Mapping[str, Any] | str | SpeculativeConfig | None, 
     error = ""
     try:
         if parsed is not None:
-            probes = doctor_probe.probe(llm.with_speculative_config(parsed), prompts)
+            probes = doctor_probe.probe(llm.with_speculative_config(parsed), prompts, progress=progress)
     except PacelineError as problem:
         error = str(problem)
-    facts = Facts(machine=_machine(llm), target=_target(llm), drafts=drafts, probes=probes, error=error)
+    progress("timing passes", 0, 1)
+    machine = _machine(llm)
+    progress("timing passes", 1, 1)
+    facts = Facts(machine=machine, target=_target(llm), drafts=drafts, probes=probes, error=error)
     return Visit(facts, diagnose(facts))
 
 

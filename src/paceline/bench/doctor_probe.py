@@ -5,7 +5,7 @@ In: a loaded LLM. Out: checks_facts.Probe. Not here: judgement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -68,12 +68,18 @@ def pass_seconds(runner: Runner, threads: Sequence[int]) -> dict[int, float]:
     return found
 
 
-def probe(llm: LLM, prompts: Sequence[Any], *, tokens: int = TOKENS) -> list[Probe]:
+Progress = Callable[[str, int, int], None]
+
+
+def probe(
+    llm: LLM, prompts: Sequence[Any], *, tokens: int = TOKENS, progress: Progress = lambda stage, done, total: None
+) -> list[Probe]:
     """One probe per drafter of a configuration: greedy, ends of texts ignored.
 
     Args:
         llm: with the configuration in question.
         prompts: as for `LLM.generate`, one after the other.
+        progress: told (stage, done, total).
     """
     timer = PassTimer(llm.runner)
     rows = min(DEPTH + 1, llm.runner.info.max_context // 4)
@@ -81,6 +87,7 @@ def probe(llm: LLM, prompts: Sequence[Any], *, tokens: int = TOKENS) -> list[Pro
     crew = llm.engine.parts.crew
     found = []
     for number, method in enumerate(llm.drafter_methods):
+        progress("probing drafters", number, len(llm.drafter_methods))
         one = llm.with_speculative_config(llm.speculative)
         one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number))
         records, dropped = _decode(one, prompts, tokens)
@@ -97,6 +104,7 @@ def probe(llm: LLM, prompts: Sequence[Any], *, tokens: int = TOKENS) -> list[Pro
                 dropped=dropped,
             )
         )
+    progress("probing drafters", len(found), len(found))
     return found
 
 

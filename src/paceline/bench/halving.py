@@ -3,7 +3,8 @@
 In: a function that measures one arm against the baseline on one item, and a clock. Out: a ranking, refusals, a bootstrap interval.
 Not here: what an arm is (`bench.candidates`), timing (`bench.tune`).
 
-All surviving arms are measured on the same items; after each share of the budget the worse half (by the median of the gains) goes.
+Every arm is looked at once, the first ones first, until a share of the budget is gone; those after that are left out. All surviving
+arms are measured on the same items; after each further share of the budget the worse half (by the median of the gains) goes.
 The winner's own measurements flatter it, since it was chosen for them: its gain is to be measured again (`confirm`).
 
 Source: Jamieson and Talwalkar 2016, Non-stochastic best arm identification and hyperparameter optimization (arXiv:1502.07943);
@@ -25,6 +26,12 @@ Pull = Callable[[int, int], float]
 
 MIN_PAIRS = 8
 """Fewest fresh measurements of a winner, whatever the budget: an interval from fewer says little."""
+
+FIRST_LOOKS = 0.5
+"""Share of the budget after which no arm is looked at for the first time."""
+
+LEAST_ARMS = 3
+"""Arms that are looked at whatever the budget."""
 
 MAX_PAIRS = 256
 RESAMPLES = 2000
@@ -68,6 +75,7 @@ class Race:
         order: arms from best to worst, the refused ones left out; those that went later come before those that went earlier.
         gains: per arm, what was measured.
         refused: arm -> why.
+        unseen: arms for which there was no time; not in `order`.
         rounds: finished rounds.
         interrupted: by Ctrl-C.
     """
@@ -75,6 +83,7 @@ class Race:
     order: list[int]
     gains: list[list[Gain]]
     refused: dict[int, str] = field(default_factory=dict)
+    unseen: list[int] = field(default_factory=list)
     rounds: int = 0
     interrupted: bool = False
 
@@ -88,39 +97,54 @@ def race(
     budget: float,
     progress: Callable[[int], None] = lambda alive: None,
 ) -> Race:
-    """Halve until one arm is left; every round takes an equal share of the budget, and measures every arm at least once.
+    """Look at the arms once each, then halve until one is left; every round may take an equal share of the budget.
 
     Args:
-        arms: how many.
+        arms: how many, the most promising first.
         items: what may be measured on, taken in turn.
-        elapsed: seconds since the start; `budget` is in the same unit.
+        elapsed: seconds since the start, as `budget`, after which none but the first look at LEAST_ARMS arms begins.
         progress: told the number of arms left, before each measurement.
     """
-    found = Race(list(range(arms)), [[] for _ in range(arms)])
-    rounds, turn, alive = max(1, math.ceil(math.log2(max(arms, 1)))), count(), list(range(arms))
+    found, turn = Race(list(range(arms)), [[] for _ in range(arms)]), count()
+
+    def look(alive: Sequence[int], until: float, least: int = 0) -> list[int]:
+        item = items[next(turn) % len(items)]
+        return _look(found, alive, least, item=item, pull=pull, progress=progress, late=lambda: elapsed() >= until)
+
+    alive = list(found.order)
     try:
+        alive = look(alive, FIRST_LOOKS * budget, LEAST_ARMS)
+        alive, found.unseen = ([arm for arm in alive if bool(found.gains[arm]) is seen] for seen in (True, False))
+        rounds = max(1, math.ceil(math.log2(max(len(alive), 1))))
         for number in range(rounds):
-            while True:
-                alive = _measure(found, alive, items[next(turn) % len(items)], pull, progress)
-                if len(alive) < 2 or elapsed() >= budget * (number + 1) / rounds:
-                    break
+            while len(alive) > 1 and elapsed() < budget * (number + 1) / rounds:
+                alive = look(alive, budget)
             alive = _ranked(found, alive)
             _put_first(found, alive)
             found.rounds = number + 1
             alive = alive[: math.ceil(len(alive) / 2)]
-            if len(alive) < 2:
-                break
     except KeyboardInterrupt:
         found.interrupted = True
         _put_first(found, _ranked(found, [arm for arm in alive if arm not in found.refused]))
-    found.order = [arm for arm in found.order if arm not in found.refused]
+    found.order = [arm for arm in found.order if arm not in found.refused and arm not in found.unseen]
     return found
 
 
-def _measure(found: Race, alive: Sequence[int], item: int, pull: Pull, progress: Callable[[int], None]) -> list[int]:
-    """Every arm once on one item; those that were not refused."""
+def _look(
+    found: Race,
+    alive: Sequence[int],
+    least: int,
+    *,
+    item: int,
+    pull: Pull,
+    progress: Callable[[int], None],
+    late: Callable[[], bool],
+) -> list[int]:
+    """Arms once each on one item, until it is late and `least` were measured; all but the refused ones."""
     for arm in alive:
-        progress(len(alive) - len([a for a in alive if a in found.refused]))
+        if late() and sum(bool(found.gains[one]) for one in alive) >= least:
+            break
+        progress(sum(one not in found.refused for one in alive))
         try:
             found.gains[arm].append(Gain(item, pull(arm, item)))
         except RefusedError as error:

@@ -43,6 +43,9 @@ STEP = 0.15
 SLOWEST = 1e-30
 """Least rate at which the quadrature looks."""
 
+LINEAR, NEVER = 1e-17, 745.0
+"""Below the first, 1 - exp(-x) is x to the last bit; beyond the second, exp(-x) is 0."""
+
 
 def optimal_acceptance(p: Array, q: Array, drafts: int, *, replacement: bool) -> float:
     """The highest acceptance that an exact rule can have.
@@ -102,14 +105,19 @@ def _rung(q: Array, outside: Array, times: Array, widths: Array, drafts: int) ->
     for t in range(len(times)):
         few = np.zeros(drafts)  # chance that exactly j < drafts tokens have rung
         few[0] = 1.0
-        many = 0.0
+        many, left = 0.0, 1.0
         for x in range(len(q)):
-            rung = -np.expm1(-q[x] * times[t])
-            many += few[drafts - 1] * rung
-            for j in range(drafts - 1, 0, -1):
-                few[j] += rung * (few[j - 1] - few[j])
-            few[0] -= rung * few[0]
-            found[x] += widths[t] * outside[x] * np.exp(-outside[x] * times[t]) * many
+            if left > 0.0:
+                due = q[x] * times[t]
+                rung = -np.expm1(-due) if due > LINEAR else due
+                many += few[drafts - 1] * rung
+                for j in range(drafts - 1, 0, -1):
+                    few[j] += rung * (few[j - 1] - few[j])
+                few[0] -= rung * few[0]
+                left = few.sum()
+            late = outside[x] * times[t]
+            if late < NEVER:
+                found[x] += widths[t] * outside[x] * np.exp(-late) * many
     return found
 
 

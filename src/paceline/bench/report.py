@@ -20,6 +20,7 @@ from paceline.bench import report_sweeps as sweeps
 from paceline.bench import report_words as words
 from paceline.bench.document import write_whole
 from paceline.bench.explain import PAGES
+from paceline.bench.stats import ENOUGH
 from paceline.bench.table import NOTHING, interval
 
 Record = Mapping[str, Any]
@@ -42,9 +43,10 @@ def write(document: Record, path: Path) -> None:
 def to_html(document: Record) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
     from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["breakable"] = lambda name: Markup(re.sub("([_+(,=])", r"\1<wbr>", str(escape(name))))
     page = pages.get_template("report.html").render(view(document), mark=Markup(MARK))
     return re.sub(r"[\ud800-\udfff]", "\ufffd", page)  # half a surrogate pair cannot be written as UTF-8
 
@@ -68,6 +70,7 @@ def view(document: Record) -> dict[str, Any]:
         "failures": words.failures(document),
         "differences": words.differences(document),
         "most": words.MOST,
+        "enough": ENOUGH,
         "skipped": [(one["name"], one["why"]) for one in (*document["skipped"], *document["peers_skipped"])],
         "facts": words.facts(document),
         "definitions": words.DEFINITIONS,

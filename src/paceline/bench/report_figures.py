@@ -146,7 +146,7 @@ def _ends(value: Any) -> tuple[float, float, float]:
 def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
     """Speed-up of every setting, over all prompts and for each task."""
     others = [cell for cell in cells if cell["setting"] != palette.baseline]
-    tasks = list(dict.fromkeys(task["task"] for cell in others for task in cell["tasks"]))
+    tasks = list(dict.fromkeys(task["task"] for cell in others for task in cell["tasks"] if task["speedup"] is not None))
 
     def rows(find: Callable[[Record], Any]) -> list[tuple[str, str, Any, str]]:
         found = [(cell["setting"], find(cell)) for cell in others]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.bench.stats import differs
 from paceline.bench.table import NOTHING, interval, milliseconds, percent, same
 
 Record = Mapping[str, Any]
@@ -96,7 +97,7 @@ def _row(cell: Record, claimed: Record | None) -> dict[str, Any]:
         NOTHING if peak is None else size(peak),
         f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
     ]
-    verdict = "" if own or gain is None or gain["n"] < 2 else "faster" if gain["low"] > 1 else "slower" if gain["high"] < 1 else ""
+    verdict = "" if own or gain is None or not differs(**gain) else "faster" if gain["low"] > 1 else "slower"
     bad = not cell["comparable"]
     return {"name": cell["setting"], "words": words, "verdict": verdict, "bad": bad, "failed": bool(cell["failed"])}
 

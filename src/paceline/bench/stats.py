@@ -23,6 +23,8 @@ FloatArray = npt.NDArray[np.float64]
 
 DRAWS = 2000
 LEVEL = 0.95
+ENOUGH = 6
+"""Fewer independent units than this prove no difference: five all lie on one side by chance in 1 of 16 cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
+
+
+def differs(value: float, low: float, high: float, n: int, **_: Any) -> bool:
+    """Whether an estimate of a ratio, given by its fields, shows a difference: an interval without 1, of enough units."""
+    return n >= ENOUGH and not low <= 1.0 <= high
 
 
 def resample(shape: tuple[int, int], draws: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

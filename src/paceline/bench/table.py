@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.stats import ENOUGH, differs
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 Cell = Mapping[str, Any]
 NOTHING = "-"
+TASKS = 6
+"""Tasks in one table, so that it fits into 80 columns."""
 
 
 def interval(estimate: Mapping[str, Any] | None, digits: int = 2, unit: str = "") -> str:
@@ -42,10 +46,12 @@ def tables(document: Mapping[str, Any]) -> Iterator[Table]:
     for (workload, temperature, batch), cells in places.items():
         title = f"{workload}, temperature {temperature:g}, batch {batch}"
         yield _settings(title, cells)
-        if len(cells[0]["tasks"]) > 1:
-            yield _by_task(f"{title}: speed-up by task", [cell for cell in cells if cell["setting"] != document["baseline"]])
-    if document["load"]:
-        yield _load(document["load"])
+        yield from _by_task("speed-up by task", [cell for cell in cells if cell["setting"] != document["baseline"]])
+    rates: dict[str, list[Mapping[str, Any]]] = {}
+    for run in document["load"]:
+        rates.setdefault(f"{run['workload']} under load, rate {run['rate']:g}", []).append(run)
+    for title, runs in rates.items():
+        yield _load(title, runs)
     others: dict[str, list[Cell]] = {}
     for peer in document["peers"]:
         others.setdefault(f"{peer['workload']}, temperature {peer['temperature']:g}, batch {peer['batch']}", []).append(peer)
@@ -53,36 +59,43 @@ def tables(document: Mapping[str, Any]) -> Iterator[Table]:
         yield _peers(f"{title}: other engines", peers)
 
 
-def _new(title: str, columns: Sequence[str]) -> Table:
+def _new(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> Table:
+    """A table without rows; columns in `whole` are never broken into lines."""
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", overflow="fold", min_width=10 if not number else None)
+        least = None if number else 10
+        side: Any = "right" if number else "left"
+        made.add_column(column, justify=side, overflow="fold", min_width=least, no_wrap=column in whole)
     return made
 
 
 def _settings(title: str, cells: Sequence[Cell]) -> Table:
-    made = _new(
-        title, ("setting", "tokens/s", "speed-up [95 %]", "accepted", "TTFT ms", "ITL ms p50/p99", "limit", "same", "failed")
-    )
+    speed, between = "speed-up\n[95 %]", "ITL ms\np50/p99"
+    columns = ("setting", "tokens\n/s", speed, "mean\nlength", "TTFT\nms", between, "limit", "same")
+    made = _new(title, columns, (speed, between))
     for cell in cells:
-        between = cell["inter_token_latency"]
-        rate = cell["tokens_per_second"]
+        latency, rate = cell["inter_token_latency"], cell["tokens_per_second"]
         made.add_row(
             cell["setting"],
             NOTHING if rate is None else f"{rate['value']:.0f}",
             interval(cell["speedup"]) if cell["comparable"] else "outputs differ" if cell["failed"] < cell["prompts"] else "failed",
             f"{cell['mean_acceptance_length']:.2f}",
             milliseconds(cell["time_to_first_token"]["p50"]),
-            f"{milliseconds(between['p50'])}/{milliseconds(between['p99'])}",
+            f"{milliseconds(latency['p50'])}/{milliseconds(latency['p99'])}",
             percent(cell["limit"]["share_of_step"]),
-            same(cell["equality"]),
-            f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
+            _outcome(cell),
             style=None if cell["comparable"] else "red",
         )
     return made
+
+
+def _outcome(cell: Cell) -> str:
+    """Whether outputs are identical, and how many prompts failed."""
+    equal = NOTHING if cell["equality"] is None else same(cell["equality"])
+    return f"{equal}\n{cell['failed']} of {cell['prompts']} failed" if cell["failed"] else equal
 
 
 def same(equality: Mapping[str, Any]) -> str:
@@ -97,33 +110,33 @@ def same(equality: Mapping[str, Any]) -> str:
     return f"{differ} (near ties)" if equality["allowed"] and equality["mode"] == "tokens" else differ
 
 
-def _by_task(title: str, cells: Sequence[Cell]) -> Table:
-    made = _new(title, ("task", "prompts", *(cell["setting"] for cell in cells)))
-    for index, task in enumerate(cells[0]["tasks"] if cells else ()):
-        figures = [interval(cell["tasks"][index]["speedup"]) for cell in cells]
-        made.add_row(task["task"], str(task["prompts"]), *figures)
-    return made
+def _by_task(title: str, cells: Sequence[Cell]) -> Iterator[Table]:
+    """Settings by task, a few tasks a table; a star marks a speed-up that differs from 1."""
+    tasks = [i for i, _ in enumerate(cells[0]["tasks"]) if any(cell["tasks"][i]["speedup"] for cell in cells)] if cells else []
+    for start in range(0, len(tasks), TASKS) if len(tasks) > 1 else ():
+        part = tasks[start : start + TASKS]
+        names = [f"{task['task']}\n({task['prompts']})" for task in (cells[0]["tasks"][index] for index in part)]
+        made = _new(title, ("setting", *names))
+        for cell in cells:
+            made.add_row(cell["setting"], *(_starred(cell["tasks"][index]["speedup"]) for index in part))
+        yield made
 
 
-def _load(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """Medians over the repeats."""
+def _starred(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return NOTHING
+    return f"{estimate['value']:.2f}{'*' if differs(**estimate) else ' '}"
+
+
+def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
+    """Medians over the repeats, a line a setting."""
     from statistics import median
 
-    columns = (
-        "trace",
-        "rate",
-        "setting",
-        "tokens/s",
-        "latency s p50/p90/p99",
-        "TTFT s p50/p99",
-        "ITL ms p50",
-        "accepted",
-        "failed",
-    )
-    made = _new("latency under load", columns)
-    groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
+    latency, first = "latency s\np50/p90/p99", "TTFT s\np50/p99"
+    made = _new(title, ("setting", "tokens\n/s", latency, first, "ITL ms\np50", "mean\nlength", "failed"), (latency, first))
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        groups.setdefault((run["workload"], run["rate"], run["setting"]), []).append(run)
+        groups.setdefault(run["setting"], []).append(run)
 
     def mid(group: list[Mapping[str, Any]], name: str, key: str) -> float | None:
         values = [run[name][key] for run in group if run[name][key] is not None]
@@ -132,10 +145,8 @@ def _load(runs: Sequence[Mapping[str, Any]]) -> Table:
     def seconds(value: float | None) -> str:
         return NOTHING if value is None else f"{value:.3g}"
 
-    for (workload, rate, setting), group in groups.items():
+    for setting, group in groups.items():
         made.add_row(
-            workload,
-            f"{rate:g}",
             setting,
             f"{median(run['tokens_per_second'] for run in group):.0f}",
             "/".join(seconds(mid(group, "latency", key)) for key in ("p50", "p90", "p99")),
@@ -148,7 +159,8 @@ def _load(runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
-    made = _new(title, ("engine, method", "precision", "tokens/s", "over our plain [95 %]", "same", "equal tokens", "failed"))
+    ratio = "over our plain\n[95 %]"
+    made = _new(title, ("engine, method", "precision", "tokens\n/s", ratio, "same", "equal\ntokens"), (ratio,))
     for peer in peers:
         rate = peer["tokens_per_second"]
         made.add_row(
@@ -156,9 +168,8 @@ def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
             peer["precision"] or NOTHING,
             NOTHING if rate is None else f"{rate['value']:.0f}",
             interval(peer["speedup"]) if peer["comparable"] else "outputs differ" if peer["failed"] < peer["prompts"] else "failed",
-            NOTHING if peer["equality"] is None else same(peer["equality"]),
+            _outcome(peer),
             percent(peer["equal_share"]),
-            f"{peer['failed']} of {peer['prompts']}" if peer["failed"] else "0",
         )
     return made
 
@@ -171,7 +182,8 @@ def remarks(document: Mapping[str, Any]) -> Iterator[str]:
     if document["cells"]:
         yield (
             "tokens/s: delivered tokens over all time; speed-up: median over prompts of the paired ratio to plain decoding, with "
-            "its 95 % bootstrap interval; accepted: mean acceptance length; same: outputs identical with plain decoding's."
+            "its 95 % bootstrap interval; mean length: mean acceptance length; same: outputs identical with plain decoding's; by "
+            f"task: prompts in brackets, a star where the interval leaves out 1 (of {ENOUGH} prompts or more)."
         )
     if bandwidth is not None:
         rate = f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s"

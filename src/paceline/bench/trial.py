@@ -2,6 +2,9 @@
 
 In: a loaded LLM, settings, groups of prompts. Out: ratios of tokens per second. Not here: what to measure (`bench.halving`).
 
+Every visit of a setting to a group has a `cache_salt` of its own: tables that outlive a request may learn from other prompts of the
+same round, but never from their own answer in an earlier one, which would be repeated word by word.
+
 A setting is refused when it cannot be built, when a drafter of it fails, or when its greedy output differs from plain decoding's
 elsewhere than at a near tie.
 """
@@ -9,7 +12,7 @@ elsewhere than at a near tie.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -49,12 +52,11 @@ class Trial:
         self.identical = self.near_ties = 0
         self._built: dict[int, LLM] = {}
         self._turns: Counter[int] = Counter()
+        self._visits: Counter[tuple[int, int]] = Counter()
 
-    def plain_seconds(self, item: int) -> float:
-        """Seconds of plain decoding of a group, after a first run that is not counted."""
-        for _ in range(2):
-            _, seconds = self._run(self.plain, item, self.threads)
-        return seconds
+    def warm_up(self, item: int) -> None:
+        """Decode a group plainly, so that what happens once happens now."""
+        self._run(self.plain, item, self.threads, "warm-up")
 
     def pull(self, arm: int, item: int) -> float:
         """Tokens per second of a setting over those of plain decoding with the default threads; which goes first, alternates.
@@ -62,14 +64,16 @@ class Trial:
         Raises:
             RefusedError: the setting cannot run on this model, or its output is wrong.
         """
-        llm = self._llm(arm, item)
+        llm, threads = self._llm(arm, item), self.settings[arm].threads
         self._turns[arm] += 1
+        self._visits[arm, item] += 1
+        salt = f"visit {self._visits[arm, item]}"
         if self._turns[arm] % 2:
-            plain, slow = self._run(self.plain, item, self.threads)
-            outputs, fast = self._run(llm, item, self.settings[arm].threads)
+            plain, slow = self._run(self.plain, item, self.threads, salt)
+            outputs, fast = self._run(llm, item, threads, salt)
         else:
-            outputs, fast = self._run(llm, item, self.settings[arm].threads)
-            plain, slow = self._run(self.plain, item, self.threads)
+            outputs, fast = self._run(llm, item, threads, salt)
+            plain, slow = self._run(self.plain, item, self.threads, salt)
         self._compare(plain, outputs)
         return (_tokens(outputs) / fast) / (_tokens(plain) / slow)
 
@@ -84,16 +88,17 @@ class Trial:
             _set_threads(setting.threads)
             try:
                 llm = self.llm.with_speculative_config(setting.config)
-                self._run(llm, item, setting.threads)
+                self._run(llm, item, setting.threads, "warm-up")
             except PacelineError as error:
                 raise RefusedError(f"cannot run: {error}") from error
             self._built[arm] = llm
         return self._built[arm]
 
-    def _run(self, llm: LLM, item: int, threads: int) -> tuple[list[RequestOutput], float]:
+    def _run(self, llm: LLM, item: int, threads: int, salt: str) -> tuple[list[RequestOutput], float]:
         _set_threads(threads)
+        prompts = [salted(prompt, salt) for prompt in self.groups[item]]
         start = self.clock()
-        outputs = llm.generate(list(self.groups[item]), self.params)
+        outputs = llm.generate(prompts, self.params)
         seconds = self.clock() - start
         for one in outputs:
             one.raise_for_error()
@@ -114,6 +119,14 @@ class Trial:
                     f"output differs from plain decoding at token {difference.position} ({difference.plain} against "
                     f"{difference.fast}, logit gap {difference.gap:.3g}), not a near tie"
                 )
+
+
+def salted(prompt: Any, salt: str) -> dict[str, Any]:
+    """A prompt, in any form that `LLM.generate` takes, with this `cache_salt` behind its own."""
+    if isinstance(prompt, Mapping):
+        own = prompt.get("cache_salt")
+        return {**prompt, "cache_salt": salt if own is None else f"{own} {salt}"}
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}
 
 
 def _tokens(outputs: Sequence[RequestOutput]) -> int:

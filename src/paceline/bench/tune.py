@@ -4,7 +4,8 @@ In: a loaded LLM, prompts, a time budget. Out: a Tuning, with the profile to kee
 tried (`bench.candidates`), where profiles live (`paceline.profiles`), printing.
 
 Three parts of the budget search, two confirm: the winner of the search is measured again, on prompts that the search did not see
-where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1.
+where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1. A search begins no
+measurement after its time, so that a budget is passed by little more than MIN_PAIRS runs of the winner.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def tune(
         prompts: as for `LLM.generate`.
         drafts: draft models to try.
         cores: physical cores at hand, for the numbers of threads to try; 0 tries the present number only.
-        budget: seconds; at least one look at the most promising settings and MIN_PAIRS runs of the best are made in any case.
+        budget: seconds; one look at each of LEAST_ARMS settings and MIN_PAIRS runs of the best are made in any case.
         batch_size: prompts that are decoded at once.
         clock: seconds.
     """
@@ -141,15 +142,12 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
     words = [setting.words(found.threads) for setting in trial.settings]
     try:
         progress("warming up", elapsed())
-        look = 3.5 * trial.plain_seconds(0)
+        trial.warm_up(0)
     except KeyboardInterrupt:
         found.interrupted = found.in_search = True
         return
-    affordable = max(3, int((SEARCH * budget - elapsed()) / (2 * look)))
-    arms = min(len(words), affordable)
-    found.left_out = words[arms:]
     raced = race(
-        arms,
+        len(words),
         items[::2] if apart else items,
         trial.pull,
         elapsed=elapsed,
@@ -157,6 +155,7 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
         progress=lambda alive: progress(f"searching, {alive} settings left", elapsed()),
     )
     measured = _confirm(found, trial, raced, items[1::2] if apart else items, elapsed=elapsed, budget=budget, progress=progress)
+    found.left_out = [words[arm] for arm in raced.unseen]
     found.refused = {words[arm]: why for arm, why in raced.refused.items()}
     found.settings = {
         words[a]: (median(g.ratio for g in raced.gains[a]), len(raced.gains[a])) for a in raced.order if raced.gains[a]

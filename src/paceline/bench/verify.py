@@ -3,6 +3,9 @@
 In: a loaded LLM and prompts. Out: a Report that says what was tested and whether the claimed exactness class holds there.
 Not here: printing.
 
+A controller that sees no gain drafts nothing, and then nothing is proven of drafts. So where the number of guesses is left to it,
+everything is decoded with DRAFTED guesses in every step too: at temperature 0 besides, above it instead.
+
 Above temperature 0 there are two tests. Requests with equal seeds give equal tokens where all guesses are points; so the outputs of
 equal seeds are compared token by token. And the outputs are tested against the model's own law.
 """
@@ -10,118 +13,26 @@ equal seeds are compared token by token. And the outputs are tested against the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline import registry
 from paceline.bench.compare import Agreement, Continue, Sampling, differences, gaps
 from paceline.bench.law import LawTest, integral_values, uniform_test
+from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, CLASSES, UP_TO_NEAR_TIES, Report
 from paceline.config import SamplingParams
 from paceline.engine.outputs import RequestOutput
+from paceline.engine.policy import split_options
 from paceline.llm import LLM
 
 if TYPE_CHECKING:
     import torch
 
-BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE = "bit-equal", "bit-equal up to near ties", "equal in law", "approximate"
-CLASSES = (BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE)
 Progress = Callable[[str, int, int], None]
 
-
-@dataclass(slots=True)
-class Report:
-    """What was found.
-
-    Attributes:
-        claimed: exactness class at temperature 0 and above it.
-        exactness: the mode it ran in (`LLM.exactness`): in strict mode, tokens must be equal at near ties too.
-        prompts: how many were decoded.
-        greedy: the comparison at temperature 0; its outputs are the prompts.
-        near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
-        temperature: of the tests above 0, or 0.
-        seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
-        law, plain_law: the test of the law above 0, of accelerated and of plain decoding; None where it was left out.
-        mean_acceptance_length: of accelerated decoding at temperature 0.
-    """
-
-    model: str
-    claimed: tuple[str, str]
-    dtype: str
-    prompts: int = 0
-    exactness: str = ""
-    greedy: Agreement = field(default_factory=Agreement)
-    near_ties: int = 0
-    positions: int = 0
-    temperature: float = 0.0
-    seeded: Agreement | None = None
-    law: LawTest | None = None
-    plain_law: LawTest | None = None
-    mean_acceptance_length: float = 1.0
-
-    @property
-    def greedy_holds(self) -> bool:
-        """Whether the class claimed at temperature 0 holds; an approximate method claims nothing."""
-        return _agrees(self.claimed[0], self.greedy)
-
-    @property
-    def seeded_holds(self) -> bool:
-        """Whether equal seeds give equal tokens, where that is claimed and was tested."""
-        return self.seeded is None or _agrees(self.claimed[1], self.seeded)
-
-    @property
-    def law_holds(self) -> bool:
-        """Whether the outputs follow the model's law, where that is claimed and was tested."""
-        return self.claimed[1] == APPROXIMATE or self.law is None or self.law.holds
-
-    @property
-    def holds(self) -> bool:
-        return self.greedy_holds and self.seeded_holds and self.law_holds
-
-    @property
-    def conclusion(self) -> str:
-        """One sentence that names what was tested and no more."""
-        above = f"at temperature {self.temperature:g}"
-        checks = [] if self.claimed[0] == APPROXIMATE else [("at temperature 0", self.greedy_holds)]
-        if self.seeded is not None and self.claimed[1] in (BIT_EQUAL, UP_TO_NEAR_TIES):
-            checks.append((f"for equal seeds {above}", self.seeded_holds))
-        if self.law is not None and self.claimed[1] != APPROXIMATE:
-            checks.append((f"in law {above}", self.law_holds))
-        broken = [name for name, fine in checks if not fine]
-        if broken:
-            return f"THE CLAIM DOES NOT HOLD {_listed(broken)}"
-        proven = (
-            f"the claim holds {_listed([name for name, _ in checks])}" if checks else "nothing exact is claimed at temperature 0"
-        )
-        if self.claimed[1] == APPROXIMATE:
-            return f"{proven}; nothing exact is claimed above temperature 0"
-        return proven if self.law is not None else f"{proven}; nothing was tested above temperature 0"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        laws = {name: None if law is None else law.to_dict() for name, law in (("law", self.law), ("plain_law", self.plain_law))}
-        counts = ("prompts", "near_ties", "positions", "temperature", "mean_acceptance_length")
-        plain = ("model", "claimed", "exactness", "dtype", *counts)
-        verdicts = ("holds", "greedy_holds", "seeded_holds", "law_holds", "conclusion")
-        return {name: getattr(self, name) for name in plain} | {
-            "greedy": self.greedy.to_dict(),
-            "seeded": None if self.seeded is None else self.seeded.to_dict(),
-            **laws,
-            "tested": {"temperature_0": True, "equal_seeds": self.seeded is not None, "law": self.law is not None},
-            **{name: getattr(self, name) for name in verdicts},
-        }
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names as in a sentence: "a", "a and b", "a, b and c"."""
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-def _agrees(claimed: str, found: Agreement) -> bool:
-    """Whether a comparison is as its class promises; classes that promise no equal tokens accept all."""
-    if claimed == BIT_EQUAL:
-        return not found.differences
-    return claimed != UP_TO_NEAR_TIES or found.wrong == 0
+DRAFTED = 5
+"""num_speculative_tokens of the tests that leave no choice to a controller."""
 
 
 def claimed_class(llm: LLM) -> tuple[str, str]:
@@ -165,25 +76,43 @@ def verify(
     dtype = str(llm.runner.info.dtype).removeprefix("torch.")
     report = Report(llm.runner.info.name, claimed_class(llm), dtype, len(prompts), str(llm.exactness))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    _greedy(llm, plain, prompts, replace(params, temperature=0.0), report=report, progress=progress)
+    busy = drafting(llm)
+    report.drafted = None if busy is None else Agreement()
+    _greedy(llm, busy, plain, prompts, replace(params, temperature=0.0), report=report, progress=progress)
     if not samples or params.greedy:
         return report
     report.temperature = temperature
-    _above(llm, plain, prompts, replace(params, n=samples), seed, report=report, progress=progress)
+    _above(busy or llm, plain, prompts, replace(params, n=samples), seed, report=report, progress=progress)
     return report
 
 
-def _greedy(llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams, *, report: Report, progress: Progress) -> None:
+def drafting(llm: LLM) -> LLM | None:
+    """The same methods with DRAFTED guesses in every step; None where their number is fixed already, or nothing is guessed."""
+    if llm.speculative is None or llm.speculative.num_speculative_tokens is not None:
+        return None
+    config, _ = split_options(llm.speculative)
+    fixed = replace(config, controller=None, num_speculative_tokens=DRAFTED, disable_by_batch_size=None)
+    return llm.with_speculative_config(fixed)
+
+
+def _greedy(
+    llm: LLM, busy: LLM | None, plain: LLM, prompts: Sequence[Any], params: SamplingParams, *, report: Report, progress: Progress
+) -> None:
     """Fill the report's part at temperature 0."""
     steps = accepted = 0
     for index, prompt in enumerate(prompts):
         slow, fast = _one(plain, prompt, params), _one(llm, prompt, params)
-        tokens, reference, output = slow.prompt_token_ids, slow.outputs[0].token_ids, fast.outputs[0].token_ids
-        go_on = plain_from(plain, tokens, params)
-        report.greedy.add(output, differences(llm.runner, tokens, reference, output, go_on))
-        found = gaps(llm.runner, tokens, reference)
-        report.positions += len(found)
-        report.near_ties += sum(gap < epsilon for gap, epsilon in found)
+        tokens, reference = slow.prompt_token_ids, slow.outputs[0].token_ids
+        both = [(report.greedy, fast)]
+        if busy is not None and report.drafted is not None:
+            both.append((report.drafted, _one(busy, prompt, params)))
+        for agreement, found in both:
+            output, go_on = found.outputs[0].token_ids, plain_from(plain, tokens, params)
+            agreement.add(output, differences(llm.runner, tokens, reference, output, go_on))
+            report.guesses += found.metrics.num_draft_tokens
+        ties = gaps(llm.runner, tokens, reference)
+        report.positions += len(ties)
+        report.near_ties += sum(gap < epsilon for gap, epsilon in ties)
         steps, accepted = steps + fast.metrics.num_steps, accepted + fast.metrics.num_accepted_tokens
         progress("temperature 0", index + 1, len(prompts))
     report.mean_acceptance_length = 1.0 + accepted / steps if steps else 1.0

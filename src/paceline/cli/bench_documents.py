@@ -80,10 +80,14 @@ def _show_comparison(found: Comparison) -> None:
     from rich.console import Console
 
     from paceline.bench import table
+    from paceline.bench.stats import ENOUGH
 
     console = Console(highlight=False)
     console.print(table.comparison(found))
     lines = [f"A star marks a difference that is significant after correction for {found.comparisons} comparisons (Bonferroni)."]
+    few = sum(line.speed is not None and line.speed.n < ENOUGH for line in found.lines)
+    if few:
+        lines.append(f"{few} of {len(found.lines)} lines rest on fewer than {ENOUGH} prompts or batches, too few for a star.")
     lines += [f"no figures for {', '.join(map(str, line.key))}: {line.reason}" for line in found.lines if line.reason]
     lines += [f"the runs also differ in {warning}" for warning in found.warnings]
     lines += [

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.demo import progress_bar
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
+from paceline.cli.verify import stages
 from paceline.config import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ def command(
     llm = open_llm(given | {"speculative_config": "null"}, timed=True)
     from paceline.bench.doctor import visit
 
-    found = visit(llm, config, _prompts(llm) if texts is None else texts[:PROBED])
+    items = _prompts(llm) if texts is None else texts[:PROBED]
+    with progress_bar() as bar:
+        found = visit(llm, config, items, stages(bar))
     print(json.dumps(found.to_dict()) if as_json else words(found, llm, verbose=verbose))
     raise typer.Exit(0 if found.diagnosis.healthy else 1)
 

@@ -50,6 +50,7 @@ ENGINE_HELP = {
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
     "kv_cache_memory_bytes": "Most memory for keys and values, in bytes; default: 0.6 of what is free.",
+    "speculative_memory_bytes": "Most memory for draft trees and the caches of draft models, in bytes; default: no limit.",
     "quantization": "int8 or int4 rounds the weights when they are loaded; default: as they are.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
 }
@@ -65,6 +66,7 @@ INTEGERS = (
     "max_model_len",
     "threads",
     "kv_cache_memory_bytes",
+    "speculative_memory_bytes",
 )
 TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization")
 LISTS = ("bad_words", "stop", "stop_token_ids")

@@ -17,7 +17,7 @@ from paceline.cli.prompts import read_prompts
 if TYPE_CHECKING:
     from paceline.bench.compare import Agreement
     from paceline.bench.law import LawTest
-    from paceline.bench.verify import Report
+    from paceline.bench.verify_report import Report
     from paceline.llm import LLM
 
 WIDEST = 100
@@ -83,6 +83,11 @@ def words(report: Report) -> str:
     lines += [f"claimed: {report.claimed[0]} at temperature 0, {report.claimed[1]} above"]
     lines += _agreement("temperature 0", report.greedy)
     lines.append(f"  near ties at {rate:.2%} of positions; mean acceptance length {report.mean_acceptance_length:.2f}")
+    if report.drafted is not None:
+        lines += _agreement("temperature 0, guesses in every step", report.drafted)
+    lines.append(
+        f"  {report.guesses} guesses were verified" if report.guesses else "  nothing was guessed, so guesses were not tested"
+    )
     above = f"temperature {report.temperature:g}"
     if report.seeded is not None:
         note = " (not part of the claim)" if report.claimed[1] == "equal in law" else ""

@@ -4,10 +4,10 @@ In: bytes that a drafted token costs, a limit, another controller. Out: budgets 
 `engine.footprint`), whether drafting pays (the controller inside).
 
 What speculation takes beside plain decoding is, for each sequence of t tokens with a tree of n nodes, n keys and values in the
-target's cache, n rows of logits (above temperature 0 also their log-weights, and what each token was drawn from), and t + n tokens
-in the caches of draft models. Caches grow with the text and stay when drafting stops, so they count until the sequence ends: where
-they leave no room, those that have run longest go on drafting and the others decode plainly. With n = 0 from the start nothing is
-taken.
+target's cache, n rows of logits (above temperature 0 also their log-weights, and what each token was drawn from), and t + n - 1
+tokens in the caches of draft models. Caches grow with the text and stay when drafting stops, so they count until the sequence ends:
+where they leave no room, those that have run longest go on drafting and the others decode plainly. With n = 0 from the start
+nothing is taken.
 
 Source: SpecMemo, Speculative decoding is in your pocket (arXiv:2506.01986): memory as a function of nodes, batch and length, and
 the largest tree within it.
@@ -56,9 +56,13 @@ class Footprint:
         """Of a tree's nodes."""
         return count * (self.slot + self.row + (self.drawn if temperature > 0 else 0))
 
+    def drafts(self, length: int, count: int) -> int:
+        """Of draft models, for a text and a tree; the last drafted token is not in their caches."""
+        return self.caches(length + self.ahead * count - 1)
+
     def sequence(self, length: int, count: int, temperature: float) -> int:
         """Of one sequence; 0 without nodes."""
-        return self.nodes(count, temperature) + self.caches(length + self.ahead * count) if count else 0
+        return self.nodes(count, temperature) + self.drafts(length, count) if count else 0
 
     def batch(self, signals: Sequence[Signal], count: int) -> int:
         """Of sequences with a tree of `count` nodes each, which is what a step takes at its peak."""
@@ -83,6 +87,7 @@ class LimitedController(Controller):
         self._planner: Any = inner if hasattr(inner, "max_nodes") else None
         self._most: int = 0 if self._planner is None else self._planner.max_nodes
         self._told = False
+        self._opened = footprint.caches(0)
 
     @property
     def idle(self) -> bool:  # type: ignore[override]  # variables of the base, looked up here
@@ -93,7 +98,7 @@ class LimitedController(Controller):
         return self.inner.listens if self.inner.idle else ()
 
     @property
-    def resting(self) -> int:  # type: ignore[override]
+    def resting(self) -> int:
         return self.inner.resting
 
     @resting.setter
@@ -132,10 +137,10 @@ class LimitedController(Controller):
 
     def _total(self, taking: Sequence[Signal], count: int) -> int:
         """Bytes where these have trees of `count` nodes, and all others keep what they hold."""
-        found = dict(self._held)
+        found = {signal.key: self._opened for signal in self._signals} | self._held
         nodes = 0
         for signal in taking:
-            held = self.footprint.caches(signal.length + self.footprint.ahead * count)
+            held = self.footprint.drafts(signal.length, count)
             found[signal.key] = max(held, found.get(signal.key, 0))
             nodes += self.footprint.nodes(count, signal.temperature)
         return nodes + sum(found.values())
@@ -149,7 +154,7 @@ class LimitedController(Controller):
         if found.nodes < 1 or found.depth < 1:
             return found
         signal, nodes = self._signals[index], min(found.nodes, left)
-        reached = self.footprint.caches(signal.length + self.footprint.ahead * (len(so_far) + nodes))
+        reached = self.footprint.drafts(signal.length, len(so_far) + nodes)
         self._held[signal.key] = max(self._held.get(signal.key, 0), reached)
         return Budget(nodes, min(found.depth, left), found.go_on)
 

@@ -125,6 +125,28 @@ class DrafterArgs:
     fingerprint: Callable[[], str] = str
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A drafted token and the (v,) row that it was drawn from, None where it is a point."""
+
+    token: int
+    row: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Work for a second thread while the target scores.
+
+    Attributes:
+        run: does it, and returns for each sequence the token that comes first behind its scored tree, or None. A drawn one is tried
+            in the row of the tree's last node; where it stands it is the verdict's next token. A point needs no trial.
+        threads: of PyTorch on the CPU that it takes from the scoring pass; 0 where the two do not share a device.
+    """
+
+    run: Callable[[], Sequence[Guess | None]]
+    threads: int = 0
+
+
 class Drafter(Protocol):
     """Proposes token trees for many sequences.
 
@@ -132,7 +154,9 @@ class Drafter(Protocol):
     contexts when it is next asked. One that has `shares_state = True` learns from all running sequences of a tenant for all of
     them, so that its proposals for one may depend on what the others were; without it they never do. One that has `runs_target =
     True` finds the target's cache in its contexts. One that has `score_taps`, a sequence of layers that it may change before each
-    step, gets those of the next scoring pass beside `taps`, and none of the prompt.
+    step, gets those of the next scoring pass beside `taps`, and none of the prompt. One that has `ahead(states, trees) -> Ahead |
+    None` is asked before every scoring pass, with the chosen trees, for work that a second thread does meanwhile; verdicts wait for
+    it, so that no outcome depends on which of the two was faster. Work that raises is asked for again, sequence by sequence.
     """
 
     name: str

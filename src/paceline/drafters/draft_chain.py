@@ -28,6 +28,7 @@ class ChainDraft:
 
     Attributes:
         steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of taking its best token.
+        behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
     """
 
     state: DraftState
@@ -38,6 +39,7 @@ class ChainDraft:
     confidence: list[float] = field(default_factory=list)
     trials: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
     reach: float = 1.0
+    behind: Sequence[int] = ()
 
     @property
     def wants_more(self) -> bool:
@@ -79,7 +81,7 @@ def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
             draft.add(token, chance)
         return
     for i, draft in enumerate(drafts):
-        rows = weights(draft.state.context, logits[i : i + 1], [draft.tokens])
+        rows = weights(draft.state.context, logits[i : i + 1], [[*draft.behind, *draft.tokens]])
         if draft.drawn:
             _draw_level(draft, rows)
         else:
@@ -89,7 +91,7 @@ def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
 
 def _draw_level(draft: ChainDraft, rows: torch.Tensor) -> None:
     node = len(draft.tokens)
-    trials, tokens, chances = draws(draft.state.context, rows.softmax(-1)[0], [node], node)
+    trials, tokens, chances = draws(draft.state.context, rows.softmax(-1)[0], [node], len(draft.behind) + node)
     if not trials:
         draft.reach = 0.0
         return

@@ -51,7 +51,8 @@ class DraftModelDrafter:
             without replacement; "spectr" draws as many independent chains (for acceptance_method "k_seq"), "greedy_draft" one child
             beside the likeliest (for "greedy_draft_sampling"); at temperature 0 all four are "levels".
         tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on a level; of
-            the last four policies (3): drafts, as above.
+            the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on each level, such as
+            [3, 2, 1], and no more levels than these.
         tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is 1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0, 0)]".
         draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which saves the time
@@ -74,7 +75,7 @@ class DraftModelDrafter:
         num_speculative_tokens: int | None = None,
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         tree_policy: PolicyName | None = None,
-        tree_width: int | None = None,
+        tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_vocab_size: int | None = None,
@@ -98,7 +99,7 @@ class DraftModelDrafter:
         limit: int | None,
         method: str | None,
         policy: PolicyName | None,
-        width: int | None,
+        width: int | Sequence[int] | None,
         threshold: float | None,
         paths: str | Sequence[Sequence[int]] | None,
     ) -> None:

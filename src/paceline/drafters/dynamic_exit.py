@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.checking import integer, items, need, number
@@ -28,19 +29,27 @@ from paceline.drafters.exit_costs import RoundClock, in_layers, measured
 from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
-from paceline.tree.token_tree import TokenTree
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
 MOST = 12
 """Tokens of the longest draft where the user sets no number."""
 WIDEST = 256
 """Rounds between two looks at all exits, at most."""
-SOME = 8
+SOME = 16
 """Verdicts after which the choice is made anew."""
 WIDER = 4
 """How much longer each distance between two looks is than the one before."""
+SOME = 16
+"""Verdicts after which the choice is made anew."""
+WIDER = 4
+"""How much longer each distance between two looks is than the one before."""
+LATER = 64
+"""Rounds of a text before its first look, at most, where much is known of others; at first SOME, doubled with every text."""
 START = 2.0
-"""Positions that an even chance counts for where nothing is known."""
+"""Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers says."""
+
+NOBODY: set[int] = set()
 
 
 class DelState(SelfState):
@@ -48,17 +57,18 @@ class DelState(SelfState):
 
     Attributes:
         record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
-        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after.
+        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
+            from text to text of a tenant.
         own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
             tokens stood.
     """
 
     __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
 
-    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int) -> None:
+    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
         super().__init__(context)
         self.record, self.exit, self.way = record, 0, way
-        self.rounds, self.look, self.gap = 0, look, max(look, 2)
+        self.rounds, self.look, self.gap = 0, look, gap
         self.own: TokenTree | None = None
         self.heard: list[tuple[TokenTree, int]] = []
 
@@ -68,8 +78,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     Args:
         exit_layers: exits to choose from, each from 1 to one less than the target has layers; None is all of them.
-        cost: "measured" weighs tokens against seconds measured on this machine where the target's steps are short, and may draft
-            nothing; "layers" weighs them against layers run, as the paper does.
+        cost: "measured" weighs tokens against seconds measured on this machine where the target's steps are short; "layers" weighs
+            them against layers run, as the paper does. Whether to draft at all is up to the controller.
         dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
             of accepted ones.
         decay: weight of a round against the one after it, in the averages of acceptance and confidence.
@@ -83,7 +93,6 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     """
 
     name = "del"
-    catches_up = False
     keeps_trajectory = True
     shares_state = True
 
@@ -114,11 +123,11 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
         self.most = MOST if self.limit is None else max(self.limit, 1)
-        self._measures, self._least = cost == "measured", int(cost == "layers")
+        self._measures = cost == "measured"
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
         self._costs: ExitCosts | None = None
         self.clock = RoundClock()
-        self._known: dict[str, tuple[Array, float]] = {}
+        self._known: dict[str, tuple[Array, int, int]] = {}  # rates, rounds to the next look, and from there to the one after
         self._looking: list[DelState] = []
 
     @property
@@ -132,57 +141,62 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         if self._costs is None:
             found = measured(self.target, self.drafts, self.plans, self.most) if self._measures else None
             self._costs = in_layers(self.exits, self.target.info.num_layers, self.most) if found is None else found
-            self.clock.costs = found
+            if found is not None:
+                self.clock.know(found)
         return self._costs
 
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
         trees = super().propose(states, budgets, so_far)
         self.clock.round(states[0] if len(states) == 1 else None, len(trees[0].tokens), now)
-        self._looking = [state for state in states if state.rounds >= state.look]
+        self._looking = []
         for state, tree in zip(states, trees, strict=True):
             state.own = tree
+            if state.rounds >= state.look and tree is not EMPTY_TREE:
+                self._looking.append(state)
         return trees
 
     def observe(
         self, states: Sequence[DelState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         """Learn how right each exit was, and choose again."""
-        looking = self._looking if scores is not None and all(one - 1 in scores.taps for one in self.exits) else []
-        self._drop(states)
+        looking = self._looked_at(scores)
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
             state.rounds += 1
             own, state.own = state.own, None
-            mine = own is not None and len(tree) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
-            if looking and scores is not None and any(one is state for one in looking):
+            mine = own is not None and len(tree.tokens) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
+            if scores is not None and id(state) in looking:
                 self._look(state, verdict, scores, i, tree if mine else None)
             elif mine:
                 state.heard.append((tree, len(verdict.path)))
                 if len(state.heard) >= SOME:
                     self._choose(state)
 
+    def _looked_at(self, scores: Scores | None) -> set[int]:
+        """Identities of the states whose exits are all looked at now; none is from here on."""
+        looking, self._looking = self._looking, []
+        if not looking or scores is None or any(one - 1 not in scores.taps for one in self.exits):
+            return NOBODY
+        return {id(state) for state in looking}
+
     def fork(self, state: DelState, context: Context) -> DelState:
         return self._state(context)
 
     def end(self, states: Sequence[DelState]) -> None:
         """What the texts taught is what the tenant's next ones begin with."""
-        self._drop(states)
+        gone = {id(state) for state in states}
+        self._looking = [state for state in self._looking if id(state) not in gone]
         for state in states:
             self._learn(state)
             if float(state.record.valid.max()) > 0:
-                self._known[state.context.tenant] = (state.record.rates, PRIOR)
-
-    def _drop(self, states: Sequence[DelState]) -> None:
-        """These are looked at no more."""
-        if self._looking:
-            done = {id(state) for state in states}
-            self._looking = [state for state in self._looking if id(state) not in done]
+                self._known[state.context.tenant] = (state.record.rates, max(state.look - state.rounds, 0), state.gap)
 
     def _state(self, context: Context) -> DelState:
-        """A text that begins with what is known needs no look at first."""
-        new = context.tenant not in self._known
-        known, weight = self._known.get(context.tenant, (np.full(len(self.exits), 0.5), START))
-        state = DelState(context, ExitRecord(known, weight, self._decay), Way(self.plans[0], 0), 0 if new or self._every else SOME)
+        """A text begins with what is known of the tenant's others."""
+        new = np.array(self.exits) / self.target.info.num_layers, 0, 2
+        rates, look, gap = self._known.get(context.tenant, new)
+        record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
+        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
         self._choose(state)
         return state
 
@@ -192,16 +206,15 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def _choose(self, state: DelState) -> None:
         self._learn(state)
         costs = self.costs
-        passes = costs.verify + self.clock.other
-        state.exit, steps, _ = best_way(state.record.rates, costs.start, costs.token, passes, self._least)
+        state.exit, steps, _ = best_way(state.record.rates, costs.start, costs.token, costs.verify + self.clock.other, 1)
         self.clock.exit = state.exit
         state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
 
     def _learn(self, state: DelState) -> None:
         """What the verdicts say of the exit in use."""
         heard, state.heard = state.heard, []
-        for tree, right in heard:
-            state.record.add(state.exit, right, self._hear(state, tree, right))
+        rounds = [(right, self._hear(state, tree, right)) for tree, right in heard]
+        state.record.add(state.exit, rounds)
 
     @staticmethod
     def _hear(state: DelState, tree: TokenTree, right: int) -> int:
@@ -216,8 +229,11 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         first = scores.rows[index]
         rows = torch.tensor([first, *(first + 1 + node for node in verdict.path)], device=scores.logits.device)
         states = torch.cat([scores.taps[layer - 1][rows] for layer in self.exits])
-        shadows = self.drafts.head(states).view(len(self.exits), len(rows), -1)
-        matches = self._matches(state, shadows, verdict, scores.logits[rows])
+        if self.draws(state.context):
+            matches = self._overlaps(state, states, scores.logits[rows])
+        else:
+            own_tokens = verdict.tokens if len(verdict.tokens) == len(rows) else scores.logits[rows].argmax(-1).tolist()
+            matches = (self._shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
         self._learn(state)
         if own is not None:
             self._hear(state, own, len(verdict.path))
@@ -225,13 +241,13 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
         self._choose(state)
 
-    def _matches(self, state: DelState, shadows: torch.Tensor, verdict: Verdict, target: torch.Tensor) -> Array:
-        """(n,) expected matches of each exit with the target at all positions."""
-        if self.draws(state.context):
-            heat = state.context.temperature
-            laws, law = torch.softmax(shadows.float() / heat, -1), torch.softmax(target.float() / heat, -1)
-            overlap: Array = torch.minimum(laws, law).sum((1, 2)).double().cpu().numpy()
-            return overlap
-        own = verdict.tokens if len(verdict.tokens) == len(target) else target.argmax(-1).tolist()
-        found: Array = (shadows.argmax(-1).cpu() == torch.tensor(own)).sum(1).double().numpy()
+    def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
+        """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""
+        return np.array(self.drafts.best(states), np.int64).reshape(len(self.exits), -1)
+
+    def _overlaps(self, state: DelState, states: torch.Tensor, target: torch.Tensor) -> Array:
+        """(n,) expected matches of each exit with the target (positions, v) over all positions."""
+        heat = state.context.temperature
+        laws = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
+        found: Array = torch.minimum(laws, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
         return found

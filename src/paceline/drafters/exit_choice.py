@@ -9,6 +9,7 @@ d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,45 +70,45 @@ class ExitRecord:
     Args:
         known: (n,) chances on other texts of the same tenant.
         weight: positions that these count for. decay: weight of a round against the one after it.
+
+    Attributes:
+        matched, valid: (n,) positions at which each exit was right, and all that count, recent ones more.
     """
 
-    __slots__ = ("_decay", "_known", "_sure", "_valid", "_weight", "matched")
+    __slots__ = ("_decay", "_known", "_sure", "_weight", "matched", "valid")
 
     def __init__(self, known: Array, weight: float, decay: float) -> None:
         self._known, self._weight, self._decay = known, weight, decay
-        self.matched, self._valid = np.zeros(len(known)), np.zeros(len(known))
-        self._sure = np.zeros((len(known), 4))  # sum and number of confidences of right tokens, then of wrong ones
-
-    @property
-    def valid(self) -> Array:
-        """(n,) positions that count, recent ones more."""
-        return self._valid
+        self.matched, self.valid = np.zeros(len(known)), np.zeros(len(known))
+        self._sure = [(0.0, 0.0, 0.0, 0.0)] * len(known)  # sum and number of confidences of right tokens, then of wrong ones
 
     @property
     def rates(self) -> Array:
         """(n,) chance that each exit agrees with the target."""
-        found: Array = (self.matched + self._weight * self._known) / (self._valid + self._weight)
+        found: Array = (self.matched + self._weight * self._known) / (self.valid + self._weight)
         return found
 
     def add_all(self, matches: Array, positions: int) -> None:
         """A round in which every exit was looked at: (n,) expected matches at so many positions."""
         self.matched = self.matched * self._decay + matches
-        self._valid = self._valid * self._decay + positions
+        self.valid = self.valid * self._decay + positions
 
-    def add(self, exit_index: int, matches: int, positions: int) -> None:
-        """A round that tells of one exit alone."""
-        self.matched[exit_index] = self.matched[exit_index] * self._decay + matches
-        self._valid[exit_index] = self._valid[exit_index] * self._decay + positions
+    def add(self, exit_index: int, rounds: Sequence[tuple[int, int]]) -> None:
+        """Rounds that tell of one exit alone: of each, the matches and the positions."""
+        matched, valid, decay = float(self.matched[exit_index]), float(self.valid[exit_index]), self._decay
+        for matches, positions in rounds:
+            matched, valid = matched * decay + matches, valid * decay + positions
+        self.matched[exit_index], self.valid[exit_index] = matched, valid
 
-    def hear(self, exit_index: int, right: list[float], wrong: list[float]) -> None:
+    def hear(self, exit_index: int, right: Sequence[float], wrong: Sequence[float]) -> None:
         """Confidences of drafted tokens that stood, and of one that did not."""
-        row = self._sure[exit_index]
-        row *= self._decay
-        row += (sum(right), len(right), sum(wrong), len(wrong))
+        a, b, c, d = self._sure[exit_index]
+        kept = self._decay
+        self._sure[exit_index] = a * kept + sum(right), b * kept + len(right), c * kept + sum(wrong), d * kept + len(wrong)
 
     def threshold(self, exit_index: int) -> float:
         """The confidence halfway between that of right and of wrong tokens, below which a draft ends; 0 while too few are known."""
-        right, rights, wrong, wrongs = self._sure[exit_index].tolist()
+        right, rights, wrong, wrongs = self._sure[exit_index]
         if rights < ENOUGH or wrongs < ENOUGH:
             return 0.0
-        return float(min(0.5 * (right / rights + wrong / wrongs), 1.0))
+        return min(0.5 * (right / rights + wrong / wrongs), 1.0)

@@ -22,7 +22,7 @@ from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 SHORT = 0.02
 """Seconds of a plain step above which layers are counted."""
-TURNS = 7
+TURNS = 15
 CONTEXT = 128
 SIZES = (0, 1, 2, 4, 8)
 LONG = 4
@@ -51,8 +51,10 @@ def measured(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], mo
 
 
 def _measure(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int, cache: SequenceCache) -> ExitCosts | None:
+    trees = {size: TokenTree.chain([0] * size) if size else EMPTY_TREE for size in SIZES}
+
     def verify(size: int) -> None:
-        runner.score([cache], [0], [TokenTree.chain([0] * size) if size else EMPTY_TREE])
+        runner.score([cache], [0], [trees[size]])
 
     def draft(plan: LayerPlan, size: int) -> None:
         drafts.chains([cache], [0], [size], [None], plan=plan, least=[0.0])
@@ -88,24 +90,29 @@ class RoundClock:
     """What a round takes beside drafting and verifying, from the times at which drafts are asked for.
 
     Attributes:
-        costs: what the rest takes; None where nothing is measured. exit: index of the exit that drafts next.
-        other: seconds, a running mean; a round that took much longer counts as one of two passes.
+        exit: index of the exit that drafts next.
+        other: seconds, a running mean; a round that took much longer counts as one of two passes. 0 where nothing is measured.
     """
 
     def __init__(self) -> None:
-        self.costs: ExitCosts | None = None
+        self._rounds: list[list[float]] = []  # by exit and length, what drafting and verifying take
         self.exit, self.other = 0, 0.0
         self._last: object = None
         self._began = self._expected = 0.0
 
+    def know(self, costs: ExitCosts) -> None:
+        """What drafting and verifying take, in seconds."""
+        lengths = np.arange(len(costs.verify))
+        drafting = costs.start[:, None] * (lengths > 0) + costs.token[:, None] * lengths
+        self._rounds = (drafting + costs.verify).tolist()
+
     def round(self, key: object, length: int, now: float) -> None:
         """A round of one sequence (None for several at once) began at `now`, with a draft of so many tokens."""
-        costs = self.costs
-        if costs is None:
+        if not self._rounds:
             return
         if key is not None and key is self._last:
-            beyond = min(max(now - self._began - self._expected, 0.0), float(costs.verify[0]))
+            beyond = min(max(now - self._began - self._expected, 0.0), self._rounds[0][0])
             self.other += MEAN * (beyond - self.other)
         self._last, self._began = key, now
-        draft = costs.start[self.exit] + length * costs.token[self.exit] if length else 0.0
-        self._expected = float(costs.verify[min(length, len(costs.verify) - 1)] + draft)
+        own = self._rounds[self.exit]
+        self._expected = own[min(length, len(own) - 1)]

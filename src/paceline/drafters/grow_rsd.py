@@ -3,11 +3,12 @@
 In: rows of a draft model. Out: trees whose siblings are drawn without replacement. Not here: drawing (`siblings`), trees of points,
 which these policies grow as `draft_tree` does, verifying (recursive rejection sampling).
 
-RSD-C draws `width` children of every node. RSD-S keeps the `width` nodes of a level with the largest perturbed scores. A score
-psi is minus the logarithm of the time at which the first of the texts below a node rings, text y at rate q(y): a node's first child
-rings with it, and the next after a wait that is exponential at the rate of what the children so far leave of the node. So the
-places of a level are used in the order of their scores, each score is made before its token is drawn, and the score of a place
-depends on earlier tokens alone: this is the law of the paper's perturbed scores, which draws them for the whole vocabulary.
+RSD-C draws as many children of every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a level with
+the largest perturbed scores. A score psi is minus the logarithm of the time at which the first of the texts below a node rings,
+text y at rate q(y): a node's first child rings with it, and the next after a wait that is exponential at the rate of what the
+children so far leave of the node. So the places of a level are used in the order of their scores, each score is made before its
+token is drawn, and the score of a place depends on earlier tokens alone: this is the law of the paper's perturbed scores, which
+draws them for the whole vocabulary.
 
 Source: Recursive Speculative Decoding (arXiv:2402.14160); stochastic beam search: Kool et al. 2019 (arXiv:1903.06059).
 """
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import torch
 
+from paceline.checking import need
 from paceline.drafters import draft_rows
 from paceline.drafters.draft_tree import TreeDraft
 from paceline.drafters.grow import Growth
@@ -33,7 +36,19 @@ WAITS: Final = 1 << 32
 
 @dataclass(slots=True)
 class BranchingDraft(TreeDraft):
-    """RSD-C: every node of a level has `width` children, as far as the budget goes."""
+    """RSD-C: all nodes of a level have equally many children, as far as the budget goes.
+
+    Attributes:
+        factors: children of the root, of each of its children, and so on; none where all levels have `width`.
+    """
+
+    factors: tuple[int, ...] = ()
+
+    def expand(self, weights_fv: torch.Tensor) -> None:
+        """Give the front its children and choose the next front."""
+        if self.factors:
+            self.width = self.factors[self.level]
+        TreeDraft.expand(self, weights_fv)
 
     def _next_front(self, first: int) -> list[int]:
         new = [node for node in range(first, len(self.tokens)) if self.reach[node] > 0.0]
@@ -90,6 +105,21 @@ class BeamDraft(Growth):
         if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
             return []
         return new if self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []
+
+
+def branching_factors(given: object, most: int) -> tuple[int, ...]:
+    """The factors that a user wrote as a list, one per level; none where something else than a list was given.
+
+    Args:
+        most: largest factor, and most levels.
+    Raises:
+        ConfigError: an empty list, a longer one, or a factor that is no integer in 1..`most`.
+    """
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return ()
+    whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= most for one in given)
+    need(whole and 1 <= len(given) <= most, "tree_width", f"be a list of 1..{most} integers in 1..{most}, one per level", given)
+    return tuple(given)
 
 
 def later(score: float, rate: float, luck: float) -> float:

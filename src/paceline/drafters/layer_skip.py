@@ -8,7 +8,9 @@ have the layout of their family and load as such; on others early exits are rare
 
 Sources: LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710); the evenly spaced layers are
 those of Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy (arXiv:2404.06954), which decodes
-with them alone; here they only draft, so that nothing is lost.
+with them alone. Mixture of Multi-Rate Residuals (arXiv:2502.02040) runs a faster stream through every R-th layer over the keys and
+values of the slow one, with adapters of its own training; without these it is the same pass, `target_speedup` R. Both are
+approximate where such a pass decides; here it only drafts, and all layers verify, so that nothing is lost.
 """
 
 from __future__ import annotations

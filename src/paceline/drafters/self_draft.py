@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
@@ -25,6 +25,9 @@ from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
+
+if TYPE_CHECKING:
+    import torch
 
 SampleMethod = Literal["probabilistic", "greedy"]
 METHODS = ("probabilistic", "greedy")
@@ -67,7 +70,9 @@ class Way:
 
 
 @dataclass(slots=True)
-class _Asked:
+class Asked:
+    """One sequence that drafts in this step; `place`: among those that were asked."""
+
     place: int
     state: SelfState
     budget: Budget
@@ -116,7 +121,7 @@ class SelfDrafter(Generic[S]):
 
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        groups: dict[tuple[int, bool], list[_Asked]] = {}
+        groups: dict[tuple[int, bool], list[Asked]] = {}
         for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             if budget.nodes < 1 or budget.depth < 1:
                 continue
@@ -124,7 +129,7 @@ class SelfDrafter(Generic[S]):
             steps = self._steps(state.context, budget, way)
             if steps > 0:
                 points = state.context.shape is None and not self.draws(state.context)
-                one = _Asked(place, state, budget, Way(way.plan, steps, way.least))
+                one = Asked(place, state, budget, Way(way.plan, steps, way.least))
                 groups.setdefault((id(way.plan), points), []).append(one)
         for (_, points), group in groups.items():
             found = self._points(group) if points else self._by_levels(group)
@@ -151,7 +156,7 @@ class SelfDrafter(Generic[S]):
         steps = min(budget.nodes, budget.depth, way.steps, room)
         return steps if self.limit is None else min(steps, self.limit)
 
-    def _points(self, asked: list[_Asked]) -> list[TokenTree]:
+    def _points(self, asked: list[Asked]) -> list[TokenTree]:
         """Greedy chains, in one call."""
         found = self.drafts.chains(
             [one.state.cache for one in asked],
@@ -163,17 +168,23 @@ class SelfDrafter(Generic[S]):
         )
         return [chain_tree(tokens, chances, self.index) for tokens, chances in found]
 
-    def _by_levels(self, asked: list[_Asked]) -> list[TokenTree]:
+    def _logits(
+        self, states: Sequence[S], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
+    ) -> torch.Tensor:
+        """(r, v) logits after each sequence's last input; see `LayerDrafts.step`."""
+        return self.drafts.step(caches, inputs, plan)[0]
+
+    def _by_levels(self, asked: list[Asked]) -> list[TokenTree]:
         """Chains under a request's rules, or drawn: a pass a level for the whole group."""
-        plan, caches = asked[0].way.plan, {one.place: one.state.cache for one in asked}
         chains = {
             one.place: ChainDraft(cast(Any, one.state), one.way.steps, one.budget.go_on, self.draws(one.state.context))
             for one in asked
         }
-        active = list(asked)
+        caches, active = {one.place: one.state.cache for one in asked}, list(asked)
         while active:
             inputs = [[one.state.context.tokens[-1], *chains[one.place].tokens] for one in active]
-            logits, _ = self.drafts.step([caches[one.place] for one in active], inputs, plan)
+            states = [cast(S, one.state) for one in active]
+            logits = self._logits(states, [caches[one.place] for one in active], inputs, asked[0].way.plan)
             add_level([chains[one.place] for one in active], logits)
             active = [one for one in active if _wants_more(chains[one.place], one.way.least)]
         return [chains[one.place].tree(self.index) for one in asked]

@@ -1,7 +1,7 @@
 """The last tokens of a text once more, in one pass over part of the layers.
 
-In: a running sequence's cache, tokens, a plan. Out: logits after each of the tokens. Not here: what they are compared with
-(`swift`).
+In: a running sequence's cache, tokens, a plan. Out: hidden states after each of the tokens. Not here: what they are for
+(`swift`, `kangaroo`).
 
 The tokens see the target's own keys and values of the text before them, and among each other those of the plan's layers, as
 drafted tokens do. All this happens in a copy that shares the text's beginning, so that the sequence itself is not touched.
@@ -21,28 +21,44 @@ if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
     from paceline.models.decoder import LayerPlan
 
+CHUNK = 512
+"""Tokens of a pass."""
+
 
 def replayed(
-    runner: Runner, drafts: LayerDrafts, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
+    runner: Runner,
+    drafts: LayerDrafts,
+    cache: SequenceCache,
+    start: int,
+    tokens: Sequence[int],
+    *,
+    plan: LayerPlan,
 ) -> torch.Tensor:
-    """Logits of the planned layers after each of a text's tokens.
+    """The states behind the planned layers after each of a text's tokens.
 
     Args:
         cache: of the text; it holds at least the first `start` tokens.
         start: position of the first of `tokens`.
     Returns:
-        (len(tokens), v), in the model's dtype.
+        (len(tokens), hidden), in the model's dtype.
     """
     own = runner.fork(cache)
     try:
         runner.truncate(own, start)
-        run: Any = getattr(runner, "run_layers", None)
-        if run is None:
-            return torch.cat([drafts.step([own], [tokens[: i + 1]], plan)[0] for i in range(len(tokens))])
-        tree = TokenTree.chain(tokens[1:]) if len(tokens) > 1 else EMPTY_TREE
-        return drafts.head(run([own], [tokens[0]], [tree], plan=plan)[0])
+        if not hasattr(runner, "run_layers"):
+            steps = (drafts.step([own], [tokens[: i + 1]], plan, states=True)[1] for i in range(len(tokens)))
+            return torch.cat(list(steps))
+        return torch.cat([_passed(runner, own, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
     finally:
         runner.release(own)
+
+
+def _passed(runner: Any, own: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
+    """States of one pass over the next tokens of a copy, which then holds them."""
+    tree = TokenTree.chain(tokens[1:]) if len(tokens) > 1 else EMPTY_TREE
+    found: torch.Tensor = runner.run_layers([own], [tokens[0]], [tree], plan=plan)[0]
+    runner.commit([own], [tuple(range(len(tokens) - 1))])
+    return found
 
 
 def has_room(runner: Runner, tokens: int) -> bool:

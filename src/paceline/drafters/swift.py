@@ -1,7 +1,8 @@
 """SWIFT: the target drafts for itself without some of its attention and MLP sub-layers, chosen while it decodes.
 
-In: contexts with their caches. Out: chains of the thinned target. Not here: which set is tried next (`skip_search`), passes over
-past tokens (`skip_replay`), trees cut by confidence (controller "swift").
+In: contexts with their caches. Out: chains of the thinned target, or trees around them. Not here: which set is tried next
+(`skip_search`), passes over past tokens (`skip_replay`), side branches (`side_branches`), trees cut by confidence (controller
+"swift").
 
 A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target would have said, in one pass
 over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences. What it found holds for
@@ -15,17 +16,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
-
 from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.draft_quick import stop_of
+from paceline.drafters.self_draft import Asked, SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.side_branches import branched, levels_of
 from paceline.drafters.skip_replay import has_room, replayed
 from paceline.drafters.skip_search import SearchRules, SkipSearch
 from paceline.drafters.skip_sets import SubLayers, choices, count_of, plan_of
 from paceline.drafters.tables import MAX_TENANTS
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import LayerPlan
+from paceline.models.layer_drafts import begun
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget
 
@@ -57,6 +59,8 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         search_patience: the search ends when so many sets in a row were no better.
         bayes_every: every so many steps the set comes from a Gaussian process; the others are random.
         search_seed: of the random sets.
+        tree_width: candidates of a level, where tokens are not drawn: above 1, others are verified beside each of the chain's. The
+            paper keeps 10 and lets the chain's confidence choose among them, as controller "swift" does.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
         draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's law, "greedy" takes its most
             likely tokens. By default it draws, but for requests with a seed of their own.
@@ -81,6 +85,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         search_patience: int = 300,
         bayes_every: int = 25,
         search_seed: int = 0,
+        tree_width: int = 1,
         num_speculative_tokens: int | None = None,
         draft_sample_method: SampleMethod | None = None,
     ) -> None:
@@ -95,13 +100,14 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
             ("search_patience", search_patience, 1),
             ("bayes_every", bayes_every, 1),
             ("search_seed", search_seed, 0),
+            ("tree_width", tree_width, 1),
         ):
             integer(option, value, low)
-        self.layers = self.target.info.num_layers
+        self.layers, self.tree_width = self.target.info.num_layers, self._width(tree_width)
         self.count = self._count(skip_ratio)
         self.window, self.seed = context_window, search_seed
         self.rules = SearchRules(stop_score, max_search_steps, search_patience, bayes_every)
-        self._vocab, self._steps_most, self._least = args.vocab_size, draft_max_length, draft_stop_threshold
+        self._steps_most, self._least = draft_max_length, draft_stop_threshold
         self._searches: OrderedDict[str, SkipSearch] = OrderedDict()
         self._plans: dict[SubLayers, LayerPlan] = {}
 
@@ -137,9 +143,9 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         """Share of the last `context_window` tokens of the text that the target without these sub-layers would have said."""
         text = state.context.tokens
         start = len(text) - 1 - self.window
-        logits = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))
-        own = torch.tensor(text[start + 1 :], device=logits.device)
-        return float((logits[:, : self._vocab].argmax(-1) == own).double().mean())
+        states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))
+        said = self.drafts.best(states)
+        return sum(mine == own for mine, own in zip(said, text[start + 1 :], strict=True)) / len(said)
 
     def _state(self, context: Context) -> SwiftState:
         return SwiftState(context, self.search_of(context.tenant))
@@ -151,6 +157,27 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         if plan is None:
             plan = self._plans[best] = plan_of(best)
         return Way(plan, self._steps_most, self._least)
+
+    def _steps(self, context: Context, budget: Budget, way: Way) -> int:
+        """Levels that leave room for the candidates beside the chain."""
+        steps = super()._steps(context, budget, way)
+        if self.tree_width == 1 or context.shape is not None or self.draws(context):
+            return steps
+        return min(steps, max(1, budget.nodes // self.tree_width))
+
+    def _points(self, asked: list[Asked]) -> list[TokenTree]:
+        """Chains, or trees around them."""
+        if self.tree_width == 1:
+            return super()._points(asked)
+        made = begun(
+            [one.state.cache for one in asked],
+            [one.state.context.tokens[-1] for one in asked],
+            [one.way.steps for one in asked],
+            [stop_of(one.budget) for one in asked],
+            [one.way.least for one in asked],
+        )
+        found = levels_of(self.drafts, made, asked[0].way.plan, self.tree_width)
+        return [branched(levels, one.budget.nodes, self.index) for levels, one in zip(found, asked, strict=True)]
 
     def _is_ready(self, state: SwiftState) -> bool:
         """Whether a set is to be tried on this text: it has enough tokens of its own, and they were not all looked at before."""
@@ -169,6 +196,13 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
             search.measured(score)
         else:
             search.tell(skipped, score)
+
+    def _width(self, width: int) -> int:
+        """Candidates of a level, where the runner scores trees."""
+        info = self.target.info
+        if width > 1 and not self.target.capabilities.trees:
+            raise CapabilityError(f"tree_width must be 1, since the runner of {info.name} scores chains only, got {width}")
+        return width
 
     def _count(self, ratio: float) -> int:
         """Sub-layers to leave out."""

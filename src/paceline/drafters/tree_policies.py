@@ -6,10 +6,10 @@ a policy), running the model (`grow`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from paceline.checking import need, number
 from paceline.drafters.draft_tree import TreeDraft
@@ -17,7 +17,7 @@ from paceline.drafters.grow import Growth
 from paceline.drafters.grow_dyspec import ROWS, DySpecDraft, DySpecPoints
 from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
 from paceline.drafters.grow_greedy_draft import GreedyDraft
-from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft
+from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft, branching_factors
 from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
 from paceline.drafters.grow_threshold import ThresholdDraft
@@ -43,6 +43,8 @@ SAMPLED: Final[dict[str, type[Growth]]] = {
 DRAFTS: Final = 3
 """Their `tree_width` by default."""
 
+WIDTHS: Final = " (with tree_policy 'rsd_c' also a list of them, one per level)"
+
 
 @dataclass(frozen=True, slots=True)
 class TreePolicy:
@@ -52,6 +54,7 @@ class TreePolicy:
         name: one of POLICIES, or "chain".
         points: always chooses tokens by rank, above temperature 0 as well.
         width: children of a node and nodes expanded on a level; threshold: least v (None: 1 / nodes); shape: of static trees.
+        factors: of "rsd_c": children of a node by level, which end with the last of them; none where every level has `width`.
     """
 
     name: str
@@ -59,14 +62,15 @@ class TreePolicy:
     width: int = 1
     threshold: float | None = None
     shape: Shape | None = None
+    factors: tuple[int, ...] = ()
 
     def start(self, state: DraftState, budget: Budget, depth: int, *, drawn: bool) -> Growth:
         """An empty tree that will grow within a budget of at least one node and level."""
-        return POLICIES[self.name](self, state, budget, depth, drawn)
+        return POLICIES[self.name](self, state, budget, self._levels(depth), drawn)
 
     def plan(self, budget: Budget, depth: int) -> TreePlan | None:
         """The same tree of points in the words of a runner that grows trees by itself; None for one without nodes."""
-        nodes = budget.nodes
+        nodes, depth = budget.nodes, self._levels(depth)
         match self.name:
             case "static" | "ppd":
                 shape = _shape_of(self, budget).cut(nodes, depth)
@@ -77,16 +81,18 @@ class TreePolicy:
                 return TreePlan(THRESHOLD, nodes, depth, nodes, nodes, least=_least(self, budget))
         return TreePlan(BEST_PATHS, nodes, depth, self.width, self.width)
 
+    def _levels(self, depth: int) -> int:
+        return min(depth, len(self.factors)) if self.factors else depth
 
-def tree_policy(name: str | None, *, width: int | None, threshold: float | None, paths: object) -> TreePolicy:
+
+def tree_policy(name: str | None, *, width: int | Sequence[int] | None, threshold: float | None, paths: object) -> TreePolicy:
     """The policy that the options name; without a name, static trees where `paths` are given, else levels, or chains of width 1.
 
     Raises:
         ConfigError: an unknown name, a value outside its range, an option that the policy does not have.
     """
     need(name is None or (isinstance(name, str) and name in POLICIES), "tree_policy", f"be one of {', '.join(POLICIES)}", name)
-    whole = isinstance(width, int) and not isinstance(width, bool)
-    need(width is None or (whole and 1 <= width <= MAX_WIDTH), "tree_width", f"be an integer in 1..{MAX_WIDTH}", width)
+    width, factors = _widths(name, width)
     name = name or ("static" if paths is not None else "levels")
     need(width is None or name in ("levels", "eagle2", *SAMPLED), "tree_width", f"be left out with tree_policy {name!r}", width)
     need(threshold is None or name == "dyspec_threshold", "tree_threshold", f"be left out with tree_policy {name!r}", threshold)
@@ -99,7 +105,7 @@ def tree_policy(name: str | None, *, width: int | None, threshold: float | None,
     if name == "levels":
         return TreePolicy("chain" if width in (None, 1) else name, width=width or 1)
     if name in SAMPLED:
-        return TreePolicy(name, width=width or DRAFTS)
+        return TreePolicy(name, width=width or DRAFTS, factors=factors)
     if name == "eagle2":
         return TreePolicy(name, points=True, width=width or WIDTH)
     if name == "static":
@@ -107,6 +113,16 @@ def tree_policy(name: str | None, *, width: int | None, threshold: float | None,
     if threshold is not None:
         number("tree_threshold", threshold, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
     return TreePolicy(name, points=name == "ppd", threshold=threshold)
+
+
+def _widths(name: str | None, given: object) -> tuple[int | None, tuple[int, ...]]:
+    """(children of a node, the same by level where a list was given): of levels that differ, the largest."""
+    factors = branching_factors(given, MAX_WIDTH) if name == "rsd_c" else ()
+    width = max(factors) if factors else given
+    fine = width is None or (isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= MAX_WIDTH)
+    listed = name == "rsd_c" or isinstance(width, list | tuple)
+    need(fine, "tree_width", f"be an integer in 1..{MAX_WIDTH}{WIDTHS if listed else ''}", width)
+    return cast("int | None", width), factors
 
 
 def _levels(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
@@ -117,7 +133,8 @@ def _sampled(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, 
     if not drawn:
         return _levels(policy, state, budget, depth, drawn)
     form: Any = SAMPLED[policy.name]
-    return form(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width)  # type: ignore[no-any-return]
+    more = {"factors": policy.factors} if policy.factors else {}
+    return form(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width, **more)  # type: ignore[no-any-return]
 
 
 def _dyspec(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:

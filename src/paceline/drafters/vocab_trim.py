@@ -48,12 +48,12 @@ def kept_tokens(size: int, file: str | None, tokenizer: Tokenizer, vocab_size: i
     Raises:
         ConfigError: fewer than have to be kept; a file that cannot be read.
     """
+    counts = np.zeros(vocab_size, np.int64) if file is None else read_counts(Path(file), tokenizer, vocab_size)
     if size >= vocab_size:
         return None
     always = sorted(token for token in indispensable(tokenizer) if token < vocab_size)
     rule = f"be {len(always)} or more: special tokens and single bytes are always kept"
     need(size >= len(always), "draft_vocab_size", rule, size)
-    counts = np.zeros(vocab_size, np.int64) if file is None else read_counts(Path(file), tokenizer, vocab_size)
     counts[always] = np.iinfo(np.int64).max
     by_count = np.argsort(-counts, kind="stable")[:size]
     found: list[int] = np.sort(by_count).tolist()

@@ -14,13 +14,14 @@ from typing import Any
 
 from paceline import registry
 from paceline.checking import need, reject_unknown, shortened
-from paceline.config import SpeculativeConfig
+from paceline.config import SHARED, SpeculativeConfig
 from paceline.drafters.base import Drafter, DrafterArgs, Models
 from paceline.drafters.tree_policies import TreePolicy
 from paceline.engine.crew import Crew
+from paceline.engine.footprint import limited
 from paceline.engine.judge import ExactJudge
 from paceline.engine.loop import Parts
-from paceline.engine.policy import auto_table, build_controller, check_controller, split_options
+from paceline.engine.policy import OTHER_TOKENIZER, auto_table, build_controller, check_controller, options_of, split_options
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
 from paceline.models.tokenizer import Tokenizer
@@ -46,6 +47,7 @@ def build_parts(
     default_draft: str | None = None,
     tokenizer: Tokenizer | None = None,
     models: Models | None = None,
+    memory: int | None = None,
 ) -> tuple[list[str], Parts]:
     """The methods by name, and drafters, verifiers and controller for one target.
 
@@ -53,6 +55,7 @@ def build_parts(
         load: opens a draft model by folder or hub id.
         tokenizer: of the target, for drafters with tables on disk.
         models: opens models in other ways.
+        memory: most bytes of speculation (`EngineConfig.speculative_memory_bytes`).
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with it.
     Raises:
         ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
@@ -69,7 +72,7 @@ def build_parts(
     parts = Parts(
         runner=runner,
         crew=crew,
-        controller=build_controller(config, own, runner, crew.names),
+        controller=limited(build_controller(config, own, runner, crew.names), runner, drafters, memory),
         greedy=GreedyVerifier(),
         sampled=registry.load("verifiers", config.acceptance_method)(**options),
     )
@@ -123,24 +126,40 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     if not isinstance(config.method, str):
         for key in config.options:
             raise ConfigError(f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own")
-        return [_with_draft(one, default_draft) for one in config.method]
+        return [_with_draft(one, default_draft) for one in _with_model(config.method, config.model)]
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
-    table = SpeculativeConfig(method=auto_table(config.options), options=config.options)
-    found = [SpeculativeConfig(method="prediction"), table]
-    return found + ([SpeculativeConfig(method="draft_model", model=draft)] if draft else [])
+    tables = {key: value for key, value in config.options.items() if key != OTHER_TOKENIZER}
+    own = {key: value for key, value in config.options.items() if key == OTHER_TOKENIZER}
+    need(draft is not None or not own, OTHER_TOKENIZER, "stand beside a draft model", own)
+    found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method=auto_table(tables), options=tables)]
+    return found + ([_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else [])
+
+
+def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list[SpeculativeConfig]:
+    """Give the model that stands beside a list of methods to those of them that take one and name none.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if model is None:
+        return list(methods)
+    takers = [one.model is not None or "model" in options_of(str(one.method)) for one in methods]
+    names = ", ".join(repr(str(one.method)) for one in methods)
+    need(any(takers), "model", f"stand beside methods that take one, and {names} take none", model)
+    return [replace(one, model=model) if takes and one.model is None else one for one, takes in zip(methods, takers, strict=True)]
 
 
 def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
     """The same method, with the target's own draft model where it needs one and names none; vLLM's `use_heterogeneous_vocab` of a
     draft model is method "tli"."""
     options = dict(config.options)
-    if config.method == "draft_model" and "use_heterogeneous_vocab" in options:
-        other = options.pop("use_heterogeneous_vocab")
-        need(isinstance(other, bool), "use_heterogeneous_vocab", "be True or False", other)
+    if config.method == "draft_model" and OTHER_TOKENIZER in options:
+        other = options.pop(OTHER_TOKENIZER)
+        need(isinstance(other, bool), OTHER_TOKENIZER, "be True or False", other)
         config = replace(config, method="tli" if other else "draft_model", options=options)
-    return replace(config, model=draft) if config.method == "draft_model" and config.model is None else config
+    return replace(config, model=draft) if config.method in ("draft_model", "pearl") and config.model is None else config
 
 
 def _kind(config: SpeculativeConfig) -> str:
@@ -197,6 +216,9 @@ def _nested(
     parsed = SpeculativeConfig.parse(config) if isinstance(config, Mapping) else None
     if parsed is None or not isinstance(parsed.method, str) or parsed.method == "auto":
         raise ConfigError(f"the config inside method {outer!r} must be a dict with one method, got {shortened(config)}")
+    for key in SHARED:
+        need(key not in config, key, f"stand beside method {outer!r}, not in the config inside it", config.get(key))
+    need(parsed.num_speculative_tokens != 0, f"num_speculative_tokens inside method {outer!r}", "be 1 or more", 0)
     return _drafter(parsed, 0, runner, load, tokenizer, models=models)
 
 

@@ -20,6 +20,7 @@ from paceline.drafters.tables import Tables
 from paceline.drafters.text import TextDrafter
 from paceline.engine.listening import BUDGET as LISTENING
 from paceline.engine.listening import Listening
+from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.tree.chain_columns import chain_sources, is_sound_chain
@@ -49,6 +50,8 @@ class Crew:
         self._listening = Listening()
         self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
         self._askers: list[Any] = [drafter for drafter in drafters if hasattr(drafter, "score_taps")]
+        self._ahead = [i for i, drafter in enumerate(drafters) if hasattr(drafter, "ahead")]
+        self.helper = Helper()
         self._observing = [i for i, drafter in enumerate(drafters) if _observes(drafter)]
 
     @property
@@ -169,6 +172,16 @@ class Crew:
         if sources is chain_sources(len(tree), index) or bool((sources == index).all()):
             return tree
         return tree.replace(sources=sources * 0 + index)
+
+    def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Nothing:
+        """What drafters do while these trees are scored, around the scoring pass."""
+        if not self._ahead:
+            return NOTHING
+        return Beside(self.helper, [self._task(index, batch) for index in self._ahead], trees, self.vocab_size)
+
+    def _task(self, index: int, batch: Sequence[Decoding]) -> Task:
+        states = {i: sequence.states[index] for i, sequence in enumerate(batch) if sequence.states[index] is not None}
+        return Task(index, self.drafters[index], states, lambda place, error: self.drop(index, batch[place], error))
 
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by

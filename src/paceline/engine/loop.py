@@ -8,7 +8,7 @@ In: requests. Out: stream chunks, filled requests. Not here: any method (drafter
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -19,6 +19,7 @@ from paceline.controllers.base import Controller, StepTimes
 from paceline.controllers.fixed import FixedController
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
+from paceline.engine.overlap import with_none
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
 from paceline.engine.request import Request
 from paceline.engine.scheduler import Scheduler
@@ -92,6 +93,7 @@ class Engine:
         Returns:
             The last chunks; the finish reason of all others is "error".
         """
+        self.parts.crew.helper.rest()
         why = f"a step was cut short by {type(error).__name__}" + (f": {error}" if str(error) else "")
         ended = self.scheduler.take_started()
         for sequence in ended:
@@ -127,21 +129,24 @@ class Engine:
         else:
             trees, proposed, draft_seconds = self._draft(batch)
         drafted = perf_counter()
-        scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.score_taps)
-        scored = perf_counter()
-        verdicts = self._verify(batch, trees, scores)
+        with parts.crew.ahead(batch, trees) as beside:
+            scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.score_taps)
+            scored = perf_counter()
+        joined = perf_counter()
+        verdicts = self._verify(batch, trees, scores, beside.longer)
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
-        draft, score, verify = sum(draft_seconds), scored - drafted, verified - scored
-        other = committed - verified + drafted - start - draft + self._learning
+        aside = drafted - start - sum(draft_seconds) + self._learning
+        draft_seconds = beside.billed(draft_seconds, joined - scored)
+        draft, score, verify, other = sum(draft_seconds), scored - drafted, verified - joined, committed - verified + aside
         if rests:
             self.parts.controller.passed(score, verify + other)
         else:
             self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
         self._forget_ended(batch)
         self._learning = perf_counter() - committed
-        times = TimeSplit(0.0, draft, score, verify, committed - verified, drafted - start - draft + self._learning)
+        times = TimeSplit(0.0, draft, score, verify, committed - verified, aside)
         self.times.add(times)
         if self.watchers:
             names = parts.crew.names
@@ -190,8 +195,14 @@ class Engine:
             if sequence.index == 0 and metrics.num_steps == 0 and metrics.first_step_time is not None:
                 metrics.first_step_time += planning
 
-    def _verify(self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
-        """Every sequence's verdict, by the verifier of its request; rules are applied here, once."""
+    def _verify(
+        self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores, longer: Mapping[int, TokenTree]
+    ) -> list[Verdict | NumericsError]:
+        """Every sequence's verdict, by the verifier of its request; rules are applied here, once.
+
+        Args:
+            longer: trees with a last node that was drafted while they were scored (`engine.overlap`).
+        """
         parts = self.parts
         for sequence in batch:
             if not sequence.plain:
@@ -208,7 +219,9 @@ class Engine:
                 rows: list[Any] = [
                     (batch[i].rules.by_row if lazy else batch[i].rules.apply)(scores.of(i), trees[i]) for i in picked
                 ]
-                found = verifier.verify([trees[i] for i in picked], rows, [batch[i].draws() for i in picked])
+                if longer:
+                    rows = [with_none(one, longer[i]) if i in longer else one for i, one in zip(picked, rows, strict=True)]
+                found = verifier.verify([longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked])
                 verdicts.update(zip(picked, found, strict=True))
         return [verdicts[i] for i in range(len(batch))]
 

@@ -96,8 +96,8 @@ class DraftModels:
         why = same_tokenizer(self.tokenizer, Tokenizer.load(folder, trust_remote_code=self._trust))
         if why is not None:
             raise DrafterError(
-                f"draft model {model!r} has another tokenizer than the target: {why}; choose one of the same family, or method "
-                "'tli' or 'slem'"
+                f"draft model {model!r} has another tokenizer than the target: {why}; choose one of the same family "
+                "(only methods 'tli' and 'slem' draft with other tokenizers)"
             )
 
     def _once(self, key: tuple[object, ...], load: Callable[[], Runner]) -> Runner:

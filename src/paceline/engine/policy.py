@@ -36,6 +36,9 @@ METHODS: Final = ("plan", "budget", "select", "observe", "forget")
 """Of every class of controllers."""
 
 
+OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
+"""vLLM's option of draft models whose tokenizer is not the target's (`engine.build` makes it method "tli")."""
+
 AUTO_TABLES = ("suffix", "ngram")
 """Tables that `auto` may read, one at a time: the first is right more often where requests resemble each other."""
 
@@ -134,8 +137,8 @@ def _drafter_options(config: SpeculativeConfig) -> list[str]:
     if not isinstance(config.method, str):
         return []
     if config.method == "auto":
-        return [key for name in AUTO_TABLES for key in options_of(name)]
-    return options_of(config.method)
+        return [OTHER_TOKENIZER, *(key for name in AUTO_TABLES for key in options_of(name))]
+    return options_of(config.method) + [OTHER_TOKENIZER] * (config.method == "draft_model")
 
 
 def auto_table(options: Mapping[str, Any]) -> str:

@@ -90,6 +90,10 @@ class CacheMemory(Protocol):
     """Tokens of a block."""
 
     @property
+    def block_bytes(self) -> int:
+        """Keys and values of one block, all layers."""
+
+    @property
     def capacity(self) -> int:
         """Most blocks that sequences may hold together."""
 

@@ -31,11 +31,20 @@ Stop = Callable[[int, float], bool]
 class LayerDrafts(Protocol):
     """Drafts by part of a model's layers."""
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(r, v) logits of the states (r, hidden) behind any layer, by the final norm and the head."""
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """(r, v) logits of the states (r, hidden) behind any layer, by the final norm, unless `norm` is False, and the head."""
+
+    def best(self, hidden: torch.Tensor) -> list[int]:
+        """The likeliest tokens of the states (r, hidden) behind any layer; -1 where some logit is not finite."""
 
     def step(
-        self, caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+        self,
+        caches: Sequence[SequenceCache],
+        inputs: Sequence[Sequence[int]],
+        plan: LayerPlan,
+        *,
+        states: bool = False,
+        logits: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One more token of every draft.
 
@@ -43,10 +52,10 @@ class LayerDrafts(Protocol):
             inputs: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls with this plan
                 since the last scoring pass.
             plan: which layers run; it begins at layer 0.
-            states: whether the hidden states are wanted.
+            states, logits: whether the hidden states, and whether the logits are wanted.
         Returns:
             (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind the last layer
-            of the plan, before that norm, empty unless wanted. In the model's dtype.
+            of the plan, before that norm. Each empty unless wanted, in the model's dtype.
         """
 
     def chains(
@@ -106,18 +115,29 @@ class SteppedDrafts:
     def __init__(self, runner: NativeRunner) -> None:
         self._runner = runner
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """See `LayerDrafts.head`."""
-        return self._runner.head(hidden)
+        return self._runner.head(hidden, norm=norm)
+
+    def best(self, hidden: torch.Tensor) -> list[int]:
+        """See `LayerDrafts.best`."""
+        return best_of(self._runner.head(hidden))
 
     def step(
-        self, caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+        self,
+        caches: Sequence[SequenceCache],
+        inputs: Sequence[Sequence[int]],
+        plan: LayerPlan,
+        *,
+        states: bool = False,
+        logits: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `LayerDrafts.step`."""
         trees = [TokenTree.chain(own[1:]) if len(own) > 1 else EMPTY_TREE for own in inputs]
         done = [len(own) - 1 for own in inputs]
         found, _ = self._runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)  # type: ignore[arg-type]  # caches are this runner's own
-        return self._runner.head(found), found if states else found[:0]
+        rows = self._runner.head(found) if logits else found.new_empty(0, self._runner.info.vocab_size)
+        return rows, found if states else found[:0]
 
     def chains(
         self,
@@ -131,6 +151,13 @@ class SteppedDrafts:
     ) -> list[Found]:
         """See `LayerDrafts.chains`."""
         return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan)
+
+
+def best_of(logits: torch.Tensor) -> list[int]:
+    """Per row of (r, v) the token with the largest logit, -1 where some is not finite."""
+    best = torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1)
+    found: list[int] = best.tolist()
+    return found
 
 
 def begun(

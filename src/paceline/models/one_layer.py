@@ -119,6 +119,11 @@ class OneLayerRunner:
         )
         return Chains(tables), Trees(tables)
 
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Heads of keys and values, queries to each, dimension."""
+        return self._shape
+
     def open(self) -> OneLayerCache:
         """A new, empty sequence."""
         kv, _, dim = self._shape

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
 
+SMALLEST = 16
+"""Tokens that a new sequence has room for."""
+
 
 class OneLayerCache:
     """Rotated keys and values of one sequence, scratch inputs included.
@@ -21,7 +24,7 @@ class OneLayerCache:
 
     __slots__ = ("keys", "length", "places", "values")
 
-    def __init__(self, heads: int, dim: int, capacity: int = 128) -> None:
+    def __init__(self, heads: int, dim: int, capacity: int = SMALLEST) -> None:
         self.length = 0
         capacity += -capacity % 16
         self.keys: Array = np.zeros((heads, capacity, dim), np.float32)
@@ -31,11 +34,18 @@ class OneLayerCache:
     def _place(self) -> None:
         self.places = self.keys.ctypes.data, self.values.ctypes.data, self.keys.strides[0]
 
+    @staticmethod
+    def capacity_for(length: int, capacity: int = SMALLEST) -> int:
+        """Tokens that there is room for in a sequence that had room for `capacity` and has grown to `length`."""
+        while capacity < length:
+            capacity *= 2
+        return capacity
+
     def reserve(self, length: int) -> None:
         """Room for `length` tokens, at least doubling."""
         have = self.keys.shape[1]
         if length > have:
-            new = max(length + -length % 16, 2 * have)
+            new = self.capacity_for(length, have)
             more = ((0, 0), (0, new - have), (0, 0))
             self.keys, self.values = np.pad(self.keys, more), np.pad(self.values, more)
             self._place()

@@ -198,12 +198,19 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
 
 
 def load_weights(
-    checkpoint: Checkpoint, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype, instead: Instead | None = None
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    instead: Instead | None = None,
+    lacking: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
     """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped files.
 
     Args:
         instead: the tensors, by name, that take the place of one, which is then dropped (models.quantize).
+        lacking: ends of canonical names that this checkpoint does without.
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an adapter.
     """
@@ -212,6 +219,8 @@ def load_weights(
         names.unused.discard("lm_head.weight")
     weights: dict[str, torch.Tensor] = {}
     for target in targets(spec):
+        if target.name.endswith(tuple(lacking)):
+            continue
         recipe = _choose(names, target)
         out = torch.empty(target.shape, dtype=dtype, device=device)
         for piece, name in recipe:

@@ -83,20 +83,34 @@ class CompiledDrafts(SteppedDrafts):
         })  # fmt: skip
         self._chain = of.compiled()
 
+    def best(self, hidden: torch.Tensor) -> list[int]:
+        """See `LayerDrafts.best`; the passes look for it anyway."""
+        found: list[int] = []
+        for part in hidden.split(ROWS):
+            self._decoder.head(part)
+            found += self._decoder.best
+        return found
+
     def step(
-        self, caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False
+        self,
+        caches: Sequence[SequenceCache],
+        inputs: Sequence[Sequence[int]],
+        plan: LayerPlan,
+        *,
+        states: bool = False,
+        logits: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `LayerDrafts.step`."""
         own = cast("Sequence[NativeCache]", caches)
         rows = len(own)
         if rows > ROWS or (quick := self._lay(own, [each[-1] for each in inputs], [len(each) - 1 for each in inputs], 1)) is None:
-            return super().step(caches, inputs, plan, states=states)
+            return super().step(caches, inputs, plan, states=states, logits=logits)
         dtype, spec = self._decoder.dtype, self._decoder.spec
-        logits = torch.empty(rows, self._width, dtype=dtype)
+        scored = torch.empty(rows if logits else 0, self._width, dtype=dtype)
         found = torch.empty(rows if states else 0, spec.hidden_size, dtype=dtype)
-        quick.aim(rows, logits.data_ptr())
+        quick.aim(len(scored), scored.data_ptr())
         self._run(self._decoder.entry, self._decoder.frame.address, plan, found.data_ptr() if states else 0)
-        return logits[:, : spec.vocab_size], found
+        return scored[:, : spec.vocab_size], found
 
     def chains(
         self,

@@ -1,0 +1,196 @@
+"""PEARL: a draft model writes on while the target scores what it wrote before, instead of each waiting for the other.
+
+In: contexts, a draft model, the chains that are scored. Out: chains, and work for a second thread (`base.Ahead`). Not here: threads
+(the engine), what stands of a draft (`pearl_state`), which way is faster (`pearl_pace`).
+
+With a window of g tokens. *Pre-verify*, where nothing is drafted yet: the target scores the last token of the text alone, and g
+tokens are drafted behind it meanwhile; the target's row judges the first of them. Where it stands the other g - 1 are the chain of
+the next step. *Post-verify*: g more are drafted behind that chain while it is scored; the rows judge its tokens, and the last row
+the first of the new ones. So a step in which all stands brings g tokens, and none of the target's own, since drafting has gone on
+past it. Where something is rejected the rest is thrown away, and the next step pre-verifies.
+
+No result depends on which thread was faster: verdicts wait for both, and what was drafted is used or thrown away by what they say.
+Where the two run on one GPU, or where it does not pay, everything is drafted before it is scored, as by `draft_model`.
+
+Source: PEARL, Parallel speculative decoding with adaptive draft length (arXiv:2408.11850), algorithm 2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, Literal, cast
+
+import torch
+
+from paceline.checking import need
+from paceline.drafters import vocab_trim
+from paceline.drafters.base import Ahead, Context, DrafterArgs, Guess
+from paceline.drafters.draft_chain import ChainDraft, draft_chains
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.draft_quick import ChainRunner, stop_of
+from paceline.drafters.draft_state import CHUNK, catch_up
+from paceline.drafters.pearl_pace import Paces
+from paceline.drafters.pearl_state import Drafted, PearlState
+from paceline.errors import CapabilityError, ConfigError
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Budget, Scores, Verdict
+
+logger = logging.getLogger("paceline.drafters")
+
+SHARE: Final = 4
+"""The draft takes one of so many of the target's threads, and at least one."""
+
+
+class PearlDrafter(DraftModelDrafter):
+    """Drafts with a smaller model while the target scores.
+
+    Args:
+        model: folder or hub id of the draft model.
+        num_speculative_tokens: the window, in tokens; None takes as many as are drafted in the time that the target needs, within
+            the budget.
+        overlap: True always drafts while the target scores, False always before it; None, the default, tries both on the first
+            steps and goes on with what was faster, which the log says.
+        draft_sample_method, draft_vocab_size, draft_vocab_file: as for `draft_model`.
+    Raises:
+        ConfigError: a value outside its range. CapabilityError: overlap on a GPU that is the target's too.
+        DrafterError: another tokenizer.
+    """
+
+    name = "pearl"
+    catches_up = False
+    rewind: Any = None  # not inside a hierarchy, where nobody scores what it could draft beside
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        num_speculative_tokens: int | None = None,
+        overlap: bool | None = None,
+        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_vocab_size: int | None = None,
+        draft_vocab_file: str | None = None,
+    ) -> None:
+        need(overlap is None or isinstance(overlap, bool), "overlap", "be True, False or None", overlap)
+        self._configure(
+            args, limit=num_speculative_tokens, method=draft_sample_method, policy=None, width=None, threshold=None, paths=None
+        )
+        vocab_trim.check(draft_vocab_size, draft_vocab_file)
+        if not isinstance(model, str) or args.load_runner is None:
+            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'pearl', got {model!r}")
+        rows = self._rows(args, draft_vocab_size, draft_vocab_file)
+        runner = args.load_runner(model) if rows is None or args.models is None else args.models.open(model, head_rows=rows)
+        self._use(runner, repr(model))
+        self.paces = Paces(self.name, self._way(args, overlap))
+
+    def _way(self, args: DrafterArgs, overlap: bool | None) -> bool | None:
+        """What the user wants, as far as it can be."""
+        device = self.runner.info.device
+        other = device if args.target is None else args.target.info.device
+        self.shared = device.type == other.type == "cpu"
+        if self.shared or device != other:
+            return overlap
+        if overlap:
+            raise CapabilityError(f"overlap of 'pearl' needs a draft on another device than the target's {device}; leave it out")
+        if overlap is None:
+            logger.warning("pearl: draft and target share %s, which runs one after the other; going on sequentially", device)
+        return False
+
+    def begin(self, contexts: Sequence[Context]) -> list[Any]:
+        return [PearlState(context, self.runner.open()) for context in contexts]
+
+    def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        """What was drafted while the last step was scored; where others drafted too, or sequentially, a new draft."""
+        beside = self.paces.beside(len(states))
+        longest = self.paces.of(len(states)).window if self.limit is None else self.limit
+        trees = [EMPTY_TREE] * len(states)
+        alone: list[int] = []
+        for i, (state, budget, others) in enumerate(zip(states, budgets, so_far, strict=True)):
+            state.tidy(self.runner)
+            if beside and not len(others):
+                state.ask(min(self._room(state, budget), longest), budget)
+                trees[i] = state.tree(min(budget.nodes, budget.depth), self.index)
+            else:
+                state.drop(self.runner)
+                alone.append(i)
+        if alone:
+            found = super().propose([states[i] for i in alone], [budgets[i] for i in alone], [EMPTY_TREE] * len(alone))
+            self.paces.drafted(max(map(len, found)))
+            for i, tree in zip(alone, found, strict=True):
+                trees[i] = tree
+        return trees
+
+    def ahead(self, states: Sequence[PearlState], trees: Sequence[TokenTree]) -> Ahead | None:
+        """Drafting behind the chains that are scored now, where they are this drafter's own."""
+        asked = [state.window > 0 and state.is_front(tree) for state, tree in zip(states, trees, strict=True)]
+        if not any(asked):
+            return None
+        threads = max(torch.get_num_threads() // SHARE, 1) if self.shared else 0
+
+        def work() -> list[Guess | None]:
+            lacking = [
+                (state, state.window + len(tree) - len(state.drafted))
+                for state, tree, own in zip(states, trees, asked, strict=True)
+                if own
+            ]
+            self._draft_on([(state, count) for state, count in lacking if count > 0])
+            each = zip(states, trees, asked, strict=True)
+            return [_first(state, len(tree)) if own else None for state, tree, own in each]
+
+        return Ahead(work, threads)
+
+    def observe(
+        self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        alone = not any(state.window for state in states)
+        for state, tree, verdict in zip(states, trees, verdicts, strict=True):
+            state.follow(tree, verdict, self.runner)
+        self.paces.stepped(len(states), sum(len(verdict.tokens) for verdict in verdicts), alone=alone)
+
+    def fork(self, state: Any, context: Context) -> Any:
+        state.drop(self.runner)
+        if not self.runner.capabilities.fork:
+            return PearlState(context, self.runner.open())
+        return PearlState(context, self.runner.fork(state.cache), state.base)
+
+    def _room(self, state: PearlState, budget: Budget) -> int:
+        """Most tokens that may be drafted behind the chain: within the budget, the option and the draft model's context."""
+        return min(self._steps(state, budget), self.runner.info.max_context - len(state.context.tokens) - len(state.drafted) + 1)
+
+    def _draft_on(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
+        """Draft so many tokens more behind what each has."""
+        for state, _ in lacking:
+            state.tidy(self.runner)
+        quick = [one for one in lacking if self._quick and one[0].context.shape is None and not self._drawn(one[0])]
+        if quick:
+            self._draft_on_quickly(quick)
+        slow = [one for one in lacking if one not in quick]
+        if slow:
+            self._draft_on_by_levels(slow)
+
+    def _draft_on_quickly(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
+        states, counts = [state for state, _ in lacking], [count for _, count in lacking]
+        catch_up(self.runner, states, CHUNK)
+        feeds, stops = [state.pending for state in states], [stop_of(Budget(1, 1, state.go_on)) for state in states]
+        found = cast(ChainRunner, self.runner).draft_chains([state.cache for state in states], feeds, counts, stops)
+        for state, (tokens, chances) in zip(states, found, strict=True):
+            state.add([Drafted(token, chance, None) for token, chance in zip(tokens, chances, strict=True)])
+
+    def _draft_on_by_levels(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
+        chains = [
+            ChainDraft(state, count, state.go_on, self._drawn(state), behind=[one.token for one in state.drafted])
+            for state, count in lacking
+        ]
+        draft_chains(self.runner, chains, self.vocab_size, self.index)
+        for (state, _), chain in zip(lacking, chains, strict=True):
+            rows = [chain.trials[i - 1][0].row if i - 1 in chain.trials else None for i in range(len(chain.tokens))]
+            state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, rows, strict=True)])
+
+
+def _first(state: PearlState, place: int) -> Guess | None:
+    """What was drafted behind so many tokens; points are found in the target's own token, and need no trial."""
+    if place >= len(state.drafted):
+        return None
+    guess = state.drafted[place]
+    return None if guess.row is None else Guess(guess.token, guess.row)

@@ -1,0 +1,198 @@
+"""What drafters do on a second thread while the target scores, and how the verdict of a step takes it in.
+
+In: pieces of work (`drafters.base.Ahead`), trees that are being scored. Out: the same trees, with the token that was drafted behind
+each as one more trial. Not here: what is drafted (drafters), the loop.
+
+The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that somebody else has taken
+back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no law, and where it is accepted every
+verifier ends the path before it and makes it the next token (`verifiers.base.before_bad_row`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any, Final
+
+import torch
+
+from paceline.drafters.base import Ahead, Guess
+from paceline.errors import DrafterError
+from paceline.tree.token_tree import TokenTree, Trial
+from paceline.verifiers.base import Rows
+
+
+class Helper:
+    """A second thread, begun when it is first needed; it does one thing after the other."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._lent = 0  # how many threads PyTorch had before
+
+    def start(self, work: Callable[[], Any], threads: int) -> Future[Any]:
+        """Begin a piece of work that may use so many of this thread's PyTorch threads; 0 takes none of them."""
+        if threads and not self._lent:
+            self._lent = torch.get_num_threads()
+            torch.set_num_threads(max(self._lent - threads, 1))
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "paceline-ahead")
+        return self._pool.submit(_with_threads, work, threads)
+
+    def rest(self) -> None:
+        """Wait until nothing is under way, also of what nobody knows of any more, and take the threads back."""
+        self.join([] if self._pool is None else [self._pool.submit(int)])
+
+    def join(self, running: Sequence[Future[Any]]) -> None:
+        """Wait for all that was started, and take the threads back."""
+        for future in running:
+            future.exception()
+        if self._lent:
+            torch.set_num_threads(self._lent)
+            self._lent = 0
+
+
+def _with_threads(work: Callable[[], Any], threads: int) -> Any:
+    """PyTorch keeps the number of threads for each thread that calls it."""
+    if threads and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    return work()
+
+
+class Nothing(AbstractContextManager["Nothing"]):
+    """Where nobody drafts meanwhile."""
+
+    longer: Mapping[int, TokenTree] = MappingProxyType({})
+
+    def billed(self, seconds: tuple[float, ...], waited: float) -> tuple[float, ...]:
+        """Seconds by drafter, with those for which a verdict had to wait."""
+        return seconds
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        return None
+
+
+NOTHING: Final = Nothing()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One drafter in one step.
+
+    Attributes:
+        index: of the drafter. states: place in the batch -> its state. drop: takes the drafter off the sequence at a place.
+    """
+
+    index: int
+    drafter: Any
+    states: Mapping[int, Any]
+    drop: Callable[[int, Exception], None]
+
+    def ask(self, places: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
+        """Its work for the sequences at some places of the batch."""
+        found: Ahead | None = self.drafter.ahead([self.states[place] for place in places], [trees[place] for place in places])
+        return found
+
+
+class Beside(Nothing):
+    """Runs the work of drafters on the helper, around a scoring pass.
+
+    Attributes:
+        longer: place in the batch -> its tree with one trial more, where that token was drawn; known at the end of the block.
+
+    Args:
+        trees: that are being scored. vocab_size: of the target.
+    """
+
+    def __init__(self, helper: Helper, tasks: Sequence[Task], trees: Sequence[TokenTree], vocab_size: int) -> None:
+        self._helper, self._tasks, self._trees, self._vocab_size = helper, tasks, trees, vocab_size
+        self._running: list[tuple[Task, Future[Any]]] = []
+        self._found: dict[int, TokenTree] = {}
+
+    def __enter__(self) -> Beside:
+        for task in self._tasks:
+            try:
+                work = task.ask(list(task.states), self._trees) if task.states else None
+            except Exception:
+                self._one_by_one(task)
+                continue
+            if work is not None:
+                self._running.append((task, self._helper.start(work.run, work.threads)))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._helper.rest()
+            return
+        self._helper.join([future for _, future in self._running])
+        for task, future in self._running:
+            self._collect(task, future)
+        self.longer = self._found
+
+    def billed(self, seconds: tuple[float, ...], waited: float) -> tuple[float, ...]:
+        """The last one's work is what was waited for."""
+        if not self._running:
+            return seconds
+        last = self._running[-1][0].index
+        return tuple([one + waited if i == last else one for i, one in enumerate(seconds)])
+
+    def _collect(self, task: Task, future: Future[Any]) -> None:
+        try:
+            self._add(list(task.states), future.result())
+        except Exception:
+            self._one_by_one(task)
+
+    def _one_by_one(self, task: Task) -> None:
+        """The work of each sequence alone, on this thread; the drafter leaves those where it fails again."""
+        for place in task.states:
+            try:
+                work = task.ask([place], self._trees)
+                if work is not None:
+                    self._add([place], work.run())
+            except Exception as error:
+                task.drop(place, error)
+
+    def _add(self, at: Sequence[int], found: Sequence[Guess | None]) -> None:
+        if len(found) != len(at):
+            raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
+        trees = {place: longer(self._trees[place], guess) for place, guess in zip(at, found, strict=True) if guess is not None}
+        for tree in trees.values():
+            tree.check(self._vocab_size, len(tree))
+        self._found.update(trees)
+
+
+def longer(tree: TokenTree, guess: Guess) -> TokenTree:
+    """A chain with one token more behind its last one.
+
+    Raises:
+        DrafterError: a tree with branches.
+    """
+    if not tree.is_chain:
+        raise DrafterError("drafted ahead behind a tree with branches")
+    count = len(tree)
+    made = TokenTree.chain([*tree.tokens.tolist(), guess.token], confidence=[*tree.confidence.tolist(), 0.5])
+    return made.replace(trials={**tree.trials, count - 1: (Trial(count, guess.row),)})
+
+
+class RowsAndNone:
+    """Rows, and behind them one that holds no law."""
+
+    def __init__(self, rows: Rows, place: int, none_v: torch.Tensor) -> None:
+        self._rows, self._place, self._none_v = rows, place, none_v
+
+    def __getitem__(self, row: int, /) -> torch.Tensor:
+        return self._none_v if row == self._place else self._rows[row]
+
+
+def with_none(rows: Any, tree: TokenTree) -> Any:
+    """The rows of a tree from `longer`, whose last node was not scored.
+
+    Args:
+        rows: (n, v) tensor, or rows made when they are looked at. tree: of n nodes.
+    """
+    if isinstance(rows, torch.Tensor):
+        return torch.cat((rows, torch.full_like(rows[:1], torch.nan)))
+    (trial,) = tree.trials[len(tree) - 2]
+    return RowsAndNone(rows, len(tree), torch.full_like(rows[0] if trial.row is None else trial.row, torch.nan))
