@@ -101,9 +101,11 @@ def kept(name: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 
 def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Write a result with its provenance."""
+    """Write a result with its provenance, in one piece."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
+    part.replace(path)
     print(f"wrote {path}")
     return path

@@ -1,32 +1,71 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in stages: the tests that are skipped without one, then the figures. A stage that has ended well is
-# left out when the script is called again, so that a machine that is taken away costs one stage.
-# usage: benchmarks/gpu.sh [--fresh] [OUT_DIR]      results land in benchmarks/results/ (and are copied to OUT_DIR)
+# Everything that needs a GPU, in stages, in less than 9 minutes: the tests that are skipped without one, then the figures. No network.
+# A stage that has ended well is left out when the script is called again, so that a machine that is taken away costs one stage; one
+# that fails does not hinder the others; after 530 seconds the rest is left to the next call.
+# usage: benchmarks/gpu.sh [--fresh] [OUT_DIR]      results land in benchmarks/results/*_cuda.json (and are copied to OUT_DIR)
+# Ends with 0 when all is done, 75 when stages are left, 1 when one failed. PYTHON names the interpreter, if it is not python3.
+#
+# Estimated on one H100 (3.0 TB/s read, so that reading the weights takes 5.0 ms of 15.0 GB at 8B and 0.8 ms of 2.5 GB at 1B;
+# 128 tokens of prompts and answers add less than 1 % of that, 16 rows of 8B 0.26 TFLOP, 0.4 ms, which reading hides):
+#   tests 40 s, verify 25 s (imports, kernels and graph captures; not computed)
+#   shapes-8b 200 s: 20 s imports and weights; a dial cell decodes 256 tokens 4 or 5 times at 6.3 ms a plain step and about 2 ms a
+#     token with drafts, 17 s; transformers takes about 28 ms a token uncompiled, 11 s a cell; compiling 50 s. All cells: 250 s, in
+#     the order of their worth, so that what is left after the budget is the static caches and compiling for batch 8
+#   shapes-1b 100 s: the same at 2 ms a plain step and 15 ms of transformers; compiling 25 s. All cells: 125 s
+#   speed 45 s, demo 10 s, verify-int8 and verify-int4 20 s each, quantized 30 s, attention 25 s (the 291M model; not computed)
 set -euo pipefail
+out="${*: -1}"
+if [ $# -eq 0 ] || [ "$out" = --fresh ]; then out=""; else mkdir -p "$out"; out="$(cd "$out" && pwd)"; fi
 cd "$(dirname "$0")/.."
-export PYTHONPATH="$PWD/src:${PYTHONPATH:-}"
+export PYTHONPATH="$PWD/src:${PYTHONPATH:-}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+python="${PYTHON:-python3}"
+results=benchmarks/results
 ended="${TMPDIR:-/tmp}/paceline-gpu-stages"
-if [ "${1:-}" = --fresh ]; then rm -rf "$ended"; shift; fi
-mkdir -p "$ended"
+if [ "${1:-}" = --fresh ]; then rm -rf "$ended" "$results/gpu_shapes_cuda.json"; fi
+mkdir -p "$ended" "$results"
 model="${TMPDIR:-/tmp}/paceline-291m"
+last=530
 failed=0
+left=0
 
-stage() { # NAME COMMAND...
-  local name=$1
-  shift
-  if [ -e "$ended/$name" ]; then echo "== $name: ended before"; return; fi
-  echo "== $name: $*"
-  if "$@"; then touch "$ended/$name"; else echo "== $name: failed"; failed=1; fi
+copy() {
+  if [ -n "$out" ]; then find "$results" -maxdepth 1 -name '*_cuda.json' -exec cp {} "$out"/ \;; fi
 }
 
-python -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'; print(torch.__version__, torch.cuda.get_device_name())"
-stage tests python -m pytest tests -q -k "cuda or graph"
-stage verify python -m paceline verify --device cuda --samples 4
-stage verify-int8 python -m paceline verify --device cuda --samples 4 --quantization int8
-stage verify-int4 python -m paceline verify --device cuda --samples 4 --quantization int4
-stage demo python -m paceline demo --device cuda
-stage speed python benchmarks/speed.py --device cuda --repeats 5
-stage quantized python benchmarks/quantized.py --device cuda --model-dir "$model"
-stage attention python benchmarks/attention.py --device cuda --model "$model" --contexts 1024 4096 16384 --rows 16 --name attention_cuda
-if [ $# -gt 0 ]; then cp benchmarks/results/*_cuda.json "$1"/; fi
-exit $failed
+stage() { # NAME SECONDS RESULT COMMAND...    RESULT: a file for the standard output, "-" for none
+  local name=$1 most=$2 result=$3 code=0 rest=$((last - SECONDS))
+  shift 3
+  if [ -e "$ended/$name" ]; then echo "== $name: ended before"; return; fi
+  if [ "$rest" -lt 15 ]; then echo "== $name: left to the next call"; left=1; return; fi
+  if [ "$rest" -lt "$most" ]; then most=$rest; fi
+  echo "== $name, at $SECONDS s: $*"
+  if [ "$result" = - ]; then
+    timeout -k 5 "$most" "$@" || code=$?
+  else
+    timeout -k 5 "$most" "$@" >"$ended/$result" || code=$?
+    if [ -s "$ended/$result" ] && [ $code -ne 124 ] && [ $code -ne 137 ]; then cp "$ended/$result" "$results/$result"; fi
+  fi
+  case $code in
+    0) touch "$ended/$name" ;;
+    75 | 124 | 137) echo "== $name: not finished, goes on with the next call"; left=1 ;;
+    *) echo "== $name: failed ($code)"; failed=1 ;;
+  esac
+  copy
+}
+
+"$python" -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'; print(torch.__version__, torch.cuda.get_device_name())"
+mapfile -t marked < <(grep -rl --include='test_*.py' 'cuda.is_available' tests)
+stage tests 100 - "$python" -m pytest "${marked[@]}" -q -k "cuda or graph"
+stage verify 70 verify_cuda.json "$python" -m paceline verify --device cuda --samples 4 --json
+stage shapes-8b 260 - "$python" benchmarks/gpu_shapes.py --shapes 8b --budget 190
+stage shapes-1b 140 - "$python" benchmarks/gpu_shapes.py --shapes 1b --budget 95
+stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5
+stage demo 40 demo_cuda.json "$python" -m paceline demo --device cuda --json
+stage verify-int8 60 verify_int8_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int8 --json
+stage verify-int4 60 verify_int4_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int4 --json
+stage quantized 90 - "$python" benchmarks/quantized.py --device cuda --model-dir "$model"
+stage attention 90 - "$python" benchmarks/attention.py --device cuda --model "$model" --contexts 1024 4096 16384 --rows 16 --name attention_cuda
+copy
+echo "== ended after $SECONDS s"
+if [ $failed -ne 0 ]; then exit 1; fi
+if [ $left -ne 0 ]; then exit 75; fi

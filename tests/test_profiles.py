@@ -44,7 +44,7 @@ def test_a_profile_is_found_again() -> None:
     profile = stored(measured={"gain": {"median": 1.5}})
     assert find(HERE) == profile
     document = json.loads(profile.path.read_text())
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["conditions"]["dtype"] == "float32"
     assert profile.path.parent == profile_dir()
 
@@ -94,7 +94,7 @@ def test_the_chosen_number_of_threads_fits_too_but_not_against_the_users_word(ca
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"schema": 2}', '{"schema": 1}', "{broken", "half"],
+    ["", "[]", '{"schema": 1}', '{"schema": 2}', "{broken", "half"],
 )
 def test_a_broken_file_is_ignored_with_one_line(text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = stored().path

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline")
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 SWITCH: Final = "PACELINE_PROFILE"
 """Environment variable: 0, off, no or false leaves profiles unread."""
 

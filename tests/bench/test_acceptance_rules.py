@@ -117,7 +117,7 @@ def test_an_analysis_has_every_rule_and_number() -> None:
     [
         ([0.5, 0.6], [0.5, 0.5], "p must have rows that sum to 1, got 1.1"),
         ([0.5, 0.5], [-0.5, 1.5], "q must hold probabilities of 0 or more, got -0.5"),
-        ([0.5, 0.5], [0.2, 0.3, 0.5], "p and q must have one shape"),
+        ([0.5, 0.5], [0.2, 0.3, 0.5], "p and q must have as many rows of as many probabilities, got 1 of 2 and 1 of 3"),
         ([[[1.0]]], [1.0], "p must be one row of probabilities, or a list of rows"),
         ([float("nan"), 1.0], [0.5, 0.5], "p must hold probabilities"),
         ([], [], "p must be one row"),

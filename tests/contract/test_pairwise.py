@@ -86,7 +86,7 @@ def store(llm: LLM, folder: Path) -> str:
 @cache
 def adapter(width: int) -> str:
     """Of random weights: its guesses are wrong, and must not show."""
-    return written_adapter(adapter_weights(width, heads=4), width, heads=4)
+    return written_adapter(adapter_weights(width), width, heads=4)
 
 
 def shuffled(folder: Path) -> str:

@@ -107,12 +107,14 @@ def test_it_stops_when_the_drafter_turns_bad(kind: type[AutoController], stops: 
     controller = kind(world.costs(), world.names)
     world.run(controller, 600)
     rate = world.run(controller, 400, start=600)
-    assert (rate > 0.95 * world.run(FixedController(0), 10)) is stops
+    assert (rate > 0.93 * world.run(FixedController(0), 10)) is stops
 
 
 def test_a_drafter_that_is_always_wrong_costs_less_than_a_twentieth() -> None:
     world = World([table(overconfident), draft(overconfident, 0.3)], lambda rows: PLAIN * (0.7 + 0.3 * rows))
-    assert world.run(AutoController(world.costs(), world.names), 800) >= 0.95 * world.run(FixedController(0), 10)
+    plain, controller = world.run(FixedController(0), 10), AutoController(world.costs(), world.names)
+    assert world.run(controller, 300) >= 0.9 * plain
+    assert world.run(controller, 800, start=300) >= 0.95 * plain
 
 
 def cruising(world: World, batch: int = 1) -> AutoController:
@@ -237,7 +239,7 @@ def test_a_trial_that_lost_puts_the_next_one_off() -> None:
 def test_nothing_is_asked_while_nobody_drafts_and_what_did_not_go_by_is_given_back() -> None:
     controller = cruising(WORLDS["cheap rows"])
     controller.cruise._set_out([[[None, None]]])
-    controller.cruise.left = 20
+    controller.cruise.left, controller.burst.of(signals(0)[0].key).wait = 20, 200
     controller.plan(signals(0))
     assert (controller.idle, controller.resting, controller.cruise.left) == (True, 19, 0)
     controller.resting -= 5

@@ -47,9 +47,15 @@ def taught(place: CostStore | None) -> Known:
     return known
 
 
+def ended(known: Known) -> None:
+    """As many sequences as it takes to be kept."""
+    for _ in range(FIRST):
+        known.memory.keep()
+
+
 def test_the_next_process_begins_where_this_one_ended(tmp_path: Path) -> None:
     known = taught(store(tmp_path))
-    known.memory.keep(FIRST)
+    ended(known)
     again, fresh = Known(store(tmp_path)), Known(None)
     for mine, learned, prior in zip(again.levels, known.levels, fresh.levels, strict=True):
         assert mine == pytest.approx(learned, abs=0.06)
@@ -62,7 +68,7 @@ def test_the_next_process_begins_where_this_one_ended(tmp_path: Path) -> None:
 
 def test_what_is_remembered_weighs_little(tmp_path: Path) -> None:
     known = taught(store(tmp_path))
-    known.memory.keep(FIRST)
+    ended(known)
     again = Known(store(tmp_path))
     assert known.acceptance.sources[0].levels[1].tries > 1.5 * KEPT
     assert max(tally.tries for source in again.acceptance.sources for tally in source.levels) == KEPT
@@ -71,19 +77,21 @@ def test_what_is_remembered_weighs_little(tmp_path: Path) -> None:
 def test_it_is_written_at_every_doubling(tmp_path: Path) -> None:
     place = store(tmp_path)
     known = taught(place)
-    known.memory.keep(FIRST - 1)
+    for _ in range(FIRST - 1):
+        known.memory.keep()
     assert place.load() is None
-    known.memory.keep(FIRST)
+    known.memory.keep()
     known.yields[0] = 0.5
-    known.memory.keep(2 * FIRST - 1)
+    for _ in range(FIRST - 1):
+        known.memory.keep()
     assert Known(place).yields[0] == 1.0
-    known.memory.keep(2 * FIRST)
+    known.memory.keep()
     assert Known(place).yields[0] == 0.5
 
 
 @pytest.mark.parametrize("other", [{"model": "another"}, {"methods": "suffix"}])
 def test_another_model_or_other_drafters_remember_nothing_of_it(tmp_path: Path, other: dict[str, str]) -> None:
-    taught(store(tmp_path)).memory.keep(FIRST)
+    ended(taught(store(tmp_path)))
     assert Known(store(tmp_path, **other)).levels == Known(None).levels
 
 
@@ -107,7 +115,7 @@ def test_a_file_that_makes_no_sense_is_left_alone_and_said(
     tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = store(tmp_path)
-    taught(place).memory.keep(FIRST)
+    ended(taught(place))
     kept = place.load()
     assert kept is not None
     place.save(kept | change)
@@ -118,7 +126,7 @@ def test_a_file_that_makes_no_sense_is_left_alone_and_said(
 
 def test_a_file_cut_short_is_left_alone(tmp_path: Path) -> None:
     place = store(tmp_path)
-    taught(place).memory.keep(FIRST)
+    ended(taught(place))
     place.path.write_text(place.path.read_text()[:-9])
     assert Known(place).levels == Known(None).levels
     assert json.dumps(place.key)

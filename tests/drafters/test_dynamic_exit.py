@@ -204,8 +204,8 @@ def test_costs_are_measured_in_order(plain: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"exit_layers": [0]}, r"exit_layers must be an integer in 1\.\.5, got 0"),
-        ({"exit_layers": [2, 6]}, r"exit_layers must be an integer in 1\.\.5, got 6"),
+        ({"exit_layers": [0]}, r"each of exit_layers must be an integer in 1\.\.5, got 0"),
+        ({"exit_layers": [2, 6]}, r"each of exit_layers must be an integer in 1\.\.5, got 6"),
         ({"exit_layers": []}, "exit_layers"),
         ({"cost": "seconds"}, "cost must be measured or layers"),
         ({"decay": 1.5}, "decay must be in 0"),

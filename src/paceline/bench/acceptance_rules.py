@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from paceline.bench.optimal_acceptance import greedy_draft_acceptance, optimal_acceptance
 from paceline.checking import need
-from paceline.errors import NumericsError
+from paceline.errors import ConfigError, NumericsError
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner
@@ -165,7 +165,9 @@ def analyze(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets: Sequence[i
         ConfigError: rows that are no probabilities, or of different shapes.
     """
     p_tv, q_tv = probabilities("p", p_tv), probabilities("q", q_tv)
-    need(p_tv.shape == q_tv.shape, "p and q", "have one shape", (p_tv.shape, q_tv.shape))
+    if p_tv.shape != q_tv.shape:
+        (a, b), (c, d) = p_tv.shape, q_tv.shape
+        raise ConfigError(f"p and q must have as many rows of as many probabilities, got {a} of {b} and {c} of {d}")
     rows = list(zip(p_tv, q_tv, strict=True))
     acceptance = {name: [fmean(rule(p, q, number) for p, q in rows) for number in drafts] for name, rule in RULES.items()}
     single = fmean(float(np.minimum(p, q).sum()) for p, q in rows)
@@ -185,7 +187,9 @@ def probabilities(name: str, given: Any) -> Array:
         ConfigError: something else.
     """
     rows = np.atleast_2d(np.asarray(given, np.float64))
-    need(rows.ndim == 2 and rows.size > 0, name, "be one row of probabilities, or a list of rows", list(rows.shape))
+    if rows.ndim != 2 or not rows.size:
+        got = "no numbers" if not rows.size else f"lists within lists, {rows.ndim} deep"
+        raise ConfigError(f"{name} must be one row of probabilities, or a list of rows, got {got}")
     sums = rows.sum(1)
     wrong = rows[~(np.isfinite(rows) & (rows >= 0))]
     need(not wrong.size, name, "hold probabilities of 0 or more", float(wrong[0]) if wrong.size else None)

@@ -128,7 +128,7 @@ def write(shape: RandomShape, folder: Path) -> None:
         folder.rmdir()
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".tmp"))
     try:
-        config = _config(shape)
+        config = config_of(shape)
         _write_shards(_tensors(config, shape.seed), temporary)
         _copy_tokenizer(temporary, shape.vocab)
         config.save_pretrained(temporary)  # last, since a folder with a config counts as complete
@@ -138,7 +138,8 @@ def write(shape: RandomShape, folder: Path) -> None:
         raise
 
 
-def _config(shape: RandomShape) -> Any:
+def config_of(shape: RandomShape) -> Any:
+    """The shape as the configuration that transformers knows it by."""
     from transformers import LlamaConfig
 
     return LlamaConfig(

@@ -125,6 +125,7 @@ def read_rows(path: Path) -> Any:
         return rows.astype(np.float64)
     except (OSError, ValueError, TypeError, RecursionError, OverflowError, EOFError, BadZipFile) as error:
         why = getattr(error, "strerror", None) or (str(error) or type(error).__name__).splitlines()[0]
+        why = "its rows differ in length" if "inhomogeneous" in why else why
         raise ConfigError(
             f"cannot read {str(path)!r} ({why}); give one row of probabilities or several, as .npy or .json"
         ) from None

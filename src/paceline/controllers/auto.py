@@ -21,24 +21,31 @@ from typing import TYPE_CHECKING, Final
 from paceline.checking import need
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.burst import Burst
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.counts import Counts, evenly
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY, cheap_ones
 from paceline.controllers.memory import Memory
-from paceline.controllers.planner import Planner
+from paceline.controllers.pick import cut
+from paceline.controllers.planner import DISTURBED, Planner
 from paceline.controllers.watch import Mode
+from paceline.tree.chain_columns import lone_source
+from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
     from paceline.controllers.cost_store import CostStore
     from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Budget, Verdict
+    from paceline.tree.types import Verdict
 
 SHORT: Final = 4e-3
 """Seconds of a plain step below which not every step is planned."""
 
 FIRST: Final = 8
 """Steps that are planned in any case."""
+
+GUESS: Final = 8
+"""Tokens that a table may guess while nothing is drafted."""
 
 ALIKE: Final = 32
 """Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
@@ -79,20 +86,24 @@ class AutoController(Planner):
         need(short_step >= 0.0, "short_step", "be 0 or more seconds", short_step)
         self.short_step = short_step
         self.memory = Memory(memory, self.acceptance.sources, self._yields, self._latest)
-        self.cruise = Cruise(len(self.names))
-        self.cruising = False
+        self.cruise, self.burst = Cruise(len(self.names)), Burst()
+        self.cruising = self.bursting = False
+        self._tables: Sequence[int] = ()  # who guesses while nothing is drafted
         self._learning = 0.0  # seconds that the outcome of the step before took
         self._signals: Sequence[Signal] = ()
         self._silent = 0  # steps that went by from one on in which no plan was needed and nobody drafted
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
+        if self.bursting and self._guesses_again(signals):
+            return
+        self.burst.give_back(self.resting)
         if self._silent:
             self._end_silence()
-        self.cruising = self.cruise.goes_on(signals)
+        self.bursting, self.cruising = False, self.cruise.goes_on(signals)
         if self.cruising:
             if self.cruise.silent:
-                self._rest()
+                self._rest(signals)
             return
         start = self.clock()
         self._learn()
@@ -100,14 +111,45 @@ class AutoController(Planner):
         if self.cruises:  # a trial takes some dozen steps: one drafter at a time
             self.turn = (self.turn + 1) % max(len(self.names), 1)
         super().plan(signals)
+        if self.bursting:
+            self._guess(signals[0])
+            return
         self.cruises = self.table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
 
-    def _rest(self) -> None:
+    def _rest(self, signals: Sequence[Signal]) -> None:
         """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""
-        self.cruising, self.idle, self.resting = False, True, self.cruise.skip(EVERY - 1)
-        self._silent, self.thinking, self.asking = 1 + self.resting, 0.0, [0.0] * len(self.names)
         self.listens = cheap_ones(self.cost, self.names, self.lines, self.table) if self._size == 1 else []
+        self.cruising, self.idle, self.resting = False, True, self.cruise.skip(self._pause(signals, EVERY) - 1)
+        if self.bursting:
+            self._guess(signals[0])
+            return
+        self._silent, self.thinking, self.asking = 1 + self.resting, 0.0, [0.0] * len(self.names)
+
+    def _pause(self, signals: Sequence[Signal], most: int) -> int:
+        """Up to the next guess of a table; where it is time for one, it is made in this step."""
+        if not (self.cruises and self.listens):
+            return most
+        self._tables, self.listens = self.listens, []
+        burst = self.burst.of(signals[0].key)
+        self.bursting = burst.wait == 0
+        return 1 if self.bursting else burst.pause(most)
+
+    def _guesses_again(self, signals: Sequence[Signal]) -> bool:
+        """Whether this step goes as the one before, whose guess held."""
+        if self.burst.wait or [signal.key for signal in signals] != [self.burst.key] or self.cruise.left:
+            return False
+        gate = self._gates[batch_bucket(1)]
+        if gate.wait < 2:
+            return False
+        gate.wait -= 1
+        self.batch[0].clear(signals[0].remaining)
+        return True
+
+    def _guess(self, signal: Signal) -> None:
+        """Let the tables guess in this step, which is plain otherwise."""
+        self.idle, self.batch = False, [self.begin(signal)]
+        self.worths, self.thinking, self.asking = {}, 0.0, [0.0] * len(self.names)
 
     def _end_silence(self) -> None:
         """Count the steps that went by, and give back those that did not."""
@@ -126,6 +168,9 @@ class AutoController(Planner):
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
         if self.cruising:
             return self.cruise.budget(index, drafter, so_far)
+        if self.bursting:
+            depth = min(GUESS, self.max_depth, self.max_nodes, self.batch[0].remaining - 1)
+            return Budget(depth, depth) if drafter in self._tables and depth > 0 and not len(so_far) else NO_BUDGET
         start = self.clock()
         found = super().budget(index, drafter, so_far)
         self.asking[drafter] += self.clock() - start
@@ -133,6 +178,8 @@ class AutoController(Planner):
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Keep the nodes that are worth their rows."""
+        if self.bursting:
+            return self._select_guess(trees)
         if not self.cruising:
             start = self.clock()
             found = super().select(trees)
@@ -151,26 +198,38 @@ class AutoController(Planner):
             self.cruise.count(trees, verdicts, times)
             self._learning = 0.0
             return
+        if self.bursting:
+            self._learn_guess(trees[0], verdicts[0], times)
+            return
         start = self.clock()
         super().observe(trees, verdicts, times)
         if self.cruises and not self.idle and self.cost.steps >= FIRST:
             self.cruise.start(self, self._signals, self.most)
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
 
-    def hear(self, drafter: int, matched: int) -> None:
-        """So many tokens of an unscored guess of this drafter came true."""
-        if not self._silent:
-            super().hear(drafter, matched)
-        elif self._ear.hear(matched, self.lines[drafter], self.table, 0):
-            self.cruise.left, self.resting, self._silent, self.turn = 0, 0, 1, drafter - 1
-            for one in self.batch:
-                one.watches[drafter].look_now()
+    def _select_guess(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """What is worth its rows of a guess, but its first token in any case: text that has become foreseeable must show."""
+        source = lone_source(trees[0])
+        if source < 0:
+            return list(trees)
+        found = self._select_chain(trees, source)
+        return found if len(found[0]) else [cut(trees[0], range(1), len(trees[0]))]
+
+    def _learn_guess(self, tree: TokenTree, verdict: Verdict, times: StepTimes) -> None:
+        """What a table's guess brought says when to ask again."""
+        plain = self._gates[batch_bucket(1)].plain_seconds(1, self.table)
+        seconds = times.score + times.verify + sum(times.draft) + times.other
+        net = 1 + len(verdict.path) - min(seconds / plain, 1.0 + len(tree) + DISTURBED)
+        self.burst.after(net if verdict.path else min(net, 0.0))
+        if len(tree):
+            self.acceptance.observe(self.batch[0].own, tree, verdict.path)
+        self._rates.count(1, 1 + len(verdict.path), seconds)
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
         start = self.clock()
         self._learn()
-        self.memory.keep(self.cost.steps)
+        self.memory.keep()
         self.cruise.forget(key)
         if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait and not gate.on:
             self.cruise.left = 0

@@ -24,6 +24,8 @@ def explain(auto: AutoController, index: int | None) -> str:
         return "\n".join([*beliefs(auto.rate, plain, rows), auto.cost.describe()])
     if auto.idle:
         return off_words(size, auto.disable_by_batch_size, None if auto._never else auto._gates[batch_bucket(size)].wait)
+    if auto.bursting:
+        return "auto: nothing is drafted but what a table guesses now and then, and goes on guessing as long as it is right"
     one = auto.batch[index]
     decided = [
         Decided(auto.names[i], one.modes[i], depth, worth, one.watches[i], None if auto.cruising else one.voices[i])

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 from paceline.controllers.base import StepTimes
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.cost_words import describe
-from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line
+from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, pairs_of, seconds_of, values_of
 
 logger = logging.getLogger("paceline.controllers")
 
@@ -46,6 +47,9 @@ _SCALE: Final = 0.85
 
 _CHANGED: Final = 1.5
 """A cost on disk that is off by this factor today is measured again, with all others."""
+
+SHARE: Final = 0.01
+"""Costs that real steps made implausible are measured again only while measuring has taken less than this share of all time."""
 
 _SETTLED, _EVERY = 64, 4
 """After so many steps, one step in so many is learned from: learning costs microseconds, and so do some models' steps."""
@@ -85,7 +89,8 @@ class CostModel:
         self.stale = False
         self.disturbed = False
         self._tables: dict[tuple[Bucket, int], list[float]] = {}
-        self._drift = 0.0
+        self._drift = self._measuring = 0.0
+        self._began = perf_counter()
         if self.store is not None and (costs := self.store.load()) is not None:
             self._restore(costs)
             self.stale = True
@@ -146,7 +151,7 @@ class CostModel:
         """
         if self.probe is None or not (self.stale or self._measured < min(rows, GRID[-1])):
             return
-        self.disturbed = True
+        self.disturbed, start = True, perf_counter()
         curve = self.curves.setdefault((0, context_bucket(context)), Curve())
         known = 0 if self._must_measure_again(curve, context) else self._measured
         for turn in range(_TURNS):
@@ -159,6 +164,7 @@ class CostModel:
         curve.level()
         curve.straighten(_BENT)
         self._tables.clear()
+        self._measuring += perf_counter() - start
         logger.debug("measured up to %d rows", self._measured)
         self.save()
 
@@ -233,7 +239,8 @@ class CostModel:
             self._drift = 0.0
             self._tables.clear()
         if self.steps >= _SETTLED and self.steps & (self.steps - 1) == 0:
-            self.stale = self.stale or self.implausible
+            affordable = self._measuring < SHARE * (perf_counter() - self._began)
+            self.stale = self.stale or (affordable and self.implausible)
             self.save()
 
     def _own_curve(self, batch: int, context: int) -> Curve:
@@ -252,17 +259,17 @@ class CostModel:
             return
         self.store.save(
             {
-                "curves": [[b, c, _pairs(curve)] for (b, c), curve in self.curves.items()],
-                "overheads": [[b, _pairs(curve)] for b, curve in self.overheads.items()],
+                "curves": [[b, c, pairs_of(curve)] for (b, c), curve in self.curves.items()],
+                "overheads": [[b, pairs_of(curve)] for b, curve in self.overheads.items()],
                 "lines": [[name, b, line.fixed, line.per_level, line.count] for (name, b), line in self.lines.items()],
             }
         )
 
     def _restore(self, costs: dict[str, Any]) -> None:
         try:
-            curves = {(int(b), int(c)): Curve(_values(pairs), 8.0) for b, c, pairs in costs["curves"]}
-            overheads = {int(b): Curve(_values(pairs), 8.0) for b, pairs in costs["overheads"]}
-            lines = {(str(n), int(b)): Line(_seconds(f), _seconds(p), int(k)) for n, b, f, p, k in costs["lines"]}
+            curves = {(int(b), int(c)): Curve(values_of(pairs), 8.0) for b, c, pairs in costs["curves"]}
+            overheads = {int(b): Curve(values_of(pairs), 8.0) for b, pairs in costs["overheads"]}
+            lines = {(str(n), int(b)): Line(seconds_of(f), seconds_of(p), int(k)) for n, b, f, p, k in costs["lines"]}
         except (KeyError, TypeError, ValueError) as error:
             logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
             return
@@ -279,21 +286,3 @@ def _points(known: int, rows: int) -> list[int]:
 
 
 _UNIT: Final = Curve({1: 1.0})
-
-
-def _pairs(curve: Curve) -> list[list[float]]:
-    return [[x, y] for x, y in curve.values.items()]
-
-
-def _values(pairs: Any) -> dict[int, float]:
-    values = {int(x): _seconds(y) for x, y in pairs}
-    if not set(values) <= set(GRID):
-        raise ValueError(f"rows {sorted(values)} are not grid points")
-    return values
-
-
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not 0 <= seconds < 1e4:
-        raise ValueError(f"{value!r} is not a time in seconds")
-    return seconds

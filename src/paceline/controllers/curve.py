@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import pairwise
 from math import exp, log
+from typing import Any
 
 import numpy as np
 
@@ -178,3 +179,32 @@ class Line:
         step = 0.15 * error / (1 + x * x)
         self.fixed = max(self.fixed + step, 0.0)
         self.per_level = max(self.per_level + step * x / 4, 0.0)
+
+
+def pairs_of(curve: Curve) -> list[list[float]]:
+    """A curve's points, for a file."""
+    return [[x, y] for x, y in curve.values.items()]
+
+
+def values_of(pairs: Any) -> dict[int, float]:
+    """Points of a curve from a file.
+
+    Raises:
+        ValueError, TypeError: something else.
+    """
+    values = {int(x): seconds_of(y) for x, y in pairs}
+    if not set(values) <= set(GRID):
+        raise ValueError(f"rows {sorted(values)} are not grid points")
+    return values
+
+
+def seconds_of(value: Any) -> float:
+    """A time from a file.
+
+    Raises:
+        ValueError, TypeError: something else.
+    """
+    seconds = float(value)
+    if not 0 <= seconds < 1e4:
+        raise ValueError(f"{value!r} is not a time in seconds")
+    return seconds

@@ -22,7 +22,7 @@ EVERY: Final = 24
 TOKENS: Final = 7
 """Tokens of a guess: all of them have been decided when the next one is made."""
 
-CHEAP: Final = 0.25
+CHEAP: Final = 0.5
 """A drafter is asked whose guess costs less than this share of a plain step."""
 
 GAIN: Final = 1.15

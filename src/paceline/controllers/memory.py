@@ -23,8 +23,8 @@ logger = logging.getLogger("paceline.controllers")
 KEPT: Final = 40.0
 """Trials that what is remembered weighs at most: today's text may be another."""
 
-FIRST: Final = 16
-"""Observed steps before anything is kept; then at every doubling."""
+FIRST: Final = 2
+"""Sequences that have ended before anything is kept; then at every doubling."""
 
 Latest = dict[tuple[int, bool], Watch]
 
@@ -54,18 +54,20 @@ class Memory:
     """
 
     def __init__(self, store: CostStore | None, sources: Sequence[Source], yields: list[float], latest: Latest) -> None:
-        self.store, self.sources, self.yields, self.latest, self._next = store, sources, yields, latest, FIRST
+        self.store, self.sources, self.yields, self.latest = store, sources, yields, latest
+        self._ended, self._next = 0, FIRST
         if store is not None and (kept := store.load()) is not None:
             try:
                 self._recall(kept)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 logger.warning("what %s holds makes no sense (%s); learning anew", store.path, error)
 
-    def keep(self, steps: int) -> None:
-        """Write the estimates after so many steps, if it is time."""
-        if self.store is None or steps < self._next:
+    def keep(self) -> None:
+        """One more sequence has ended; write the estimates if it is time."""
+        self._ended += 1
+        if self.store is None or self._ended < self._next:
             return
-        self._next = 2 * steps
+        self._next = 2 * self._ended
         self.store.save(
             {
                 "sources": [[_pairs(one.bins), _pairs(one.cells), _pairs(one.levels), one.width] for one in self.sources],

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CHEAP, FIRST_ROWS = 0.01, 8  # a drafter whose question costs less than this share of a plain step is asked even while it sleeps
 SLACK: Final = 0.1  # tokens a step that a drafter in use may seem to lose: estimates waver, and `Watch` tells what it really does
 RECHECK: Final = 4096  # steps after which a drafter that could not pay at all is timed again
+RESTED: Final = 16  # quick steps that must have rested in a row to say what resting costs
 LOOK_EVERY, SETTLED = 2, 64  # after so many steps, costs are looked up once in so many
 
 DISTURBED: Final = 3.0
@@ -61,8 +62,7 @@ class Planner(Controller):
         disable_by_batch_size: no drafts at or above this number of sequences.
     Attributes:
         idle: nothing is drafted in this step. resting: nor in so many further ones.
-        thinking: seconds that went into planning this step; asking: into each drafter's budgets.
-        most: seconds of this step unless it was interrupted.
+        thinking: seconds that planning this step took; asking: each drafter's budgets; most: the whole step, unless interrupted.
         cruises: most steps go unplanned. turn: the only drafter that may be explored; below 0, any.
         batch: what is known of the step's sequences. drafts: their trees before and after selection.
         worths: (sequence, drafter) of the step -> worth, depth.
@@ -98,8 +98,6 @@ class Planner(Controller):
         self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
         self._alone, self._rested = -1, list[tuple[float, float]]()  # who runs by itself; seconds of steps that rested lately
 
-    # The step
-
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
         size = len(signals)
@@ -113,7 +111,7 @@ class Planner(Controller):
         if self.idle:
             waits = size == 1 and gate.wait > 0 and not gate.on
             self.listens = cheap_ones(self.cost, self.names, self.lines, self.table) if waits else []
-            self.resting = EVERY - 1 if self._never else gate.rest(EVERY * (1 + min(gate.lost, 1)) - 1)
+            self.resting = EVERY - 1 if self._never else gate.rest(self._pause(signals, EVERY * (1 + min(gate.lost, 1))) - 1)
             return
         self.batch = [self.begin(signal) for signal in signals]
         if gate.starting:
@@ -127,6 +125,10 @@ class Planner(Controller):
         if looked != self._looked or self.cost.steps < SETTLED:
             self._look_up(size)
 
+    def _pause(self, signals: Sequence[Signal], most: int) -> int:
+        """How many steps to be left alone for, this one included."""
+        return most
+
     def passed(self, score: float, rest: float) -> None:
         """A step rested and took so long."""
         self._rested.append((score, rest))
@@ -136,7 +138,7 @@ class Planner(Controller):
         if gate := self._gates.get(batch_bucket(self._size)):
             gate.wait += self.resting * (not self._never)
             gate.rested(self._size, list(map(sum, self._rested)))
-        if self._rested:
+        if len(self._rested) >= (RESTED if self.cruises else 1):
             score, rest = map(median, zip(*self._rested, strict=True))
             self.cost.observe(self._size, self._context, StepTimes((), score, 0.0, rest, self._size), always=True)
         self._rested, self.resting = [], 0
@@ -250,8 +252,6 @@ class Planner(Controller):
     def forget(self, key: int) -> None:
         """The sequence has ended."""
         self._known.pop(key, None)
-
-    # Estimates
 
     def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""

@@ -112,7 +112,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         layers = self.target.info.num_layers
         exits = range(1, layers) if exit_layers is None else items("exit_layers", exit_layers, "be a list of layers")
         for one in exits:
-            integer("exit_layers", one, 1, layers - 1)
+            integer("each of exit_layers", one, 1, layers - 1)
         need(cost in ("measured", "layers"), "cost", "be measured or layers", cost)
         need(isinstance(dynamic_draft_exit, bool), "dynamic_draft_exit", "be True or False", dynamic_draft_exit)
         number("decay", decay, 0.0, 1.0, "be in 0..1")

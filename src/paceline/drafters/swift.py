@@ -27,7 +27,7 @@ from paceline.drafters.skip_sets import SubLayers, choices, count_of, plan_of
 from paceline.drafters.tables import MAX_TENANTS
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import begun
+from paceline.models.layer_drafts import MOST_PLANS, begun
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget
 
@@ -156,6 +156,8 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         plan = self._plans.get(best)
         if plan is None:
             plan = self._plans[best] = plan_of(best)
+            if len(self._plans) > MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
         return Way(plan, self._steps_most, self._least)
 
     def _steps(self, context: Context, budget: Budget, way: Way) -> int:

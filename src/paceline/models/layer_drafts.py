@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Found = tuple[list[int], list[float]]
 Stop = Callable[[int, float], bool]
 
+MOST_PLANS = 256
+"""Plans that things are kept for: methods that go from plan to plan must not grow without end."""
+
 
 class LayerDrafts(Protocol):
     """Drafts by part of a model's layers."""

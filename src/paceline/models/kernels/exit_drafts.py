@@ -20,7 +20,7 @@ from paceline.models.kernels import frame as at
 from paceline.models.kernels.program import ROWS, Table
 from paceline.models.kernels.vectors import LANES
 from paceline.models.kernels.visible import address
-from paceline.models.layer_drafts import Chain, Found, SteppedDrafts, Stop, begun
+from paceline.models.layer_drafts import MOST_PLANS, Chain, Found, SteppedDrafts, Stop, begun
 
 if TYPE_CHECKING:
     from paceline.models.base import SequenceCache
@@ -181,9 +181,11 @@ class CompiledDrafts(SteppedDrafts):
 
     def _run(self, function: Any, table: int, plan: LayerPlan, states: int) -> None:
         """Run a compiled function over the plan's layers, and put the frame back."""
-        _, program = self._programs.get(id(plan)) or self._programs.setdefault(
-            id(plan), (plan, Program(self._decoder.layers, plan))
-        )
+        if id(plan) not in self._programs:
+            self._programs[id(plan)] = plan, Program(self._decoder.layers, plan)
+            if len(self._programs) > MOST_PLANS:
+                del self._programs[next(iter(self._programs))]
+        _, program = self._programs[id(plan)]
         frame, team = self._frame, self._decoder.team
         kept = frame[_PROGRAM], frame[_LAYERS]
         frame[_PROGRAM], frame[_LAYERS], frame[_RESULT] = program.address(self._arena.version), program.count, states

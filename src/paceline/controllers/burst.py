@@ -1,0 +1,62 @@
+"""When to ask a table for a guess while nothing else is drafted: at every step as long as guesses hold, rarely when they do not.
+
+In: what each guess brought. Out: how many steps to wait for the next. Not here: who guesses, and how much of it is scored
+(`controllers.auto`).
+
+Text repeats itself in stretches. Averages over many steps see neither where one begins nor where it ends; a guess that held says at
+once that the next one may, and one that failed that it may not. So a guess that paid is followed by another, and each that did not
+doubles the steps to the next, up to a number at which guessing costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEAST, MOST = (4, 8), 192
+"""Bounds of the longest wait, in steps: at least so many, where guesses pay on the whole and where they do not."""
+
+NEW: Final = (2, 8)
+"""Longest wait when a sequence begins, after guesses that paid and after others."""
+
+SHARE: Final = 0.015
+"""About this share of the time goes into guesses where they bring nothing."""
+
+_RATE = 0.2
+_ONCE = 0.25  # share of the steps up to the next guess that a single one may lose
+
+
+class Burst:
+    """The rhythm of guesses for one sequence at a time.
+
+    Attributes:
+        wait: plain steps before the next guess. key: of the sequence.
+    """
+
+    __slots__ = ("_mean", "_paused", "_stride", "key", "wait")
+
+    def __init__(self) -> None:
+        self.wait, self._stride, self._paused, self.key, self._mean = 0, 1, 0, -1, 0.0
+
+    def of(self, key: int) -> Burst:
+        """The rhythm for this sequence; a new one is soon guessed for."""
+        if key != self.key:
+            self.key, self._stride = key, min(self._stride, NEW[self._mean <= 0.0])
+            self.wait = min(self.wait, self._stride)
+        return self
+
+    def pause(self, most: int) -> int:
+        """Take up to `most` steps off the wait; returns how many."""
+        self._paused = taken = min(self.wait, most)
+        self.wait -= taken
+        return taken
+
+    def give_back(self, steps: int) -> None:
+        """So many steps of the last pause did not go by."""
+        self.wait, self._paused = self.wait + min(steps, self._paused), 0
+
+    def after(self, net: float) -> None:
+        """What a guess brought: tokens, less those that plain steps would have brought in its time."""
+        self._mean += _RATE * (net - self._mean)
+        most = int(min(max(-self._mean / SHARE, LEAST[self._mean <= 0.0]), MOST))
+        self._stride = 1 if net > 0.0 else min(max(2 * self._stride, int(-net / _ONCE)), most)
+        self.wait = self._stride - 1

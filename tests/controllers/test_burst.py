@@ -1,0 +1,88 @@
+"""Guesses follow each other as long as they hold, and grow rare where they do not."""
+
+from __future__ import annotations
+
+import numpy as np
+from controllers.worlds import Guesser, World
+
+from paceline.controllers.auto import AutoController
+from paceline.controllers.burst import LEAST, MOST, NEW, Burst
+from paceline.controllers.fixed import FixedController
+
+PAID, LOST = 2.0, -1.5
+PLAIN = 2e-4
+
+
+def waits(nets: list[float]) -> list[int]:
+    burst = Burst()
+    found = []
+    for net in nets:
+        burst.after(net)
+        found.append(burst.wait)
+    return found
+
+
+def test_a_guess_that_paid_is_followed_by_another() -> None:
+    assert waits([PAID] * 5) == [0] * 5
+
+
+def test_guesses_that_lose_grow_rare_up_to_a_bound() -> None:
+    found = waits([LOST] * 40)
+    assert found == sorted(found)
+    assert found[0] > 0
+    assert found[-1] < MOST
+    assert waits([10 * LOST] * 40)[-1] == MOST - 1
+
+
+def test_one_that_fails_among_many_that_paid_costs_little() -> None:
+    assert waits([PAID] * 9 + [LOST])[-1] < LEAST[1]
+    assert waits([PAID] * 9 + [LOST, PAID])[-1] == 0
+
+
+def test_a_new_sequence_is_soon_guessed_for() -> None:
+    burst = Burst().of(1)
+    for _ in range(20):
+        burst.after(LOST)
+    assert burst.wait > NEW[1]
+    assert burst.of(1).wait > NEW[1]
+    assert burst.of(2).wait <= NEW[1]
+
+
+def test_what_was_not_waited_for_is_given_back() -> None:
+    burst = Burst().of(1)
+    burst.after(10 * LOST)
+    before = burst.wait
+    assert burst.pause(10) == min(10, before)
+    burst.give_back(4)
+    assert burst.wait == before - min(10, before) + 4
+    burst.give_back(4)
+    assert burst.wait == before - min(10, before) + 4, "given back once"
+
+
+def stretches(step: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Text that repeats itself for 60 steps in 240, and of which nothing can be foreseen in between."""
+    return (0.95, 0.9) if step % 240 < 60 else (0.0, 0.9)
+
+
+class Deaf(AutoController):
+    """The negative control: no table guesses while nothing is drafted."""
+
+    def _pause(self, signals: object, most: int) -> int:
+        self.listens = []
+        return most
+
+
+def world() -> World:
+    guesser = Guesser("table", stretches, fixed=0.15 * PLAIN, sequential=False)
+    return World([guesser], lambda rows: PLAIN * (0.75 + 0.25 * rows))
+
+
+def test_stretches_are_found_in_time() -> None:
+    def rate(kind: type[AutoController]) -> float:
+        there = world()
+        controller = kind(there.costs(), there.names)
+        there.run(controller, 480)
+        return there.run(controller, 2400, start=480)
+
+    assert rate(AutoController) > 1.1 * world().run(FixedController(0), 10)
+    assert rate(AutoController) > 1.03 * rate(Deaf)
