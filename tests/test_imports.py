@@ -16,6 +16,7 @@ ALLOWED = {
     "registry": {"errors", "catalogue"},
     "tree": LOW,
     "models": METHODS,
+    "diffusion": METHODS | {"models"},
     "drafters": METHODS | {"models"},
     "verifiers": METHODS,
     "controllers": METHODS | {"models"},

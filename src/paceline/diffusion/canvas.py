@@ -1,0 +1,147 @@
+"""The canvas: a text of fixed slots, some given, some masked, some written.
+
+In: prompts, templates with gaps. Out: what stands at each slot, since when, how sure. Not here: which slot is written next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.checking import need
+from paceline.models.denoiser import Ints
+
+Floats = NDArray[np.float64]
+
+
+class Status(IntEnum):
+    """What a slot holds: the prompt, text given in advance, nothing yet, or a token written by decoding."""
+
+    PROMPT = 0
+    PRIOR = 1
+    MASKED = 2
+    COMMITTED = 3
+
+
+@dataclass(slots=True)
+class Canvas:
+    """One text in the making. Prompt and prior slots never change; what is written stays unless an edit or remask rule is on.
+
+    Attributes:
+        tokens: (n,) int64, `mask_token_id` at masked slots.
+        status: (n,) int8, `Status`.
+        born: (n,) int64, the round in which a slot was written last; -1 otherwise.
+        confidence: (n,) float64, probability of the token when it was written; NaN otherwise.
+        start: first slot after the prompt.
+        mask_token_id: what stands at a masked slot.
+        eos_token_ids: tokens that end a text.
+        round: rounds of writing so far.
+    """
+
+    tokens: Ints
+    status: NDArray[np.int8]
+    born: Ints
+    confidence: Floats
+    start: int
+    mask_token_id: int
+    eos_token_ids: tuple[int, ...] = ()
+    round: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        prompt: Sequence[int],
+        length: int,
+        *,
+        mask_token_id: int,
+        eos_token_ids: tuple[int, ...] = (),
+        priors: Mapping[int, int] | None = None,
+    ) -> Canvas:
+        """A prompt followed by `length` masked slots, of which `priors` (slot -> token, slots counted from its end) are given.
+
+        Raises:
+            ConfigError: no slot to fill, a prior outside, a mask token in the prompt or a prior.
+        """
+        need(length > 0, "the length of a canvas", "leave at least one slot after the prompt", length)
+        tokens = np.concatenate([np.asarray(prompt, np.int64), np.full(length, mask_token_id, np.int64)])
+        status = np.full(tokens.size, Status.MASKED, np.int8)
+        status[: len(prompt)] = Status.PROMPT
+        for slot, token in (priors or {}).items():
+            need(0 <= slot < length, "the slot of a prior", f"lie in 0..{length - 1}, counted from the end of the prompt", slot)
+            tokens[len(prompt) + slot] = token
+            status[len(prompt) + slot] = Status.PRIOR
+        given = tokens[status != Status.MASKED]
+        need(not (given == mask_token_id).any(), "a prompt or prior", "hold no mask token (templates have gaps)", mask_token_id)
+        empty = np.full(tokens.size, np.nan)
+        return cls(tokens, status, np.full(tokens.size, -1, np.int64), empty, len(prompt), mask_token_id, eos_token_ids)
+
+    @classmethod
+    def infill(cls, template: Sequence[int], *, mask_token_id: int, eos_token_ids: tuple[int, ...] = ()) -> Canvas:
+        """A text with gaps: the mask token of `template` stands where something is to be written, in any number of regions.
+
+        Raises:
+            ConfigError: a template without a gap.
+        """
+        tokens = np.asarray(template, np.int64)
+        gaps = tokens == mask_token_id
+        need(bool(gaps.any()), "a template", f"hold the mask token {mask_token_id} where text is to be written", list(template))
+        first = int(gaps.argmax())
+        status = np.where(gaps, Status.MASKED, Status.PRIOR).astype(np.int8)
+        status[:first] = Status.PROMPT
+        size = tokens.size
+        born, empty = np.full(size, -1, np.int64), np.full(size, np.nan)
+        return cls(tokens.copy(), status, born, empty, first, mask_token_id, eos_token_ids)
+
+    @property
+    def length(self) -> int:
+        """Slots, the prompt included."""
+        return int(self.tokens.size)
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens after the prompt, masked ones included."""
+        return [int(token) for token in self.tokens[self.start :]]
+
+    def masked(self, low: int = 0, high: int | None = None) -> Ints:
+        """Masked slots within [low, high), ascending."""
+        return np.flatnonzero(self.status[low:high] == Status.MASKED) + low
+
+    def copy(self) -> Canvas:
+        """An independent copy."""
+        arrays = (self.tokens.copy(), self.status.copy(), self.born.copy(), self.confidence.copy())
+        return Canvas(*arrays, self.start, self.mask_token_id, self.eos_token_ids, self.round)
+
+    def write(self, slots: Ints, tokens: Ints, confidence: Floats) -> None:
+        """Commit tokens at masked slots."""
+        assert (self.status[slots] == Status.MASKED).all(), "only masked slots are committed"
+        assert not (tokens == self.mask_token_id).any(), "the mask token is never committed"
+        self._put(slots, tokens, confidence)
+        self.status[slots] = Status.COMMITTED
+
+    def edit(self, slots: Ints, tokens: Ints, confidence: Floats) -> None:
+        """Put other tokens at committed slots (token editing)."""
+        assert (self.status[slots] == Status.COMMITTED).all(), "only committed slots are edited"
+        self._put(slots, tokens, confidence)
+
+    def remask(self, slots: Ints) -> None:
+        """Take committed tokens back (remasking samplers)."""
+        assert (self.status[slots] == Status.COMMITTED).all(), "only committed slots are masked again"
+        self.tokens[slots] = self.mask_token_id
+        self.status[slots] = Status.MASKED
+        self.born[slots] = -1
+        self.confidence[slots] = np.nan
+
+    def truncate(self, length: int) -> None:
+        """Drop slots from `length` on; the prompt stays."""
+        assert length >= self.start, "the prompt is never cut"
+        self.tokens, self.status = self.tokens[:length].copy(), self.status[:length].copy()
+        self.born, self.confidence = self.born[:length].copy(), self.confidence[:length].copy()
+
+    def _put(self, slots: Ints, tokens: Ints, confidence: Floats) -> None:
+        self.tokens[slots] = tokens
+        self.born[slots] = self.round
+        self.confidence[slots] = confidence

@@ -1,0 +1,174 @@
+"""The loop: one pass of the model, one round of rules, until nothing is masked.
+
+In: canvases, a denoiser, a method put together for each canvas. Out: finished canvases with their trajectories. Not here: which
+slots are written (`transition`), what a pass computes (caches), how a method is put together (`methods`).
+
+    predictions = look(canvas)
+    while not finished:
+        drafts      = verification.drafts(canvas, predictions)     # the first is the plain method's next canvas
+        looks       = look(drafts)                                 # one pass of the model
+        best        = verification.choose(drafts, looks)
+        canvas, predictions = drafts[best], looks[best]
+
+Plain decoding is this loop with a single draft. Canvases of a batch run side by side: their passes are handed to the denoiser
+together, each computed on its own, so a canvas does not depend on its company, and one that fails leaves the others alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from paceline.diffusion.base import Cache, Plan, Verification
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.predictions import Predictions
+from paceline.diffusion.trajectory import Round, Trajectory
+from paceline.diffusion.transition import Transition
+from paceline.errors import NumericsError, PacelineError
+from paceline.models.denoiser import Call, Denoiser, SlotCache
+
+Watch = Callable[[int, Canvas], None]
+Passes = Generator[list[Call], list[torch.Tensor], Canvas]
+Look = Generator[list[Call], list[torch.Tensor], list[Predictions]]
+
+
+@dataclass(slots=True)
+class Parts:
+    """A method put together for one canvas.
+
+    Attributes:
+        layout: lays several drafts of one pass out as calls, and picks each draft's logits from what comes back; None is a call for
+            each draft.
+    """
+
+    transition: Transition
+    cache: Cache
+    verification: Verification
+    store: SlotCache | None = None
+    layout: Layout | None = None
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Layout:
+    """A call for each draft (batch expansion)."""
+
+    def calls(self, drafts: Sequence[Canvas], plan: Plan, store: SlotCache | None) -> list[Call]:
+        """Passes for drafts of one canvas; nothing is stored while several drafts compete."""
+        write = plan.write and len(drafts) == 1
+        return [Call(draft.tokens[plan.slots], plan.slots, store, plan.read, write) for draft in drafts]
+
+    def logits(self, outputs: list[torch.Tensor], drafts: Sequence[Canvas], plan: Plan) -> list[torch.Tensor]:
+        """(q, v) of each draft."""
+        return outputs
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A finished canvas.
+
+    Attributes:
+        canvas: complete, unless `error` says why not.
+        trajectory: how it came about and what it cost.
+        error: what stopped this canvas; the text so far is in `canvas`.
+    """
+
+    canvas: Canvas
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    error: PacelineError | None = None
+
+
+def decode(canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None) -> list[Outcome]:
+    """Fill canvases side by side.
+
+    Args:
+        canvases: of any lengths; not changed.
+        parts: the method, made anew for each canvas.
+        watch: told (index, canvas) after each round of a canvas.
+    Returns:
+        An outcome for each canvas, in order.
+    """
+    outcomes = [Outcome(canvas) for canvas in canvases]
+    live: dict[int, Passes] = {}
+    waiting: dict[int, list[Call]] = {}
+    for i, outcome in enumerate(outcomes):
+        live[i] = _passes(outcome, parts[i], partial(watch, i) if watch else None)
+        _advance(i, outcome, live, waiting, None)
+    while waiting:
+        asked, waiting = waiting, {}
+        started = perf_counter()
+        outputs = denoiser.forward([call for calls in asked.values() for call in calls])
+        share = (perf_counter() - started) / len(asked)
+        for i, calls in asked.items():
+            mine, outputs = outputs[: len(calls)], outputs[len(calls) :]
+            trajectory = outcomes[i].trajectory
+            trajectory.calls += 1
+            trajectory.slots_computed += sum(call.ids.size for call in calls)
+            trajectory.seconds += share
+            _advance(i, outcomes[i], live, waiting, mine)
+    return outcomes
+
+
+def _advance(
+    i: int, outcome: Outcome, live: dict[int, Passes], waiting: dict[int, list[Call]], outputs: list[torch.Tensor] | None
+) -> None:
+    """Let one canvas go on to its next pass, or to its end."""
+    started = perf_counter()
+    try:
+        waiting[i] = live[i].send(outputs)  # type: ignore[arg-type]  # None starts a generator
+    except StopIteration:
+        pass
+    except PacelineError as error:
+        outcome.error = error
+    outcome.trajectory.seconds += perf_counter() - started
+
+
+def _passes(outcome: Outcome, parts: Parts, told: Callable[[Canvas], None] | None) -> Passes:
+    """The loop for one canvas, as a generator of passes."""
+    transition, verification = parts.transition, parts.verification
+    if transition.finished(outcome.canvas):
+        return outcome.canvas
+    [predictions] = yield from _look([outcome.canvas], parts)
+    while True:
+        drafts = verification.drafts(outcome.canvas, predictions)
+        best, looks = 0, None
+        if not transition.finished(drafts[0]):
+            looks = yield from _look(drafts, parts)
+            best = verification.choose(drafts, looks)
+        outcome.trajectory.rounds += Round.between(outcome.canvas, drafts[best])
+        outcome.canvas = drafts[best]
+        if told:
+            told(outcome.canvas)
+        if looks is None:
+            return outcome.canvas
+        predictions = looks[best]
+
+
+def _look(drafts: list[Canvas], parts: Parts) -> Look:
+    """The model's word on each draft, after whatever passes the cache asks for."""
+    layout = parts.layout or Layout()
+    first = drafts[0]
+    looks: list[Predictions] = []
+    for plan in parts.cache.plans(first, parts.transition.schedule.block(first)):
+        group = drafts if plan.predicts else drafts[:1]
+        outputs = yield layout.calls(group, plan, parts.store)
+        if plan.predicts:
+            logits = layout.logits(outputs, group, plan)
+            looks = [_read(rows, draft, plan, parts) for rows, draft in zip(logits, group, strict=True)]
+    return looks
+
+
+def _read(logits: torch.Tensor, draft: Canvas, plan: Plan, parts: Parts) -> Predictions:
+    """Sum up the rows that have logits, ascending by slot."""
+    order = np.argsort(plan.slots, kind="stable")
+    fine = ~torch.isnan(logits[:, 0]).cpu().numpy()
+    order = order[fine[order]]
+    kept = logits[torch.from_numpy(order).to(logits.device)]
+    if bool(torch.isnan(kept).any()):
+        raise NumericsError("the model's logits hold NaN; load it in float32 or bfloat16 and check the checkpoint")
+    return Predictions.of(kept, plan.slots[order], temperature=parts.temperature, seed=parts.seed, round_=draft.round)

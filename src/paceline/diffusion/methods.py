@@ -1,0 +1,116 @@
+"""Methods put together: a name and options become the parts that decode one canvas.
+
+In: a `diffusion_config`, a denoiser, a canvas. Out: `Parts` for the loop. Not here: what any part does.
+
+    {"method": "threshold", "confidence_threshold": 0.8, "block_length": 32, "cache": "dual"}
+
+A name stands for a composition; every kind of part in it can be replaced by name, and every other key is an option of the parts
+chosen, which are its keyword arguments. An option that no part takes is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from paceline.checking import need
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.catalogue import METHODS, PARTS, Method
+from paceline.diffusion.loop import Parts
+from paceline.diffusion.setting import Setting
+from paceline.diffusion.transition import Transition
+from paceline.errors import ConfigError
+from paceline.models.denoiser import Denoiser
+
+KINDS = ("schedule", "score", "commit", "edit", "check", "stop", "cache", "verification")
+ALIASES = {"unmasking_strategy": "method", "dllm_unmasking_strategy": "method"}
+STRATEGIES = {
+    "low_confidence_static": "static",
+    "low_confidence_dynamic": "threshold",
+    "sequential": "leftmost",
+    "low_confidence": "static",
+    "maskgit_plus": "static",
+    "topk_margin": "margin",
+}
+"""Names that LLaDA, Dream, LMDeploy and SGLang use -> ours."""
+
+
+@cache
+def part(kind: str, name: str) -> Any:
+    """The class of a part.
+
+    Raises:
+        ConfigError: an unknown name, with near matches.
+    """
+    table = PARTS[kind]
+    if name not in table:
+        raise ConfigError(f"unknown {kind} {name!r}; {_near(name, table)}")
+    return pkgutil.resolve_name(f"paceline.diffusion.{table[name]}")
+
+
+def options_of(factory: Any) -> dict[str, inspect.Parameter]:
+    """Keyword arguments of a part."""
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+class Recipe:
+    """A method with its options, checked once; `parts` makes it for a canvas.
+
+    Args:
+        config: see the module; keys may begin with `dllm_`.
+    Raises:
+        ConfigError: an unknown method, part or option, or parts that do not go together.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | str | None = None) -> None:
+        given = {"method": config} if isinstance(config, str) else dict(config or {})
+        given = {ALIASES.get(key, key).removeprefix("dllm_"): value for key, value in given.items()}
+        self.name = STRATEGIES.get(name := str(given.pop("method", "threshold")), name)
+        if self.name not in METHODS:
+            raise ConfigError(f"unknown diffusion method {self.name!r}; {_near(self.name, METHODS)}")
+        self.method: Method = METHODS[self.name]
+        self.temperature = float(given.pop("temperature", 0.0))
+        need(self.temperature >= 0, "temperature", "be at least 0", self.temperature)
+        chosen = {kind: given.pop(kind, getattr(self.method, kind)) for kind in KINDS}
+        self.names: dict[str, str] = {kind: name for kind, name in chosen.items() if name is not None}
+        self.modifiers = tuple(given.pop("modifiers", self.method.modifiers))
+        self.options = {**self.method.options, **given}
+        self._refuse_unknown()
+
+    def _refuse_unknown(self) -> None:
+        factories = [part(kind, name) for kind, name in self.names.items()] + [part("modifier", m) for m in self.modifiers]
+        known = {name for factory in factories for name in options_of(factory)}
+        for key in self.options:
+            if key not in known:
+                raise ConfigError(f"diffusion method {self.name!r} has no option {key!r}; {_near(key, sorted(known))}")
+
+    def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0) -> Parts:
+        """The method, made for one canvas.
+
+        Raises:
+            ConfigError: options that do not fit the model or the canvas, a verification of rules with a memory.
+        """
+        need(canvas.length <= denoiser.max_length, "prompt and text", f"fit {denoiser.max_length} slots", canvas.length)
+        setting = Setting(canvas, denoiser, seed)
+        setting.schedule = self._make("schedule", self.names["schedule"], setting)
+        rules = {kind: self._make(kind, name, setting) for kind, name in self.names.items() if kind in KINDS[1:6]}
+        modifiers = [self._make("modifier", name, setting) for name in self.modifiers]
+        setting.transition = Transition(schedule=setting.schedule, modifiers=modifiers, **rules)
+        policy = self._make("cache", self.names["cache"], setting)
+        verification = self._make("verification", self.names["verification"], setting)
+        layout = getattr(verification, "layout", None)
+        return Parts(setting.transition, policy, verification, setting.store, layout, self.temperature, seed)
+
+    def _make(self, kind: str, name: str, setting: Setting) -> Any:
+        factory = part(kind, name)
+        return factory(setting, **{key: value for key, value in self.options.items() if key in options_of(factory)})
+
+
+def _near(name: str, known: Any) -> str:
+    near = get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}"
