@@ -6,17 +6,18 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "checking", "config", "registry", "bundled"}
+LOW = {"errors", "checking", "compiled", "config", "registry", "bundled"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
+    "compiled": set(),
     "checking": {"errors"},
     "config": {"errors", "checking"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
     "models": METHODS,
-    "diffusion": METHODS | {"models"},
+    "diffusion": METHODS | {"models", "constraints"},
     "drafters": METHODS | {"models"},
     "verifiers": METHODS,
     "controllers": METHODS | {"models"},
@@ -24,9 +25,10 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "constraints", "models"},
     "claims": LOW,
-    "llm": METHODS | {"engine", "models", "constraints", "verifiers", "profiles"},
-    "bench": METHODS | {"llm", "engine", "models", "verifiers", "controllers", "constraints", "profiles"},
-    "cli": METHODS | {"llm", "engine", "drafters", "models", "bench"},
+    "dllm": METHODS | {"diffusion", "engine", "models", "verifiers"},
+    "llm": METHODS | {"dllm", "engine", "models", "constraints", "verifiers", "profiles"},
+    "bench": METHODS | {"diffusion", "dllm", "llm", "engine", "models", "verifiers", "controllers", "constraints", "profiles"},
+    "cli": METHODS | {"diffusion", "dllm", "llm", "engine", "drafters", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "constraints"},
     "__main__": {"cli"},
 }

@@ -8,7 +8,8 @@
     |   `-- OutOfMemoryError        the model would not fit; checked before anything is loaded
     |-- CapabilityError           a method needs what this runner cannot do
     |-- DrafterError              a drafter that cannot serve this target, or broke its contract
-    `-- NumericsError             NaN or infinite logits from the model
+    |-- NumericsError             NaN or infinite logits from the model
+    `-- UnsatisfiableError        a grammar, regular expression or schema that no text can meet
 
 In: nothing; this module imports nothing. The command line prints `str(error)` on one line and exits with code 2;
 a traceback that reaches a user is a bug of ours.
@@ -49,3 +50,7 @@ class DrafterError(PacelineError):
 
 class NumericsError(PacelineError, ArithmeticError):
     """The model returned NaN or +infinity where a distribution was expected."""
+
+
+class UnsatisfiableError(PacelineError, ValueError):
+    """A constraint (grammar, regular expression, schema) that no text meets, or none in the slots that are left."""

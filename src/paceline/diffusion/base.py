@@ -58,7 +58,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a stop rule decides: write the prediction at all masked slots (`fill`), cut the canvas to `length`, or both."""
+    """What a stop rule decides: write the prediction at all masked slots (`fill`), cut the canvas to `length`, or both.
+
+    Where the cache policy has computed the current block only, only its slots are filled, and decoding goes on.
+    """
 
     fill: bool = False
     length: int | None = None
@@ -66,15 +69,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One pass: which slots are computed, which are read from the cache, whether what is computed is stored.
-
-    A plan that does not predict only stores (the write pass of a finished block).
-    """
+    """One pass: which slots are computed, which are read from the cache, whether what is computed is stored."""
 
     slots: Ints
     read: Ints | None = None
     write: bool = False
-    predicts: bool = True
 
 
 class Schedule(Protocol):
@@ -98,6 +97,15 @@ class Score(Protocol):
         """(k,) of the (k,) predictions, all of eligible slots."""
 
 
+class Correction(Protocol):
+    """Corrects what the model says before any rule looks at it: penalties on logits."""
+
+    stateless: bool
+
+    def correct(self, predictions: Predictions, canvas: Canvas) -> Predictions:
+        """Predictions of the same slots."""
+
+
 class Modifier(Protocol):
     """Corrects scores after they are taken: factors on ends of text, bars, priorities of blocks."""
 
@@ -108,7 +116,10 @@ class Modifier(Protocol):
 
 
 class Commit(Protocol):
-    """Which eligible slots are written this round."""
+    """Which eligible slots are written this round.
+
+    A rule that counts its rounds and ends by itself may write nothing in some of them; it says so by an attribute `waits = True`.
+    """
 
     stateless: bool
 
@@ -140,6 +151,9 @@ class Check(Protocol):
             UnsatisfiableError: nothing can be written any more.
         """
 
+    def cuts(self, canvas: Canvas, length: int) -> bool:
+        """Whether a canvas may be cut to `length` slots, as a stop rule asks."""
+
 
 class Stop(Protocol):
     """Whether the rest can be written at once, or is not needed."""
@@ -151,10 +165,23 @@ class Stop(Protocol):
 
 
 class Cache(Protocol):
-    """What is recomputed and what is read from stored keys and values."""
+    """What is recomputed and what is read from stored keys and values.
+
+    Attributes:
+        exact: predictions are those of passes without a cache, but for rounding.
+    """
+
+    exact: bool
 
     def plans(self, canvas: Canvas, block: range) -> list[Plan]:
-        """Passes before the next decision, the last of them with predictions."""
+        """Passes before the next decision: the last predicts, those before it only store (the write pass of a finished block)."""
+
+    def ahead(self, canvas: Canvas, block: range) -> Plan | None:
+        """A pass over a later canvas beside the one that `plans` has asked for last, with the predictions `plans` would lead to.
+
+        It reads only what was stored before that pass, and stores nothing. None where the policy would store anew first: such a
+        canvas is not computed ahead.
+        """
 
 
 class Verification(Protocol):
@@ -164,4 +191,4 @@ class Verification(Protocol):
         """Canvases to compute next; the first is what the plain method writes now."""
 
     def choose(self, drafts: Sequence[Canvas], predictions: Sequence[Predictions]) -> int:
-        """The draft that is kept."""
+        """The draft that is kept; there may be fewer predictions than drafts (`Cache.ahead`), never none."""

@@ -47,6 +47,10 @@ class Blocks:
         low = self.origin + (first - self.origin) // self.length * self.length
         return range(low, min(low + self.length, canvas.length))
 
+    def index(self, slots: Ints) -> Ints:
+        """The number of the block that each slot is in, from 0."""
+        return (slots - self.origin) // self.length
+
     def eligible(self, canvas: Canvas) -> Ints:
         """See `base.Schedule`."""
         block = self.block(canvas)

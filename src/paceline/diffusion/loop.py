@@ -16,7 +16,7 @@ together, each computed on its own, so a canvas does not depend on its company, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -31,6 +31,9 @@ from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.diffusion.transition import Transition
 from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
+
+PATIENCE = 4
+"""Rounds in a row that may change nothing, for each slot of the canvas, before a method is found to stand still."""
 
 Watch = Callable[[int, Canvas], None]
 Passes = Generator[list[Call], list[torch.Tensor], Canvas]
@@ -58,13 +61,13 @@ class Parts:
 class Layout:
     """A call for each draft (batch expansion)."""
 
-    def calls(self, drafts: Sequence[Canvas], plan: Plan, store: SlotCache | None) -> list[Call]:
-        """Passes for drafts of one canvas; nothing is stored while several drafts compete."""
-        write = plan.write and len(drafts) == 1
-        return [Call(draft.tokens[plan.slots], plan.slots, store, plan.read, write) for draft in drafts]
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+        """One pass over drafts of one canvas, each by its own plan."""
+        each = zip(drafts, plans, strict=True)
+        return [Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write) for draft, plan in each]
 
-    def logits(self, outputs: list[torch.Tensor], drafts: Sequence[Canvas], plan: Plan) -> list[torch.Tensor]:
-        """(q, v) of each draft."""
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+        """(q, v) of each draft, q as in its plan."""
         return outputs
 
 
@@ -94,6 +97,13 @@ def decode(canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts
         An outcome for each canvas, in order.
     """
     outcomes = [Outcome(canvas) for canvas in canvases]
+    for _ in running(outcomes, denoiser, parts, watch):
+        pass
+    return outcomes
+
+
+def running(outcomes: Sequence[Outcome], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None) -> Iterator[None]:
+    """The same, one pass of the model at a time: `outcomes` hold the canvases and are kept current."""
     live: dict[int, Passes] = {}
     waiting: dict[int, list[Call]] = {}
     for i, outcome in enumerate(outcomes):
@@ -111,7 +121,7 @@ def decode(canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts
             trajectory.slots_computed += sum(call.ids.size for call in calls)
             trajectory.seconds += share
             _advance(i, outcomes[i], live, waiting, mine)
-    return outcomes
+        yield
 
 
 def _advance(
@@ -134,13 +144,18 @@ def _passes(outcome: Outcome, parts: Parts, told: Callable[[Canvas], None] | Non
     if transition.finished(outcome.canvas):
         return outcome.canvas
     [predictions] = yield from _look([outcome.canvas], parts)
+    idle = 0
     while True:
         drafts = verification.drafts(outcome.canvas, predictions)
         best, looks = 0, None
         if not transition.finished(drafts[0]):
             looks = yield from _look(drafts, parts)
             best = verification.choose(drafts, looks)
-        outcome.trajectory.rounds += Round.between(outcome.canvas, drafts[best])
+        news = Round.between(outcome.canvas, drafts[best])
+        idle = 0 if getattr(transition.commit, "waits", False) or any(one.changes for one in news) else idle + 1
+        if idle > PATIENCE * outcome.canvas.length:
+            raise PacelineError(f"nothing was written in {idle} rounds; the method's cache computes no slot that it may write")
+        outcome.trajectory.rounds += news
         outcome.canvas = drafts[best]
         if told:
             told(outcome.canvas)
@@ -150,17 +165,22 @@ def _passes(outcome: Outcome, parts: Parts, told: Callable[[Canvas], None] | Non
 
 
 def _look(drafts: list[Canvas], parts: Parts) -> Look:
-    """The model's word on each draft, after whatever passes the cache asks for."""
-    layout = parts.layout or Layout()
+    """The model's word on drafts, after whatever passes the cache asks for; on the first only, where the cache allows no more."""
+    layout, schedule = parts.layout or Layout(), parts.transition.schedule
     first = drafts[0]
-    looks: list[Predictions] = []
-    for plan in parts.cache.plans(first, parts.transition.schedule.block(first)):
-        group = drafts if plan.predicts else drafts[:1]
-        outputs = yield layout.calls(group, plan, parts.store)
-        if plan.predicts:
-            logits = layout.logits(outputs, group, plan)
-            looks = [_read(rows, draft, plan, parts) for rows, draft in zip(logits, group, strict=True)]
-    return looks
+    *before, plan = parts.cache.plans(first, schedule.block(first))
+    for storing in before:
+        yield layout.calls([first], [storing], parts.store)
+    plans = [plan]
+    for draft in drafts[1:]:
+        ahead = parts.cache.ahead(draft, schedule.block(draft))
+        if ahead is None:
+            break
+        plans.append(ahead)
+    computed = drafts[: len(plans)]
+    outputs = yield layout.calls(computed, plans, parts.store)
+    logits = layout.logits(outputs, plans)
+    return [_read(rows, draft, each, parts) for rows, draft, each in zip(logits, computed, plans, strict=True)]
 
 
 def _read(logits: torch.Tensor, draft: Canvas, plan: Plan, parts: Parts) -> Predictions:

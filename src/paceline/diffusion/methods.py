@@ -21,12 +21,13 @@ from paceline.checking import need
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS, PARTS, Method
 from paceline.diffusion.loop import Parts
-from paceline.diffusion.setting import Setting
+from paceline.diffusion.setting import Setting, TokenText
 from paceline.diffusion.transition import Transition
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Denoiser
 
-KINDS = ("schedule", "score", "commit", "edit", "check", "stop", "cache", "verification")
+RULES = ("correction", "score", "commit", "edit", "check", "stop")
+KINDS = ("schedule", *RULES, "cache", "verification")
 ALIASES = {"unmasking_strategy": "method", "dllm_unmasking_strategy": "method"}
 STRATEGIES = {
     "low_confidence_static": "static",
@@ -35,8 +36,12 @@ STRATEGIES = {
     "low_confidence": "static",
     "maskgit_plus": "static",
     "topk_margin": "margin",
+    "origin": "dream_origin",
+    "joint_threshold": "llada2.1_s",
 }
 """Names that LLaDA, Dream, LMDeploy and SGLang use -> ours."""
+CONSTRAINTS = frozenset({"grammar", "regex", "json_schema"})
+"""Options that ask for a constraint by themselves."""
 
 
 @cache
@@ -76,11 +81,20 @@ class Recipe:
         self.method: Method = METHODS[self.name]
         self.temperature = float(given.pop("temperature", 0.0))
         need(self.temperature >= 0, "temperature", "be at least 0", self.temperature)
+        if CONSTRAINTS & given.keys():
+            given.setdefault("check", "grammar")
         chosen = {kind: given.pop(kind, getattr(self.method, kind)) for kind in KINDS}
         self.names: dict[str, str] = {kind: name for kind, name in chosen.items() if name is not None}
         self.modifiers = tuple(given.pop("modifiers", self.method.modifiers))
         self.options = {**self.method.options, **given}
         self._refuse_unknown()
+        both = "edit" in self.names and "check" in self.names
+        need(
+            not both,
+            "edit",
+            "be left out where a constraint is checked (an edit could break what was checked)",
+            self.names.get("edit"),
+        )
 
     def _refuse_unknown(self) -> None:
         factories = [part(kind, name) for kind, name in self.names.items()] + [part("modifier", m) for m in self.modifiers]
@@ -89,19 +103,21 @@ class Recipe:
             if key not in known:
                 raise ConfigError(f"diffusion method {self.name!r} has no option {key!r}; {_near(key, sorted(known))}")
 
-    def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0) -> Parts:
+    def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0, token_text: TokenText | None = None) -> Parts:
         """The method, made for one canvas.
 
+        Args:
+            token_text: what each token writes, needed where the text is constrained.
         Raises:
             ConfigError: options that do not fit the model or the canvas, a verification of rules with a memory.
         """
         need(canvas.length <= denoiser.max_length, "prompt and text", f"fit {denoiser.max_length} slots", canvas.length)
-        setting = Setting(canvas, denoiser, seed)
+        setting = Setting(canvas, denoiser, seed, temperature=self.temperature, token_text=token_text)
         setting.schedule = self._make("schedule", self.names["schedule"], setting)
-        rules = {kind: self._make(kind, name, setting) for kind, name in self.names.items() if kind in KINDS[1:6]}
+        rules = {kind: self._make(kind, name, setting) for kind, name in self.names.items() if kind in RULES}
         modifiers = [self._make("modifier", name, setting) for name in self.modifiers]
         setting.transition = Transition(schedule=setting.schedule, modifiers=modifiers, **rules)
-        policy = self._make("cache", self.names["cache"], setting)
+        policy = setting.cache = self._make("cache", self.names["cache"], setting)
         verification = self._make("verification", self.names["verification"], setting)
         layout = getattr(verification, "layout", None)
         return Parts(setting.transition, policy, verification, setting.store, layout, self.temperature, seed)

@@ -96,7 +96,8 @@ class Predictions:
 def _gumbel_argmax(logits: torch.Tensor, slots: Ints, temperature: float, seed: int, round_: int) -> torch.Tensor:
     noise = np.empty(tuple(logits.shape))
     for row, slot in enumerate(slots):
-        stream = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, (round_ << 32) | int(slot)]))
+        key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (round_ << 32) | int(slot)], np.uint64)  # a list would become floats
+        stream = np.random.Generator(np.random.Philox(key=key))
         noise[row] = stream.gumbel(size=logits.shape[1])
     return (logits.double() / temperature + torch.from_numpy(noise).to(logits.device)).argmax(-1)
 

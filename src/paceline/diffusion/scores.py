@@ -52,7 +52,8 @@ class Random:
 
     def score(self, predictions: Predictions, canvas: Canvas) -> Floats:
         """See `base.Score`."""
-        stream = np.random.Generator(np.random.Philox(key=[self.seed & 0xFFFFFFFFFFFFFFFF, canvas.round + (1 << 63)]))
+        key = np.array([self.seed & 0xFFFFFFFFFFFFFFFF, canvas.round + (1 << 63)], np.uint64)  # a list would become floats
+        stream = np.random.Generator(np.random.Philox(key=key))
         return stream.random(canvas.length)[predictions.slots]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.diffusion.base import NONE, Changes, Check, Commit, Edit, Ending, Modifier, Schedule, Score, Step, Stop
+from paceline.diffusion.base import NONE, Changes, Check, Commit, Correction, Edit, Ending, Modifier, Schedule, Score, Step, Stop
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.predictions import Predictions
 from paceline.models.denoiser import Ints
@@ -31,12 +31,13 @@ class Transition:
     edit: Edit | None = None
     check: Check | None = None
     stop: Stop | None = None
+    correction: Correction | None = None
     ended: bool = False
 
     @property
     def stateless(self) -> bool:
         """Whether every rule decides by the canvas and the predictions alone."""
-        parts = (self.schedule, self.score, *self.modifiers, self.commit, self.edit, self.check, self.stop)
+        parts = (self.schedule, self.score, *self.modifiers, self.commit, self.edit, self.check, self.stop, self.correction)
         return all(part is None or part.stateless for part in parts)
 
     def finished(self, canvas: Canvas) -> bool:
@@ -45,30 +46,33 @@ class Transition:
 
     def step(self, canvas: Canvas, predictions: Predictions) -> Step:
         """What the rules see: eligible slots with their scores."""
+        if self.correction:
+            predictions = self.correction.correct(predictions, canvas)
         eligible = self.schedule.eligible(canvas)
         eligible = eligible[predictions.known(eligible)]
         scores = self.score.score(predictions.at(eligible), canvas)
         step = Step(canvas, predictions, eligible, scores, self.schedule.block(canvas))
         for modifier in self.modifiers:
             changed = modifier.modify(step)
-            if eligible.size and np.isneginf(changed).all():
-                continue
-            step = Step(canvas, predictions, eligible, changed, step.block)
+            open_ = ~np.isneginf(changed)
+            if open_.any():
+                step = Step(canvas, predictions, step.eligible[open_], changed[open_], step.block)
         return step
 
     def __call__(self, canvas: Canvas, predictions: Predictions) -> Canvas:
         """The canvas after one round; the one given stays as it is."""
         step = self.step(canvas, predictions)
         chosen = self.commit.choose(step) if step.eligible.size else NONE
-        if not chosen.size and step.eligible.size:
+        if not chosen.size and step.eligible.size and not getattr(self.commit, "waits", False):
             chosen = step.ranked[:1]
         ending = self.stop.ending(step, chosen) if self.stop else None
         if ending and ending.fill:
             chosen = canvas.masked()
+            chosen = chosen[predictions.known(chosen)]
         changes = self.edit.changes(step, chosen) if self.edit else Changes()
         slots, tokens = self._settled(step, np.sort(chosen))
         after = canvas.copy()
-        _apply(after, predictions, slots, tokens, changes)
+        _apply(after, step.predictions, slots, tokens, changes)
         self._end(after, ending)
         return after
 
@@ -80,9 +84,9 @@ class Transition:
     def _end(self, canvas: Canvas, ending: Ending | None) -> None:
         if ending is None:
             return
-        if ending.length is not None:
+        if ending.length is not None and (self.check is None or self.check.cuts(canvas, ending.length)):
             canvas.truncate(ending.length)
-        self.ended = ending.fill
+        self.ended = ending.fill and not canvas.masked().size
 
 
 def _apply(canvas: Canvas, predictions: Predictions, slots: Ints, tokens: Ints, changes: Changes) -> None:

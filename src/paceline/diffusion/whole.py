@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.checking import need
 from paceline.diffusion.base import Plan
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.setting import Setting
 
 
 class Whole:
-    """Every slot is computed in every pass; in a block-causal model, those up to the end of the current block."""
+    """Every slot is computed in every pass; in a block-causal model, those up to the end of the current block.
 
-    def __init__(self, setting: Setting) -> None:
-        self.causal = setting.denoiser.attention == "block"
+    Args:
+        blocks_ahead: further blocks that a block-causal model computes, for drafts that reach into them.
+    """
+
+    exact = True
+
+    def __init__(self, setting: Setting, *, blocks_ahead: int = 0) -> None:
+        need(blocks_ahead >= 0, "blocks_ahead", "be at least 0", blocks_ahead)
+        self.own = setting.denoiser.block_length if setting.denoiser.attention == "block" else None
+        self.more = blocks_ahead
 
     def plans(self, canvas: Canvas, block: range) -> list[Plan]:
         """See `base.Cache`."""
-        return [Plan(np.arange(block.stop if self.causal else canvas.length))]
+        return [self.ahead(canvas, block)]
+
+    def ahead(self, canvas: Canvas, block: range) -> Plan:
+        """See `base.Cache`."""
+        if self.own is None:
+            return Plan(np.arange(canvas.length))
+        end = -(-block.stop // self.own) * self.own + self.more * self.own
+        return Plan(np.arange(min(end, canvas.length)))

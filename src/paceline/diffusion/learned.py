@@ -1,0 +1,143 @@
+"""A learned filter: a small network looks at the confidences of a block and says which predictions are final.
+
+In: confidences of all slots of the current block. Out: the slots the filter accepts, and the quota of the static baseline. Not
+here: training the filter, cutting the text at its end (`end_of_text`).
+Source: Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (arXiv:2509.25188).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from paceline.checking import need
+from paceline.diffusion.base import Step
+from paceline.diffusion.canvas import Floats
+from paceline.diffusion.quota import Quota
+from paceline.diffusion.setting import Setting
+from paceline.errors import CheckpointError
+from paceline.models.denoiser import Ints
+
+Filter = Callable[[Step], Floats]
+"""Logits for the slots of `step.block`, in order: above 0, more likely final than not."""
+
+NAMES = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+
+
+def block_confidences(step: Step) -> Floats:
+    """(b,) clean probabilities of the predictions at all slots of the block, written ones included.
+
+    A slot without a prediction (one that a cache policy leaves out) counts as sure.
+    """
+    slots = np.arange(step.block.start, step.block.stop)
+    values = np.ones(slots.size)
+    known = step.predictions.known(slots)
+    values[known] = step.predictions.confidence[step.predictions.rows(slots[known])]
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFilter:
+    """Two layers with a rectifier between them, b confidences to b logits.
+
+    Attributes:
+        weights: (h, b), (h,), (b, h), (b,) float32, as named in `NAMES`.
+    """
+
+    weights: tuple[Floats, Floats, Floats, Floats]
+
+    @classmethod
+    def load(cls, path: str | Path) -> BlockFilter:
+        """Read a safetensors file with the tensors `NAMES`.
+
+        Raises:
+            CheckpointError: no such file, other tensors, shapes that do not fit each other.
+        """
+        file = Path(path)
+        if not file.is_file():
+            raise CheckpointError(f"no filter at {file}; give the path of a safetensors file with {', '.join(NAMES)}")
+        return _load(str(file), file.stat().st_mtime_ns)
+
+    @property
+    def block_length(self) -> int:
+        """Slots of the blocks it was trained for."""
+        return int(self.weights[0].shape[1])
+
+    def save(self, path: str | Path) -> None:
+        """Write what `load` reads."""
+        from safetensors.numpy import save_file
+
+        tensors = zip(NAMES, self.weights, strict=True)
+        save_file({name: np.ascontiguousarray(w, np.float32) for name, w in tensors}, str(path))
+
+    def logits(self, confidences: Floats) -> Floats:
+        """(..., b) of (..., b)."""
+        first, bias, second, last = self.weights
+        return np.asarray(np.maximum(confidences @ first.T + bias, 0.0) @ second.T + last, np.float64)
+
+    def __call__(self, step: Step) -> Floats:
+        """A block that was cut short counts as sure beyond its end."""
+        confidences = np.ones(self.block_length)
+        confidences[: len(step.block)] = block_confidences(step)
+        return self.logits(confidences)[: len(step.block)]
+
+
+@lru_cache(maxsize=8)
+def _load(path: str, _changed: int) -> BlockFilter:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is no safetensors file, or cut short ({error})") from error
+    missing = [name for name in NAMES if name not in tensors]
+    if missing:
+        raise CheckpointError(f"{path} holds no {', '.join(missing)}; a filter has {', '.join(NAMES)}")
+    first, bias, second, last = (tensors[name].astype(np.float64) for name in NAMES)
+    hidden, block = first.shape if first.ndim == 2 else (0, 0)
+    if not (bias.shape == (hidden,) and second.shape == (block, hidden) and last.shape == (block,) and block):
+        raise CheckpointError(f"{path} holds layers that do not fit each other: {[tensors[n].shape for n in NAMES]}")
+    return BlockFilter((first, bias, second, last))
+
+
+class Learned(Quota):
+    """Slots whose accepted chance, sigmoid(logit), exceeds the threshold, and those the static baseline would write.
+
+    Args:
+        filter: path of a safetensors file (see `BlockFilter.load`), or a function of the step (see `Filter`).
+        filter_threshold: 1 is the static baseline.
+        denoising_steps: see `Quota`.
+    Raises:
+        ConfigError: no filter, or one for longer or shorter blocks.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        filter: str | Path | Filter | None = None,
+        filter_threshold: float = 0.9,
+        denoising_steps: int | None = None,
+    ) -> None:
+        super().__init__(setting, denoising_steps=denoising_steps)
+        assert setting.schedule is not None
+        need(filter is not None, "filter", "be the path of a trained filter (safetensors) for this method", filter)
+        need(isinstance(filter, str | Path) or callable(filter), "filter", "be a path or a function of the step", filter)
+        self.filter: Filter = BlockFilter.load(filter) if isinstance(filter, str | Path) else filter  # type: ignore[assignment]
+        self.threshold = filter_threshold
+        if isinstance(self.filter, BlockFilter):
+            size, own = len(setting.schedule.block(setting.canvas)), self.filter.block_length
+            need(own == size, "block_length", f"be {own}, the block length that the filter was trained for", size)
+
+    def choose(self, step: Step) -> Ints:
+        """See `base.Commit`."""
+        logits = np.clip(self.filter(step), -700, 700)
+        at = step.eligible - step.block.start
+        inside = (at >= 0) & (at < len(step.block))
+        accepted = step.eligible[inside][1 / (1 + np.exp(-logits[at[inside]])) > self.threshold]
+        return np.union1d(accepted, super().choose(step))

@@ -1,0 +1,109 @@
+"""Think coarse, critic fine: think in large blocks, then check and answer token by token.
+
+Phase one decodes a text of thoughts with the block length the model is fast at, until it writes the end of thinking or runs out of
+slots. Then a fixed text is appended that asks to check the thoughts and to give the answer, and phase two goes on with blocks of
+one slot, which is autoregressive decoding by the same weights.
+
+In: prompts, a denoiser, what ends thinking. Out: thoughts and answers with what each cost. Not here: the rule of either phase.
+Source: TDAR (arXiv:2602.09555). Where phase one ends is not stated there; a marker of the user's choice does it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.checking import need
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.loop import Outcome, decode
+from paceline.diffusion.methods import Recipe
+from paceline.diffusion.reblocked import Reblocked
+from paceline.models.denoiser import Denoiser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """How to think and how to answer.
+
+    Attributes:
+        thinking_length: most slots of thoughts.
+        answer_length: most slots of the answer.
+        check_prompt: tokens appended after the thoughts.
+        end_of_thinking: tokens, any of which ends phase one; it stays in the text. The end of a text ends phase one too, and is
+            taken out of it.
+        thinking: a `diffusion_config` for phase one, its block length among the options.
+        answering: a `diffusion_config` for phase two; its block length is 1.
+    """
+
+    thinking_length: int
+    answer_length: int
+    check_prompt: Sequence[int]
+    end_of_thinking: Sequence[int] = ()
+    thinking: Mapping[str, Any] | str = "bacd"
+    answering: Mapping[str, Any] | str = "static"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Both phases of one prompt.
+
+    Attributes:
+        thoughts: tokens of phase one.
+        answer: tokens of phase two.
+        thinking: canvas and cost of phase one.
+        answering: of phase two.
+    """
+
+    thoughts: list[int]
+    answer: list[int]
+    thinking: Outcome
+    answering: Outcome
+
+
+def think_then_answer(prompts: Sequence[Sequence[int]], denoiser: Denoiser, phases: Phases, *, seed: int = 0) -> list[Answer]:
+    """Both phases for each prompt; prompts are decoded side by side and do not depend on each other.
+
+    Args:
+        prompts: token ids.
+        denoiser: block-causal for autoregressive answers; with full attention phase two goes from left to right, one slot a round.
+        seed: of the first prompt, the next one for the next.
+    Raises:
+        ConfigError: as `Recipe`; a block length other than 1 for answering; a phase one that failed raises its own error.
+    """
+    ends = tuple(phases.end_of_thinking) + tuple(denoiser.eos_token_ids)
+    thinking = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}
+    thought = _decode(prompts, phases.thinking_length, denoiser, thinking, seed)
+    texts = [_thoughts(outcome, denoiser, phases) for outcome in thought]
+    given = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
+    answering = {"stop": "end_of_text", "block_length": 1, **_mapping(phases.answering)}
+    need(answering["block_length"] == 1, "block_length of phase two", "be 1", answering["block_length"])
+    fine = Reblocked(denoiser, 1) if denoiser.attention == "block" else denoiser
+    answered = _decode(given, phases.answer_length, fine, answering, seed)
+    each = zip(texts, thought, answered, strict=True)
+    return [Answer(text, after.canvas.output, before, after) for text, before, after in each]
+
+
+def _decode(
+    prompts: Sequence[Sequence[int]], length: int, denoiser: Denoiser, config: Mapping[str, Any], seed: int
+) -> list[Outcome]:
+    ids, recipe = {"mask_token_id": denoiser.mask_token_id, "eos_token_ids": denoiser.eos_token_ids}, Recipe(config)
+    canvases = [Canvas.of(prompt, length, **ids) for prompt in prompts]  # type: ignore[arg-type]  # ids are of several types
+    parts = [recipe.parts(denoiser, canvas, seed=seed + i) for i, canvas in enumerate(canvases)]
+    outcomes = decode(canvases, denoiser, parts)
+    for outcome in outcomes:
+        if outcome.error:
+            raise outcome.error
+    return outcomes
+
+
+def _thoughts(outcome: Outcome, denoiser: Denoiser, phases: Phases) -> list[int]:
+    """Without an end of text that is no end of thinking."""
+    text = outcome.canvas.output
+    if text and text[-1] in denoiser.eos_token_ids and text[-1] not in phases.end_of_thinking:
+        return text[:-1]
+    return text
+
+
+def _mapping(config: Mapping[str, Any] | str) -> dict[str, Any]:
+    return {"method": config} if isinstance(config, str) else dict(config)

@@ -1,0 +1,108 @@
+"""Coherent contextual decoding: averaged predictions, and agreement with the round before."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.diffusion.coherent import entropy
+from paceline.errors import ConfigError
+from tests.diffusion.decoding import fill, same
+from tests.diffusion.toys import Independent, Joint
+from tests.diffusion.toys_scripted import Scripted, with_ends
+from tests.diffusion.toys_t4 import t4
+
+CONFIDENCE = np.random.default_rng(7).uniform(0.3, 0.95, 10).tolist()
+
+
+def divergence(p: np.ndarray) -> float:
+    """Mean Kullback-Leibler divergence from the mean."""
+    return float(np.mean([(row * np.log(row / p.mean(0))).sum() for row in p]))
+
+
+def test_the_entropy_of_the_mean_is_mean_entropy_and_divergence() -> None:
+    p = np.random.default_rng(0).dirichlet(np.ones(7), 3)
+    rows = torch.from_numpy(p)
+    averaged = float(entropy(rows.mean(0, keepdim=True))[0])
+    assert averaged == pytest.approx(float(entropy(rows).mean()) + divergence(p), abs=1e-12)
+    assert averaged != pytest.approx(float(entropy(rows).mean()), abs=1e-3)
+    assert divergence(np.repeat(p[:1], 3, 0)) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("history", [1, 2, 3])
+def test_where_context_changes_nothing_the_ranking_stays(history: int) -> None:
+    toy = Independent(CONFIDENCE)
+    ours = fill(toy, {"method": "ccd", "history_length": history}, 10, ())
+    assert same(ours, fill(toy, "entropy", 10, ()))
+
+
+def test_one_context_is_the_plain_ranking_on_any_model() -> None:
+    toy = t4()
+    assert same(fill(toy, {"method": "ccd", "history_length": 1}), fill(toy, "entropy"))
+    assert not same(fill(toy, {"method": "ccd", "history_length": 3}), fill(toy, "entropy"))
+
+
+def moving(filled: int, slot: int) -> tuple[int, float]:
+    """Slot 0 is surest from the second round on, but changes its mind; the others stay."""
+    if slot == 0:
+        return filled % 2, 0.5 if filled == 0 else 0.9
+    return 2, [0, 0.85, 0.82, 0.8][slot]
+
+
+def test_a_slot_whose_prediction_moves_is_delayed() -> None:
+    toy = Scripted(moving)
+    assert fill(toy, "entropy", 4, ()).trajectory.order.tolist() == [1, 0, 2, 3]
+    assert fill(toy, {"method": "ccd", "history_length": 2}, 4, ()).trajectory.order.tolist() == [1, 2, 3, 0]
+
+
+def test_the_adaptive_rule_writes_all_that_is_coherent() -> None:
+    toy = Independent(CONFIDENCE)
+    outcome = fill(toy, {"method": "ccd_ds", "history_length": 2, "history_slots": 3}, 10, ())
+    sizes = [r.slots.size for r in outcome.trajectory.rounds]
+    assert sizes[:3] == [1, 2, 1]
+    assert sum(sizes) == 10
+    assert len(sizes) < 10
+
+
+def test_the_adaptive_rule_leaves_a_moving_slot() -> None:
+    outcome = fill(Scripted(moving), {"method": "ccd_ds", "history_length": 2, "history_slots": 4}, 4, ())
+    assert outcome.trajectory.rounds[1].slots.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("method", ["ccd", "ccd_ds", "ccd_agreement"])
+@pytest.mark.parametrize("seed", range(3))
+def test_never_more_rounds_than_the_baseline(method: str, seed: int) -> None:
+    toy = Joint(np.random.default_rng(seed).dirichlet(np.full(64, 0.2)).reshape((2,) * 6))
+    assert fill(toy, method, 6, ()).trajectory.calls <= 6
+
+
+def test_histories_do_not_cross_a_cut() -> None:
+    """The first round writes an end, which cuts the text: the second knows nothing of the first and writes one slot."""
+    confidence = [0.6, 0.9, 0.85, 0.8, 0.7, 0.65, 0.95, 0.4]
+    config = {"method": "ccd_ds", "history_length": 2, "history_slots": 4, "stop": "end_of_text"}
+    cut, whole = (fill(with_ends(confidence, [0] * 6 + [token, 0], 6), config, 8, ()).trajectory.rounds for token in (6, 0))
+    assert [r.slots.size for r in cut][:3] == [1, 1, 3]
+    assert [r.slots.size for r in whole][:2] == [1, 3]
+
+
+def test_agreement_never_writes_a_flipping_slot_beyond_the_quota() -> None:
+    def script(filled: int, slot: int) -> tuple[int, float]:
+        return (filled % 7 if slot == 3 else 2), 0.9 - 0.05 * slot
+
+    config = {"method": "ccd_agreement", "warmup_rounds": 1}
+    rounds = [r.slots.tolist() for r in fill(Scripted(script), config, 8, ()).trajectory.rounds]
+    assert any(len(slots) > 1 for slots in rounds)
+    assert not any(3 in slots and len(slots) > 1 for slots in rounds)
+    still = [r.slots.tolist() for r in fill(Scripted(lambda f, s: (2, 0.9 - 0.05 * s)), config, 8, ()).trajectory.rounds]
+    assert any(3 in slots and len(slots) > 1 for slots in still)
+
+
+def test_agreement_may_keep_to_the_quota() -> None:
+    toy = Independent(CONFIDENCE)
+    rounds = fill(toy, {"method": "ccd_agreement", "warmup_rounds": 1, "adaptive": False}, 10, ()).trajectory.rounds
+    assert [r.slots.size for r in rounds] == [1] * 10
+    assert fill(toy, {"method": "ccd_agreement", "warmup_rounds": 1}, 10, ()).trajectory.calls < 10
+
+
+def test_a_history_shorter_than_the_quota_is_refused() -> None:
+    with pytest.raises(ConfigError, match="history_slots must be at least commit_slots"):
+        fill(Independent(CONFIDENCE), {"method": "ccd", "history_slots": 1, "commit_slots": 2}, 10, ())

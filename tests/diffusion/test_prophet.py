@@ -1,0 +1,103 @@
+"""Prophet: everything at once when the model is sure of the answer."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.methods import Recipe
+from paceline.diffusion.predictions import Predictions
+from paceline.diffusion.prophet import Prophet
+from paceline.errors import ConfigError
+from tests.diffusion.decoding import Planned, complete, fill, same
+from tests.diffusion.toys import Independent, Toy
+
+INFINITE = float("inf")
+
+
+class Gaps(Toy):
+    """The first token leads the second by a constant, slot by slot."""
+
+    def __init__(self, gaps: list[float]) -> None:
+        super().__init__(4)
+        self.gaps = np.array(gaps)
+
+    def rows(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        rows = np.zeros((slots.size, 4))
+        rows[:, 1] = self.gaps[slots]
+        return rows
+
+
+def bars(*values: float) -> dict[str, object]:
+    return {"method": "prophet", "gap_thresholds": values}
+
+
+def test_infinite_bars_are_the_two_ends() -> None:
+    toy = Independent([0.5, 0.9, 0.3, 0.7])
+    assert same(fill(toy, bars(INFINITE, INFINITE, INFINITE), 4, ()), fill(toy, "static", 4, ()))
+    at_once = fill(toy, bars(-INFINITE, -INFINITE, -INFINITE), 4, ())
+    assert at_once.trajectory.calls == 1
+    assert same(at_once, fill(toy, {"method": "static", "denoising_steps": 1}, 4, ()))
+
+
+@pytest.mark.parametrize(("gap", "rounds"), [(8.0, 1), (6.0, 5), (3.0, 10), (2.0, 12)])
+def test_the_bar_falls_in_thirds(gap: float, rounds: int) -> None:
+    """12 rounds: a gap of 6 passes from the first round at a third or more, which is the fifth (4 / 12)."""
+    assert fill(Gaps([gap] * 12), "prophet", 12, ()).trajectory.calls == rounds
+
+
+def test_the_exit_crosses_blocks() -> None:
+    outcome = fill(Gaps([6.0] * 12), {"method": "prophet", "block_length": 3}, 12, ())
+    assert outcome.trajectory.calls == 5
+    assert outcome.trajectory.rounds[-1].slots.size == 8
+
+
+def test_a_policy_that_computes_one_block_fills_that_and_goes_on() -> None:
+    toy = Planned([0.999] * 8)
+    config = {**bars(0.0, 0.0, 0.0), "block_length": 4, "cache": "dual"}
+    outcome = fill(toy, config, 8, ())
+    assert not outcome.canvas.masked().size
+    assert outcome.trajectory.calls < 8
+
+
+def test_the_gap_is_in_units_of_logits() -> None:
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 5)))
+    one, two = (Predictions.of(scale * logits, np.arange(3)).gap for scale in (1, 2))
+    assert np.allclose(two, 2 * one)
+
+
+def test_regions() -> None:
+    sure_at_the_end = Gaps([0.1] * 8 + [10.0] * 4)
+    assert fill(sure_at_the_end, {"method": "prophet", "monitor": "last", "answer_length": 4}, 12, ()).trajectory.calls == 1
+    assert fill(sure_at_the_end, "prophet", 12, ()).trajectory.calls > 1
+    span = {"method": "prophet", "monitor": "span", "answer_start": 7, "answer_length": 5}
+    assert fill(sure_at_the_end, span, 12, ()).trajectory.calls == 1
+    assert fill(sure_at_the_end, {**span, "answer_start": 2}, 12, ()).trajectory.calls > 1
+
+
+def test_the_slots_after_a_template_are_monitored() -> None:
+    toy = Gaps([0.1] * 6 + [9.0] * 2 + [0.1] * 4)
+    canvas = Canvas.of((), 12, mask_token_id=toy.mask_token_id, priors={4: 2, 5: 0})
+    config = {"method": "prophet", "monitor": "template", "answer_template": (2, 0), "answer_length": 2}
+    assert complete(toy, canvas, config).trajectory.calls == 1
+    assert complete(toy, canvas, {**config, "answer_length": 4}).trajectory.calls > 1
+    with pytest.raises(ConfigError, match="answer_template must stand in the text as a prior"):
+        complete(toy, canvas, {**config, "answer_template": (0, 2)})
+
+
+def test_the_bar_of_each_round() -> None:
+    toy = Gaps([1.0] * 100)
+    parts = Recipe("prophet").parts(toy, Canvas.of((), 100, mask_token_id=3))
+    rule = parts.transition.stop
+    assert isinstance(rule, Prophet)
+    assert [rule.bar(s) for s in (0, 32, 33, 66, 67, 99)] == [7.5, 7.5, 5.0, 5.0, 2.5, 2.5]
+
+
+def test_wrong_options_are_one_line() -> None:
+    toy = Gaps([1.0] * 4)
+    with pytest.raises(ConfigError, match="gap_thresholds must be one more than gap_progress"):
+        fill(toy, {"method": "prophet", "gap_thresholds": (1.0, 2.0)}, 4, ())
+    with pytest.raises(ConfigError, match="answer_start must lie in the 4 slots of the text"):
+        fill(toy, {"method": "prophet", "monitor": "last", "answer_length": 5}, 4, ())
+    with pytest.raises(ConfigError, match="monitor must be"):
+        fill(toy, {"method": "prophet", "monitor": "all"}, 4, ())
