@@ -146,6 +146,6 @@ def test_a_method_that_stands_still_is_ended_and_harms_no_other() -> None:
     parts = [Recipe("static").parts(toy, canvas) for canvas in canvases]
     parts[0].cache = Blind()
     stuck, fine = decode(canvases, toy, parts)
-    assert "nothing was written" in str(stuck.error)
+    assert "nothing can be written" in str(stuck.error)
     assert fine.error is None
     assert not fine.canvas.masked().size

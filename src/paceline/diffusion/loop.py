@@ -32,8 +32,8 @@ from paceline.diffusion.transition import Transition
 from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
 
-PATIENCE = 4
-"""Rounds in a row that may change nothing, for each slot of the canvas, before a method is found to stand still."""
+PATIENCE = 8
+"""Rounds in a row in which no slot that may be written has been computed, before a method is found to stand still."""
 
 Watch = Callable[[int, Canvas], None]
 Passes = Generator[list[Call], list[torch.Tensor], Canvas]
@@ -151,17 +151,22 @@ def _passes(outcome: Outcome, parts: Parts, told: Callable[[Canvas], None] | Non
         if not transition.finished(drafts[0]):
             looks = yield from _look(drafts, parts)
             best = verification.choose(drafts, looks)
-        news = Round.between(outcome.canvas, drafts[best])
-        idle = 0 if getattr(transition.commit, "waits", False) or any(one.changes for one in news) else idle + 1
-        if idle > PATIENCE * outcome.canvas.length:
-            raise PacelineError(f"nothing was written in {idle} rounds; the method's cache computes no slot that it may write")
-        outcome.trajectory.rounds += news
+        idle = idle + 1 if _blind(outcome.canvas, predictions, transition) else 0
+        if idle > PATIENCE:
+            raise PacelineError(f"nothing can be written for {idle} rounds: the method's cache computes no slot that may be")
+        outcome.trajectory.rounds += Round.between(outcome.canvas, drafts[best])
         outcome.canvas = drafts[best]
         if told:
             told(outcome.canvas)
         if looks is None:
             return outcome.canvas
         predictions = looks[best]
+
+
+def _blind(canvas: Canvas, predictions: Predictions, transition: Transition) -> bool:
+    """Whether slots wait to be written and the last pass says nothing of any."""
+    waiting = transition.schedule.eligible(canvas)
+    return bool(waiting.size) and not predictions.known(waiting).any()
 
 
 def _look(drafts: list[Canvas], parts: Parts) -> Look:

@@ -63,6 +63,11 @@ def options_of(factory: Any) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def canonical(key: str) -> str:
+    """The name of an option, as other engines may call it -> ours."""
+    return ALIASES.get(key, key).removeprefix("dllm_")
+
+
 class Recipe:
     """A method with its options, checked once; `parts` makes it for a canvas.
 
@@ -74,7 +79,7 @@ class Recipe:
 
     def __init__(self, config: Mapping[str, Any] | str | None = None) -> None:
         given = {"method": config} if isinstance(config, str) else dict(config or {})
-        given = {ALIASES.get(key, key).removeprefix("dllm_"): value for key, value in given.items()}
+        given = {canonical(key): value for key, value in given.items()}
         self.name = STRATEGIES.get(name := str(given.pop("method", "threshold")), name)
         if self.name not in METHODS:
             raise ConfigError(f"unknown diffusion method {self.name!r}; {_near(self.name, METHODS)}")

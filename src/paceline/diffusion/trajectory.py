@@ -33,11 +33,6 @@ class Round:
     remasked: Ints
 
     @property
-    def changes(self) -> bool:
-        """Whether anything was written, edited or masked again."""
-        return bool(self.slots.size or self.edited.size or self.remasked.size)
-
-    @property
     def information(self) -> float:
         """Nats committed: the sum of -log of the confidences (From Bits to Rounds, arXiv:2511.21103)."""
         return float(-np.log(np.maximum(self.confidence, 1e-300)).sum())
