@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the registry and the docstrings of what it names, docs/cli.md from the command line itself, and
+"""Writes docs/methods.md from the registries and the docstrings of what they name, docs/cli.md from the command line itself, and
 docs/exactness.md from what is claimed of every method.
 
 usage: python docs/generate.py
@@ -15,6 +15,8 @@ import typer
 
 from paceline import claims, registry
 from paceline.cli.app import app
+from paceline.diffusion.catalogue import METHODS, PARTS
+from paceline.diffusion.methods import KINDS, part
 
 HERE = Path(__file__).parent
 
@@ -56,6 +58,13 @@ the verb. `python -m paceline` is the same command.
 """
 
 
+DIFFUSION = """Methods for diffusion language models, chosen by the key `method` of `diffusion_config` (`LLM(diffusion_config=...)`,
+`paceline generate --diffusion-config`). Each is a composition of parts; every part can be replaced by name, and every other key is
+an option of the parts chosen. What the table leaves out is as usual: schedule `blocks`, score `confidence`, commit `quota`, no
+cache, no verification. A block-causal model takes the exact block cache where nothing else is said."""
+USUAL = {"schedule": "blocks", "score": "confidence", "commit": "quota", "cache": "none", "verification": "none"}
+
+
 def methods() -> str:
     """One section a method: what it is, options, exactness, needs, source."""
     note = "Written by `python docs/generate.py` from the registry; `paceline methods` prints the same facts."
@@ -64,7 +73,23 @@ def methods() -> str:
         lines += [f"## {family.capitalize()}", ""]
         for name, entry in registry.FAMILIES[family].items():
             lines += _section(family, name, entry)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_diffusion()])
+
+
+def _diffusion() -> list[str]:
+    """The methods that decode diffusion language models, each a composition of parts."""
+    lines = ["## Diffusion", "", DIFFUSION, "", "| method | writes | needs | parts | source |", "|---|---|---|---|---|"]
+    for name, method in METHODS.items():
+        chosen = {kind: getattr(method, kind) for kind in KINDS}
+        parts = [f"{kind} `{chosen[kind]}`" for kind in KINDS if chosen[kind] not in (None, USUAL.get(kind))]
+        parts += [f"modifier `{one}`" for one in method.modifiers] + [f"`{key}={value!r}`" for key, value in method.options.items()]
+        writes = "the static baseline's text" if method.lossless else "a text of its own"
+        lines.append(f"| `{name}` | {writes} | {method.needs or 'nothing'} | {', '.join(parts) or 'as usual'} | {method.paper} |")
+    lines += ["", "### Parts of diffusion methods", ""]
+    for kind, table in PARTS.items():
+        for name in table:
+            lines += [f"#### {kind} `{name}`", "", "```text", inspect.getdoc(part(kind, name)) or "", "```", ""]
+    return lines
 
 
 def _section(family: str, name: str, entry: registry.Entry) -> list[str]:

@@ -21,7 +21,9 @@ from toys import ToyCache, ToyRunner
 from paceline import registry
 from paceline.drafters.base import DrafterArgs
 from paceline.models.decoder import LayerPlan
+from paceline.models.denoiser import Call
 from paceline.models.head_rows import HeadRows
+from paceline.models.layer_parallel import LayerGroups
 from paceline.models.mapped import MappedRunner
 from paceline.models.tokenizer import Tokenizer
 
@@ -91,13 +93,32 @@ class ToyModels:
             draft.vocab_size, order=draft.order, seed=draft.seed, sharpness=draft.sharpness, noise=draft.noise,
             pad=draft.pad, max_context=draft.info.max_context,
         )  # fmt: skip
+        self.groups = GroupToy(
+            draft.vocab_size, order=draft.order, seed=draft.seed, sharpness=draft.sharpness, noise=draft.noise,
+            pad=draft.pad, max_context=draft.info.max_context,
+        )  # fmt: skip
         self.opened: list[tuple[str, Any]] = []
 
-    def open(self, model: str, *, head_rows: Sequence[int] | None = None, other_tokens: bool = False, layers: bool = False) -> Any:
+    def open(
+        self,
+        model: str,
+        *,
+        head_rows: Sequence[int] | None = None,
+        other_tokens: bool = False,
+        layers: bool = False,
+        device: str | None = None,
+        layer_groups: LayerGroups | None = None,
+    ) -> Any:
         self.opened.append((model, head_rows))
         if layers:
             return self.exits
+        if layer_groups is not None:
+            return self.groups
         return self._trimmed(self.other if model == "other" else self.draft, head_rows)
+
+    def denoiser(self, model: str, *, device: str | None = None) -> Any:
+        self.opened.append((model, None))
+        return ToyDenoiser(self.draft)
 
     def tokenizer_of(self, model: str) -> Tokenizer:
         return {"other": others, "strangers": strangers}.get(model, letters)()
@@ -118,6 +139,35 @@ def nested(config: Mapping[str, Any], args: DrafterArgs) -> Any:
     """A drafter inside another, made with the same arguments."""
     options = dict(config)
     return registry.load("drafters", options.pop("method"))(args, **options)
+
+
+class ToyDenoiser:
+    """A diffusion language model that says of each mask what `like` says behind the text and its own likeliest tokens before."""
+
+    attention, block_length, needs_left = "full", None, False
+    eos_token_ids, max_length = (0,), 4096
+
+    def __init__(self, like: ToyRunner) -> None:
+        self.like = like
+        self.mask_token_id = like.info.vocab_size
+        self.vocab_size = self.mask_token_id + 1
+        self.passes = list[int]()
+
+    def new_cache(self, length: int) -> None:
+        raise AssertionError("a pass under full attention stores nothing")
+
+    def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        self.passes.append(len(calls))
+        return [self._rows(call.ids.tolist()) for call in calls]
+
+    def _rows(self, ids: list[int]) -> torch.Tensor:
+        rows = torch.full((len(ids), self.vocab_size), float("nan"))
+        text = ids[: ids.index(self.mask_token_id)]
+        for slot in range(len(text), len(ids)):
+            assert ids[slot] == self.mask_token_id, "a token behind a mask"
+            rows[slot, :-1], rows[slot, -1] = self.like.logits(text), float("-inf")
+            text.append(int(rows[slot].argmax()))
+        return rows
 
 
 class ExitToy(ToyRunner):
@@ -160,3 +210,42 @@ class ExitToy(ToyRunner):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.at(self._texts[int(i)], int(layers)) for layers, i in hidden.tolist()])
+
+
+class GroupToy(ToyRunner):
+    """A toy with a fuzzy pass: other logits, in caches that remember which tokens went through it.
+
+    Attributes:
+        fuzzy: as of `models.layer_parallel.LayerParallelRunner`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fuzzy, self.passes = False, list[bool]()
+
+    def score(
+        self,
+        caches: Sequence[ToyCache],
+        roots: Sequence[int],
+        trees: Sequence[Any],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Any:
+        found = super().score(caches, roots, trees, taps=taps, computed=computed)
+        done = [0] * len(caches) if computed is None else computed
+        self.passes.append(self.fuzzy and all(done))
+        for one, before, tree in zip(caches, done, trees, strict=True):
+            if self.passes[-1]:
+                one.exact = min(one.exact, before)
+            elif before == 0 or one.exact >= before:
+                one.exact = 1 + len(tree)
+        if self.passes[-1]:
+            noise = np.random.default_rng(self.seed + 5).standard_normal(found.logits.shape[1])
+            found.logits.add_(torch.from_numpy(noise.astype(np.float32)))
+        return found
+
+    def commit(self, caches: Sequence[ToyCache], paths: Sequence[Sequence[int]]) -> None:
+        for one, path in zip(caches, paths, strict=True):
+            assert all(1 + node < one.exact for node in path), "keys and values of a fuzzy pass were kept"
+        super().commit(caches, paths)

@@ -34,11 +34,12 @@ def ensure(condition: bool, text: str) -> None:
 
 @dataclass(eq=False)
 class ToyCache:
-    """Committed tokens, and the inputs (root first) of the tree last scored."""
+    """Committed tokens, the inputs (root first) of the tree last scored, and how many of these an exact pass has seen."""
 
     tokens: list[int] = field(default_factory=list)
     inputs: list[tuple[int, int]] = field(default_factory=list)
     released: bool = False
+    exact: int = 2**31
 
     @property
     def length(self) -> int:

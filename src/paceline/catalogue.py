@@ -89,6 +89,27 @@ DRAFTERS: Mapping[str, Entry] = {
         ("a smaller model of two layers or more with the target's tokenizer",),
         "S2D: sorted speculative decoding for nested large language models (arXiv:2407.01955)",
     ),
+    "easyspec": Entry(
+        "paceline.drafters.easyspec:EasySpecDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in law"),
+        ("a smaller model of four layers or more with the target's tokenizer", "several devices or threads to be of use"),
+        "EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493)",
+    ),
+    "diffuspec": Entry(
+        "paceline.drafters.diffuspec:DiffuSpecDrafter",
+        "model",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("a diffusion language model with the target's tokenizer",),
+        "DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358)",
+    ),
+    "deer": Entry(
+        "paceline.drafters.deer:DeerDrafter",
+        "model",
+        ("bit-equal up to near ties", "equal in law"),
+        ("a diffusion language model with the target's tokenizer",),
+        "DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:2512.15176)",
+    ),
     "tli": Entry(
         "paceline.drafters.tli:TliDrafter",
         "model",

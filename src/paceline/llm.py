@@ -14,16 +14,20 @@ from typing import Any
 
 from paceline.checking import need
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
+from paceline.dllm.engine import DiffusionEngine
+from paceline.dllm.refusals import check_kind
 from paceline.engine.build import build_parts, check_methods
 from paceline.engine.driver import Driver, Turns
 from paceline.engine.exactness import Exactness, find
 from paceline.engine.loop import Engine
 from paceline.engine.models import DraftModels
 from paceline.engine.outputs import RequestOutput, StreamChunk
-from paceline.engine.prompts import Prompt, as_list, read_prompt
+from paceline.engine.prompts import Prompt, as_list, params_for, read_prompt
 from paceline.engine.request import Request, check_prompt
+from paceline.errors import CapabilityError
+from paceline.models.denoiser_layouts import is_denoiser
 from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.hub import read_config, resolve
+from paceline.models.hub import BUNDLED_FOLDER, read_config, resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
 from paceline.profiles import DEFAULT, Profile, adopt
@@ -31,7 +35,7 @@ from paceline.verifiers.draws import draw_seed
 
 logger = logging.getLogger("paceline")
 
-BUNDLED = Path(__file__).parent / "bundled"
+BUNDLED = BUNDLED_FOLDER
 
 
 class LLM:
@@ -40,9 +44,10 @@ class LLM:
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own results.
 
     Args:
-        model: folder or hub id of a Hugging Face checkpoint; None is the bundled model.
+        model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive model.
         speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
             Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads replaces it.
+        diffusion_config: of a diffusion language model: its method and options as dict or JSON (`diffusion.methods`).
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
         dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
@@ -55,6 +60,7 @@ class LLM:
         default_draft: folder of the draft model that ships with this target, or None.
         exactness: "strict, proven by self-test", or "up to near ties" and why.
         models: opens models beside the target, each once for all engines around these weights.
+        diffusion: what decodes where the model is a diffusion language model, which has none of the engine's parts; else None.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.
@@ -62,6 +68,7 @@ class LLM:
     """
 
     profile: Profile | None = None
+    diffusion: DiffusionEngine | None = None
     _predicting: Driver | None = None  # beside a profile that reads no predictions
 
     def __init__(
@@ -69,6 +76,7 @@ class LLM:
         model: str | Path | None = None,
         *,
         speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = DEFAULT,
+        diffusion_config: Mapping[str, Any] | str | None = None,
         tokenizer: str | Path | None = None,
         revision: str | None = None,
         dtype: str = "auto",
@@ -102,7 +110,8 @@ class LLM:
         )
         self.speculative = SpeculativeConfig.parse(speculative_config)
         check_methods(self.speculative)
-        self._trust, self._turns = trust_remote_code, Turns()
+        self._trust, self._turns, self._diffusion_config = trust_remote_code, Turns(), diffusion_config
+        self._chosen = None if speculative_config is DEFAULT else self.speculative
         self._open(model, tokenizer, revision, look_for_profile=profile and speculative_config is DEFAULT)
 
     def _open(
@@ -111,9 +120,10 @@ class LLM:
         """Load the model and build the engine around it."""
         self.default_draft = str(BUNDLED / "draft") if model is None else None
         self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
-        if look_for_profile:
+        if look_for_profile and self.diffusion is None:
             self._adopt_profile()
-        self._assemble()
+        if self.diffusion is None:
+            self._assemble()
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
         self._count = count()
 
@@ -124,10 +134,16 @@ class LLM:
 
             torch.set_num_threads(self.config.threads)
         self.folder = folder = resolve(name, revision=revision, code=self._trust)
-        read_config(folder)  # what is refused by name often has no tokenizer, which would be missed first
+        config = read_config(folder)  # what is refused by name often has no tokenizer, which would be missed first
+        check_kind(name, is_denoiser(config), self._chosen, self._diffusion_config)
         words = folder if tokenizer is None else resolve(str(tokenizer))
         self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
+        if is_denoiser(config):
+            engine, own = self.config, self._diffusion_config
+            self.diffusion = DiffusionEngine.load(folder, self.tokenizer, self.defaults, engine, own, name=name)
+            self.speculative, self.defaults = None, self.diffusion.defaults
+            return
         self.runner = load_runner(
             folder,
             name=name,
@@ -151,6 +167,7 @@ class LLM:
     @property
     def exactness(self) -> Exactness:
         """What holds between plain and accelerated decoding; found out at first use by a self-test, and kept on disk."""
+        self._must_draft("exactness")
         if not self._exact:
             with self._turns.turn():
                 self._exact.append(find(self.runner, self.config.exactness))
@@ -172,6 +189,7 @@ class LLM:
 
     def with_speculative_config(self, speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""
+        self._must_draft("with_speculative_config")
         other = copy(self)
         other.speculative, other.profile = SpeculativeConfig.parse(speculative_config), None
         other._assemble()
@@ -192,7 +210,10 @@ class LLM:
         items = as_list(prompts)
         params = self._params(sampling_params, len(items))
         requests = [self._request(item, one) for item, one in zip(items, params, strict=True)]
-        self._serving(requests).run(requests)
+        if self.diffusion:
+            self.diffusion.run(requests)
+        else:
+            self._serving(requests).run(requests)
         return [request.result() for request in requests]
 
     def chat(
@@ -216,6 +237,8 @@ class LLM:
         """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the request."""
         (params,) = self._params(sampling_params, 1)
         request = self._request(prompt, params)
+        if self.diffusion:
+            return self.diffusion.stream(request)
         driver = self._serving([request])
         driver.engine.check(request)
         return driver.stream(request)
@@ -228,6 +251,7 @@ class LLM:
         Raises:
             DrafterError: no folder, or it cannot be written.
         """
+        self._must_draft("save_tables")
         with self._turns.turn():
             return self.engine.parts.crew.save_tables(folder)
 
@@ -240,14 +264,12 @@ class LLM:
         return SamplingParams.from_dict({**self.defaults.sampling, **changes})
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
-        if given is None:
-            given = self.default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * number
-        fine = isinstance(given, Sequence) and all(isinstance(one, SamplingParams) for one in given)
-        need(fine, "sampling_params", "be SamplingParams, or a list of them", given)
-        need(len(given) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(given))
-        return list(given)
+        return params_for(self.default_sampling_params() if given is None else given, number)
+
+    def _must_draft(self, what: str) -> None:
+        """Refuse what only models with an engine have."""
+        if self.diffusion:
+            raise CapabilityError(f"{what} is of autoregressive models, and {self.folder} is a diffusion language model")
 
     def _serving(self, requests: Sequence[Request]) -> Driver:
         """Who decodes these together. A profile is the machine's choice and was made without predictions: where its methods read
@@ -265,7 +287,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         read = read_prompt(prompt, self.tokenizer.encode)
-        info, serial = self.runner.info, next(self._count)
+        info, serial = self.diffusion or self.runner.info, next(self._count)
         room = check_prompt(read.tokens, info.vocab_size, info.max_context, params.max_tokens)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         return Request(f"request-{serial}", read.text, read.tokens, params, seed, room, read.tenant, read.prediction)

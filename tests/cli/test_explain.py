@@ -47,6 +47,14 @@ def test_chat_renders_the_template_and_sampling_flags_count(run: Command) -> Non
     assert data["sampling"] == {"temperature": 0.8, "max_tokens": 6, "seed": 3}
 
 
+@pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
+def test_what_a_replay_does_not_show_is_refused(run: Command, here: Path, flag: str) -> None:
+    found = run("explain", "One day", *FAST, flag, "1")
+    assert (found.code, found.out) == (2, "")
+    assert found.line == "--logprobs and --prompt-logprobs have no place in a replay; use `paceline generate --json`"
+    assert not list(here.iterdir())
+
+
 def test_other_files_are_not_overwritten(run: Command, here: Path) -> None:
     mine = here / "mine.html"
     mine.write_text("<p>mine</p>")

@@ -8,12 +8,18 @@ import pytest
 from command import Command
 
 from paceline import registry
+from paceline.diffusion.catalogue import METHODS
 
 NAMES = {name for family in registry.FAMILIES for name in registry.table(family)}
 
 
 def test_json_holds_what_the_registry_declares(run: Command) -> None:
     rows = json.loads(run("methods", "--json").out)
+    diffusion = [row for row in rows if row["family"] == "diffusion"]
+    assert {row["name"]: (row["lossless"], row["needs"], row["paper"]) for row in diffusion} == {
+        name: (method.lossless, [method.needs] if method.needs else [], method.paper) for name, method in METHODS.items()
+    }
+    rows = [row for row in rows if row["family"] != "diffusion"]
     assert {row["name"] for row in rows} == NAMES
     for row in rows:
         entry = registry.lookup(row["family"], row["name"])
@@ -26,8 +32,10 @@ def test_the_list_fits_and_cuts_no_word(run: Command, monkeypatch: pytest.Monkey
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = run("methods").out.splitlines()
     assert max(map(len, lines)) <= columns
-    assert {line.strip() for line in lines} >= NAMES
+    assert {line.strip() for line in lines} >= NAMES | METHODS.keys()
     words = {word.strip(",") for word in " ".join(lines).split()}
     for family in registry.FAMILIES:
         for entry in registry.table(family).values():
             assert {word.strip(",") for word in f"{entry.paper} {' '.join(entry.needs)}".split()} <= words
+    for method in METHODS.values():
+        assert {word.strip(",") for word in f"{method.paper} {method.needs}".split()} <= words

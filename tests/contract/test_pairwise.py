@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import shuffled_draft
+import tiny_denoiser
 from adapters import adapter_weights, written_adapter
 from tools.pairwise import pairs_of, pairwise
 
@@ -47,7 +48,10 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "pearl": lambda llm, folder: {"model": str(BUNDLED / "draft"), "overlap": True},
     "specmquant": lambda llm, folder: {"model": str(BUNDLED / "draft"), "min_draft_length": 5},
     "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
+    "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target"), "overlap": True},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
+    "diffuspec": lambda llm, folder: {"model": denoiser(folder)},
+    "deer": lambda llm, folder: {"model": denoiser(folder)},
     "tli": lambda llm, folder: {"model": shuffled(folder)},
     "slem": lambda llm, folder: {"model": shuffled(folder)},
     "rest": lambda llm, folder: {"datastore": store(llm, folder)},
@@ -87,6 +91,12 @@ def store(llm: LLM, folder: Path) -> str:
 def adapter(width: int) -> str:
     """Of random weights: its guesses are wrong, and must not show."""
     return written_adapter(adapter_weights(width), width, heads=4)
+
+
+def denoiser(folder: Path) -> str:
+    """Of random weights."""
+    found = folder / "denoiser"
+    return str(found if found.exists() else tiny_denoiser.write(found))
 
 
 def shuffled(folder: Path) -> str:

@@ -112,6 +112,21 @@ def test_text_ends_at_the_first_end_token(folder: Path, llm: LLM) -> None:
     assert on.outputs[0].token_ids != tokens  # the bias is what made it end
 
 
+@pytest.mark.parametrize("method", ["static", "leftmost", "freedave", "llada2.1_q"])
+def test_what_would_be_cut_off_is_not_decoded(folder: Path, method: str) -> None:
+    found = LLM(folder, diffusion_config={"method": method, "block_length": 4}, **OPEN)
+    [whole] = found.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True))
+    tokens = whole.outputs[0].token_ids
+    stop = next(i for i in range(4, 32) if tokens[i] not in tokens[:i])
+    for change in ({"stop_token_ids": [tokens[stop]]}, {"stop": found.tokenizer.token_text(tokens[stop])}):
+        params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, **change)
+        [out] = found.generate(PROMPT, params)
+        assert out.outputs[0].token_ids == tokens[: stop + 1]
+        spared = out.metrics.num_steps < whole.metrics.num_steps
+        assert spared == (method != "llada2.1_q")  # which may still edit what it has written
+        assert list(found.stream(PROMPT, params))[-1].output.outputs[0].token_ids == tokens[: stop + 1]
+
+
 def test_stop_strings_and_tokens(llm: LLM) -> None:
     [whole] = llm.generate(PROMPT, SamplingParams(**GREEDY, ignore_eos=True))
     text, tokens = whole.outputs[0].text, whole.outputs[0].token_ids

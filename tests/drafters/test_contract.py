@@ -76,6 +76,23 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_exits": [1, 2], "draft_exit_thresholds": [0.4, 0.7], "num_speculative_tokens": 3},
         {"model": "toy", "draft_exits": [2], "draft_exit_thresholds": 0.6, "draft_sample_method": "greedy"},
     ],
+    "easyspec": [
+        {"model": "toy", "overlap": True},
+        {"model": "toy", "overlap": False, "num_speculative_tokens": 3},
+        {"model": "toy", "overlap": True, "tree_width": 3},
+        {"model": "toy", "overlap": True, "tree_policy": "dyspec", "layer_group_size": 2},
+        {"model": "toy", "draft_sample_method": "greedy"},
+    ],
+    "diffuspec": [
+        {"model": "toy"},
+        {"model": "toy", "path_weight": 1.0, "max_candidates": 1, "path_beam": 1, "num_speculative_tokens": 3},
+        {"model": "toy", "path_weight": 0.0, "candidate_mass": 1.0, "path_beam": 5, "draft_context": 4},
+    ],
+    "deer": [
+        {"model": "toy"},
+        {"model": "toy", "draft_max_length": 3, "draft_masks": 0, "draft_context": 5},
+        {"model": "toy", "draft_sample_method": "greedy", "separator_token_id": 4},
+    ],
     "tli": [
         {"model": "other"},
         {"model": "other", "tree_width": 3},
@@ -351,7 +368,7 @@ def test_forks_go_their_own_ways_and_nothing_leaks(name: str, options: dict[str,
     world.propose(states)
     world.drafter.end(states)
     assert world.draft.open_caches == world.target.open_caches == world.models.other.open_caches == 0
-    assert world.models.exits.open_caches == 0
+    assert world.models.exits.open_caches == world.models.groups.open_caches == 0
 
 
 @each_drafter

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -162,6 +165,38 @@ def test_a_writer_leaves_nothing_behind_when_it_fails(tmp_path: Path) -> None:
         write(path, [[1] * 4000], shard_tokens=2)
     assert path.read_text() == "precious"
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from datastores import Numbers
+from paceline.drafters.datastore_build import Writer
+with Writer(Path(sys.argv[1]), Numbers()) as writer:
+    writer.add([1, 2, 3])
+    os._exit(9)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs locks of files")
+def test_what_a_killed_build_left_is_cleared_by_the_next_one(tmp_path: Path) -> None:
+    """But not what another build writes now, nor what is no part of this datastore."""
+    path = tmp_path / "a[1].datastore"
+    command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent.parent)]
+    assert subprocess.run(command, check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+    other = tmp_path / "b.datastore.01234567.part"
+    other.touch()
+    with Writer(path, Numbers()) as live:
+        assert not left.exists()
+        (writing,) = [one for one in tmp_path.iterdir() if one != other]
+        write(path, [[1, 2, 3]])
+        assert writing.exists()
+        live.add([4, 5, 6])
+        live.finish(1)
+    assert sorted(tmp_path.iterdir()) == [path, other]
+    assert Datastore(path).header.tokens == 3
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:

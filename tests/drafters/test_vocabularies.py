@@ -61,7 +61,7 @@ def test_the_runner_speaks_both_and_renormalises() -> None:
 
 def test_a_model_whose_head_cannot_be_cut_is_masked() -> None:
     class Whole(ToyModels):
-        def open(self, model: str, *, head_rows: Any = None, other_tokens: bool = False, layers: bool = False) -> Any:
+        def open(self, model: str, *, head_rows: Any = None, other_tokens: bool = False, **more: Any) -> Any:
             if head_rows is not None:
                 raise UnsupportedModelError("no")
             return super().open(model, other_tokens=other_tokens)

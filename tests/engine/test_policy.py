@@ -79,6 +79,11 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
             {"method": ["ngram", "suffix"], "model": "toy"},
             "model must stand beside methods that take one, and 'ngram', 'suffix' take",
         ),
+        ({"method": ["swift", "ngram", "swift"]}, "method must be a list without repetition: 'swift' runs a model, with the same"),
+        (
+            {"method": ["draft_model", {"method": "draft_model"}], "model": "toy"},
+            "method must be a list without repetition: 'draft_model' runs a model",
+        ),
         (
             {"method": "specmquant", "draft": {"method": "ngram", "controller": "fixed"}},
             "controller must stand beside method 'specm",
@@ -92,6 +97,11 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         controller(given)
+
+
+@pytest.mark.parametrize("pair", [["layer_skip", {"method": "layer_skip", "exit_layer": 1}], ["ngram", "ngram"]])
+def test_repetition_of_other_options_or_of_a_table_is_no_mistake(pair: list[Any]) -> None:
+    assert len(_methods(split_options(SpeculativeConfig.parse({"method": pair}))[0], None)) == 2  # type: ignore[arg-type]
 
 
 class Greedy(registry.load("controllers", "kangaroo")):  # type: ignore[misc]

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paceline.cli import bench_documents
+from paceline.cli import bench_diffusion, bench_documents
 from paceline.cli import bench_flags as flags
 from paceline.cli.interrupts import AtOnce
-from paceline.cli.options import engine_options, with_flags
+from paceline.cli.options import engine_options, refuse_diffusion, with_flags
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def _open(given: dict[str, Any], options: Options) -> LLM:
 
         if str(given.get("model", "")).startswith(RANDOM):
             given["model"] = str(open_folder(given["model"]))
+        refuse_diffusion(given)
         chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
         return LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
 
@@ -175,6 +176,7 @@ def _show(document: dict[str, Any]) -> None:
 
 
 app.command("compare")(bench_documents.compare)
+app.command("diffusion")(bench_diffusion.command)
 if find_spec("paceline.bench.report") is not None:
     app.command("report")(bench_documents.report)
 if find_spec("paceline.cli.peers") is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 
-@with_flags(sampling=True)
+@with_flags(sampling=True, diffusion=True)
 def command(
     *,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
@@ -26,11 +26,10 @@ def command(
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
         raise ConfigError("--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`")
-    llm = open_llm(given)
+    llm = open_llm(given, diffusion=True)
     if not llm.tokenizer.has_chat_template:
-        raise ConfigError(
-            f"{llm.runner.info.name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model"
-        )
+        name = given.get("model", "the bundled model")
+        raise ConfigError(f"{name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model")
     params = sampling_params(given, llm)
     if params.n > 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")

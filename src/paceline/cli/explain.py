@@ -14,6 +14,7 @@ import typer
 from paceline.cli import outputs
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench.replay import Recorder
@@ -37,6 +38,8 @@ def command(
 ) -> None:
     """Replay a generation step by step: token trees, what was accepted and why not, the controller's decisions, the time."""
     check_sampling(given)
+    if "logprobs" in given or "prompt_logprobs" in given:
+        raise ConfigError("--logprobs and --prompt-logprobs have no place in a replay; use `paceline generate --json`")
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 
-@with_flags(sampling=True)
+@with_flags(sampling=True, diffusion=True)
 def command(
     *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
@@ -35,10 +35,10 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")] = False,
     given: dict[str, Any],
 ) -> None:
-    """Continue a prompt with a model; accepted guesses are coloured by drafter on a terminal."""
+    """Continue a prompt with a model; on a terminal, accepted guesses are coloured by drafter, and a canvas fills in place."""
     check_sampling(given)
     text, expected = read_prompt(prompt, file), read_prediction(prediction)
-    llm = open_llm(given)
+    llm = open_llm(given, diffusion=True)
     check_prediction(expected, llm)
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
@@ -54,7 +54,7 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
     Raises:
         ConfigError: with what to add.
     """
-    if expected is not None and llm.profile is None and "prediction" not in llm.drafter_methods:
+    if expected is not None and llm.diffusion is None and llm.profile is None and "prediction" not in llm.drafter_methods:
         methods = ", ".join(llm.drafter_methods) or "none"
         raise ConfigError(f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}")
 
@@ -68,7 +68,7 @@ def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
     try:
         for chunk in chunks:
             last = chunk.output
-            printer.show(chunk.segments)
+            printer.show(chunk.segments, getattr(chunk, "pieces", ()))
     except KeyboardInterrupt:
         chunks.close()
         if last is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from paceline.cli.options import with_log_level
 
 if TYPE_CHECKING:
+    from paceline.diffusion.catalogue import Method
     from paceline.registry import Entry
 
 FAMILIES = {
@@ -18,17 +20,20 @@ FAMILIES = {
     "verifiers": 'Verifiers decide which guesses stand: key "acceptance_method" (greedy at temperature 0)',
     "controllers": 'Controllers decide how much to guess: key "controller"',
 }
+DIFFUSION = 'Diffusion language models: diffusion_config key "method"'
 WIDEST = 100
 
 
 @with_log_level
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False) -> None:
-    """List drafters, verifiers and controllers: kind, exactness class, needs, paper."""
+    """List drafters, verifiers and controllers (kind, exactness class, needs, paper), and methods of diffusion decoding."""
     from paceline import registry
+    from paceline.diffusion.catalogue import METHODS
 
     tables = {family: registry.table(family) for family in registry.FAMILIES}
     if as_json:
-        print(json.dumps([_row(family, name, entry) for family, table in tables.items() for name, entry in table.items()]))
+        rows = [_row(family, name, entry) for family, table in tables.items() for name, entry in table.items()]
+        print(json.dumps(rows + [_diffusion_row(name, method) for name, method in METHODS.items()]))
         return
     from rich.console import Console
     from rich.text import Text
@@ -42,6 +47,12 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list o
             for line in describe(family, entry, width):
                 console.print(Text(line), soft_wrap=True)
         console.print()
+    console.print(Text(DIFFUSION, style="bold"))
+    for name, method in METHODS.items():
+        console.print(Text(f"  {name}", style="green"), soft_wrap=True)
+        for line in describe_diffusion(method, width):
+            console.print(Text(line), soft_wrap=True)
+    console.print()
     console.print(Text("\n".join(wrap(registry.STRICT_NOTE, width))), soft_wrap=True)
 
 
@@ -70,6 +81,21 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
         "needs": ", ".join(entry.needs) or "nothing",
         "paper": entry.paper or "none",
     }
+    return _lines(values, width)
+
+
+def _diffusion_row(name: str, method: Method) -> dict[str, Any]:
+    needs = [method.needs] if method.needs else []
+    return {"name": name, "family": "diffusion", "lossless": method.lossless, "needs": needs, "paper": method.paper}
+
+
+def describe_diffusion(method: Method, width: int) -> list[str]:
+    """The same of a method of diffusion decoding."""
+    lossless = "the static baseline's text" if method.lossless else "a text of its own"
+    return _lines({"writes": lossless, "needs": method.needs or "nothing", "paper": method.paper}, width)
+
+
+def _lines(values: Mapping[str, str], width: int) -> list[str]:
     lines = []
     for key, value in values.items():
         indent = f"    {key:<11}"

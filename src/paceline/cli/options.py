@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.checking import shortened
-from paceline.cli import logs
+from paceline.cli import diffusion_flags, logs
 from paceline.cli.interrupts import AtOnce
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
@@ -121,8 +121,9 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
     )
 
 
-def with_flags(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams, --log-level.
+def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams, --log-level,
+    and with `diffusion` those of diffusion language models.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
@@ -134,15 +135,18 @@ def with_flags(*, sampling: bool) -> Callable[[Callable[..., None]], Callable[..
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
-        names = [parameter.name for parameter in extra]
+        names, of_diffusion = [parameter.name for parameter in extra], diffusion_flags.FLAGS if diffusion else ()
 
         def command(**arguments: Any) -> None:
             model = {flag.name: arguments.pop(flag.name) for flag in MODEL_FLAGS}
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
+            chosen = {flag.name: text for flag in of_diffusion if (text := arguments.pop(flag.name)) is not None}
+            if (config := diffusion_flags.merged(chosen)) is not None:
+                given["diffusion_config"] = config
             function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
 
-        return with_log_level(_with_signature(command, function, [*own, *MODEL_FLAGS, *extra]))
+        return with_log_level(_with_signature(command, function, [*own, *MODEL_FLAGS, *of_diffusion, *extra]))
 
     return decorate
 
@@ -194,7 +198,8 @@ def _number(name: str, text: str) -> int | float:
 
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments for `LLM` among what was typed; a seed serves both."""
-    return {name: given[name] for name in (*(flag.name for flag in MODEL_FLAGS), *ENGINE_HELP, "seed") if name in given}
+    names = (*(flag.name for flag in MODEL_FLAGS), *ENGINE_HELP, "diffusion_config", "seed")
+    return {name: given[name] for name in names if name in given}
 
 
 def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> SamplingParams:
@@ -226,13 +231,33 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def open_llm(given: dict[str, Any], *, timed: bool = False) -> LLM:
+def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = False) -> LLM:
     """Load the model with what was typed; Ctrl-C meanwhile ends the process, since nothing is written yet.
 
     Args:
         timed: prompts will be decoded again and again to be timed, so that none may profit from the last time.
+        diffusion: the command serves diffusion language models too.
+    Raises:
+        ConfigError: a diffusion language model where the command serves none.
     """
+    if not diffusion:
+        refuse_diffusion(given)
     with AtOnce():
         from paceline.llm import LLM
 
         return LLM(**engine_options(given), enable_prefix_caching=not timed)
+
+
+def refuse_diffusion(given: dict[str, Any]) -> None:
+    """For commands that time or examine an engine.
+
+    Raises:
+        ConfigError: the model is a diffusion language model.
+    """
+    with AtOnce():
+        from paceline.models.denoiser_layouts import is_denoiser
+        from paceline.models.hub import read_config, resolve
+
+        if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
+            name = given["model"]
+            raise ConfigError(f"{name} is a diffusion language model, which only `paceline generate` and `paceline chat` decode")

@@ -79,11 +79,13 @@ class Outcome:
         canvas: complete, unless `error` says why not.
         trajectory: how it came about and what it cost.
         error: what stopped this canvas; the text so far is in `canvas`.
+        enough: set by who reads `running`: the rest of this canvas is not needed.
     """
 
     canvas: Canvas
     trajectory: Trajectory = field(default_factory=Trajectory)
     error: PacelineError | None = None
+    enough: bool = False
 
 
 def decode(canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None) -> list[Outcome]:
@@ -109,7 +111,7 @@ def running(outcomes: Sequence[Outcome], denoiser: Denoiser, parts: Sequence[Par
     for i, outcome in enumerate(outcomes):
         live[i] = _passes(outcome, parts[i], partial(watch, i) if watch else None)
         _advance(i, outcome, live, waiting, None)
-    while waiting:
+    while waiting := {i: calls for i, calls in waiting.items() if not outcomes[i].enough}:
         asked, waiting = waiting, {}
         started = perf_counter()
         outputs = denoiser.forward([call for calls in asked.values() for call in calls])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.models.base import Runner, SequenceCache
+    from paceline.models.denoiser import Denoiser
+    from paceline.models.layer_parallel import LayerGroups
     from paceline.models.tokenizer import Tokenizer
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Scores, Verdict
@@ -66,7 +68,14 @@ class Models(Protocol):
     """Of the target."""
 
     def open(
-        self, model: str, *, head_rows: Sequence[int] | None = None, other_tokens: bool = False, layers: bool = False
+        self,
+        model: str,
+        *,
+        head_rows: Sequence[int] | None = None,
+        other_tokens: bool = False,
+        layers: bool = False,
+        device: str | None = None,
+        layer_groups: LayerGroups | None = None,
     ) -> Runner:
         """Another checkpoint by folder or hub id.
 
@@ -74,6 +83,15 @@ class Models(Protocol):
             head_rows: tokens that its head keeps; the logits of all others are -inf.
             other_tokens: do not check that its tokenizer is the target's.
             layers: the runner must be able to run parts of the stack.
+            device: where it runs; "auto" takes the one where its levels take the least time, None the target's.
+            layer_groups: run neighbouring layers at once, on devices of their own (models.layer_parallel).
+        """
+
+    def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:
+        """A diffusion language model by folder or hub id, whose tokenizer must be the target's.
+
+        Args:
+            device: where it runs; None is the target's.
         """
 
     def tokenizer_of(self, model: str) -> Tokenizer:

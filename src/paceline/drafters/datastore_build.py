@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ import numpy as np
 
 from paceline.checking import integer
 from paceline.drafters.datastore import DATA_TYPE, ROOM, Header
+from paceline.drafters.datastore_part import Part
 from paceline.drafters.datastore_sources import Piece, Sources
 from paceline.drafters.suffix_array import BETWEEN, DEPTH, IntArray, suffix_array
 from paceline.errors import ConfigError, DrafterError
@@ -102,7 +102,7 @@ class Writer:
     ) -> None:
         integer("shard_tokens", shard_tokens, 2, MOST_SHARD_TOKENS)
         self.path, self._overwrite = path, overwrite
-        self._part = path.with_name(f"{path.name[:80]}.{secrets.token_hex(4)}.part")  # of this build alone
+        self._part = Part(path)
         self._facts = (tokenizer.fingerprint(), name or tokenizer.name, tokenizer.vocab_size)
         self._buffer: IntArray = np.empty(min(shard_tokens, 2**16), np.int32)
         self._shard_tokens, self._used, self._say = shard_tokens, 0, say
@@ -111,7 +111,7 @@ class Writer:
 
     def __enter__(self) -> Self:
         try:
-            self._file = self._part.open("wb")
+            self._file = self._part.open()
             self._file.write(bytes(8 + ROOM))
         except (OSError, ValueError) as error:
             self._discard()
@@ -211,31 +211,33 @@ class Writer:
         except OSError as error:
             raise self._cannot(error) from None
         self._file = None
+        self._part.release()
 
     def _place(self) -> None:
         """Give the complete file its name; without `overwrite`, only one of several writers can."""
         if self._overwrite:
-            self._part.replace(self.path)
+            self._part.path.replace(self.path)
             return
         try:
-            os.link(self._part, self.path)
+            os.link(self._part.path, self.path)
         except FileExistsError:
             raise
         except (OSError, AttributeError, NotImplementedError):  # no links here: the name is taken first, then the file comes
             self.path.open("xb").close()
             try:
-                self._part.replace(self.path)
+                self._part.path.replace(self.path)
             except OSError:
                 self.path.unlink(missing_ok=True)
                 raise
         else:
-            self._part.unlink()
+            self._part.path.unlink()
 
     def _discard(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-            self._part.unlink(missing_ok=True)
+            self._part.path.unlink(missing_ok=True)
+        self._part.release()
 
     def _cannot(self, error: Exception) -> DrafterError:
         why = getattr(error, "strerror", None) or error

@@ -58,6 +58,8 @@ class DraftModelDrafter:
         draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which saves the time
             of their rows. None keeps all.
         draft_vocab_file: what tells which: JSON counts by token id, JSON ids by frequency, or a text; None keeps the lowest ids.
+        draft_device: where the draft model runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on which its
+            levels take the least time, which is measured and logged; None is the target's.
     Raises:
         ConfigError: a value outside its range, an option that the policy does not have. CapabilityError: a tree from a draft model
             whose runner scores chains only. DrafterError: another tokenizer.
@@ -80,16 +82,26 @@ class DraftModelDrafter:
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_vocab_size: int | None = None,
         draft_vocab_file: str | None = None,
+        draft_device: str | None = None,
     ) -> None:
         self._configure(
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
-        vocab_trim.check(draft_vocab_size, draft_vocab_file)
+        self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
+
+    def _open(self, args: DrafterArgs, model: str | None, size: int | None, file: str | None, device: str | None) -> None:
+        """Draft with this model, with so many rows of its head, on this device."""
+        vocab_trim.check(size, file)
         if not isinstance(model, str) or args.load_runner is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'draft_model', got {model!r}")
-        rows = self._rows(args, draft_vocab_size, draft_vocab_file)
-        runner = args.load_runner(model) if rows is None or args.models is None else args.models.open(model, head_rows=rows)
+            raise ConfigError(f"speculative_config model must be a folder or hub id for method {self.name!r}, got {model!r}")
+        rows = self._rows(args, size, file)
+        if device is None and (rows is None or args.models is None):
+            runner = args.load_runner(model)
+        elif args.models is None:
+            raise ConfigError(f"draft_device must be left out where models are not loaded from files, got {device!r}")
+        else:
+            runner = args.models.open(model, head_rows=rows, device=device)
         self._use(runner, repr(model))
 
     def _configure(

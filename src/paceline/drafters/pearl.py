@@ -24,7 +24,6 @@ from typing import Any, Final, Literal, cast
 import torch
 
 from paceline.checking import need
-from paceline.drafters import vocab_trim
 from paceline.drafters.base import Ahead, Context, DrafterArgs, Guess
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -32,7 +31,7 @@ from paceline.drafters.draft_quick import ChainRunner, stop_of
 from paceline.drafters.draft_state import CHUNK, catch_up
 from paceline.drafters.pearl_pace import Paces
 from paceline.drafters.pearl_state import Drafted, PearlState
-from paceline.errors import CapabilityError, ConfigError
+from paceline.errors import CapabilityError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -51,7 +50,7 @@ class PearlDrafter(DraftModelDrafter):
             the budget.
         overlap: True always drafts while the target scores, False always before it; None, the default, tries both on the first
             steps and goes on with what was faster, which the log says.
-        draft_sample_method, draft_vocab_size, draft_vocab_file: as for `draft_model`.
+        draft_sample_method, draft_vocab_size, draft_vocab_file, draft_device: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range. CapabilityError: overlap on a GPU that is the target's too.
         DrafterError: another tokenizer.
@@ -71,17 +70,13 @@ class PearlDrafter(DraftModelDrafter):
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         draft_vocab_size: int | None = None,
         draft_vocab_file: str | None = None,
+        draft_device: str | None = None,
     ) -> None:
         need(overlap is None or isinstance(overlap, bool), "overlap", "be True, False or None", overlap)
         self._configure(
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=None, width=None, threshold=None, paths=None
         )
-        vocab_trim.check(draft_vocab_size, draft_vocab_file)
-        if not isinstance(model, str) or args.load_runner is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'pearl', got {model!r}")
-        rows = self._rows(args, draft_vocab_size, draft_vocab_file)
-        runner = args.load_runner(model) if rows is None or args.models is None else args.models.open(model, head_rows=rows)
-        self._use(runner, repr(model))
+        self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
         self.paces = Paces(self.name, self._way(args, overlap))
 
     def _way(self, args: DrafterArgs, overlap: bool | None) -> bool | None:

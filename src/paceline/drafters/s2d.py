@@ -38,7 +38,7 @@ class S2dDrafter:
         draft_exits: layers after which a token may leave, ascending; None is a half and three quarters of them, as in the paper.
         draft_exit_thresholds: least chance of the likeliest token at each of these exits, one for all or one each.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: as for `draft_model`.
+        draft_sample_method, draft_device: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range, layers that the draft does not have. DrafterError: another tokenizer, or a draft
             whose layers cannot be run apart.
@@ -57,6 +57,7 @@ class S2dDrafter:
         draft_exit_thresholds: float | Sequence[float] = THRESHOLD,
         num_speculative_tokens: int | None = None,
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_device: str | None = None,
     ) -> None:
         methods = (None, "probabilistic", "greedy")
         need(draft_sample_method in methods, "draft_sample_method", "be one of probabilistic, greedy", draft_sample_method)
@@ -64,7 +65,7 @@ class S2dDrafter:
         need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
-        self.runner = cast(ExitRunner, args.models.open(model, layers=True))
+        self.runner = cast(ExitRunner, args.models.open(model, layers=True, device=draft_device))
         self.exits = _exits(draft_exits, self.runner.info.num_layers)
         self.thresholds = _thresholds(draft_exit_thresholds, len(self.exits) - 1)
         self.index, self.vocab_size, self.limit, self.method = args.index, args.vocab_size, limit, draft_sample_method

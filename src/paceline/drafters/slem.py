@@ -36,6 +36,7 @@ class SlemDrafter:
     Args:
         model: folder or hub id of the draft model.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
+        draft_device: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common.
     """
@@ -44,7 +45,14 @@ class SlemDrafter:
     catches_up = True
     taps: Sequence[int] = ()
 
-    def __init__(self, args: DrafterArgs, *, model: str | None = None, num_speculative_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        num_speculative_tokens: int | None = None,
+        draft_device: str | None = None,
+    ) -> None:
         limit = num_speculative_tokens
         need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
         if not isinstance(model, str) or args.models is None:
@@ -52,7 +60,8 @@ class SlemDrafter:
         target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
-        self.runner, self.index, self.limit = args.models.open(model, other_tokens=True), args.index, limit
+        self.runner = args.models.open(model, other_tokens=True, device=draft_device)
+        self.index, self.limit = args.index, limit
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._writer = Writer(target, draft, args.vocab_size)
 

@@ -33,8 +33,8 @@ class TliDrafter(DraftModelDrafter):
 
     Args:
         model: folder or hub id of the draft model.
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as for
-            `draft_model`.
+        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree, draft_device:
+            as for `draft_model`.
     Raises:
         ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common. CapabilityError: a tree from a
             draft model whose runner scores chains only.
@@ -54,6 +54,7 @@ class TliDrafter(DraftModelDrafter):
         tree_width: int | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        draft_device: str | None = None,
     ) -> None:
         self._configure(
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
@@ -64,7 +65,7 @@ class TliDrafter(DraftModelDrafter):
         target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
-        runner, self._numbering = open_shared(args.models, model, shared, args.vocab_size)
+        runner, self._numbering = open_shared(args.models, model, shared, args.vocab_size, draft_device)
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._use(runner, repr(model))
 

@@ -132,16 +132,20 @@ class Numbering:
         return [int(common[token]) for token in own if token < size]
 
 
-def open_shared(models: Models, model: str, shared: Shared, vocab_size: int) -> tuple[MappedRunner, Numbering]:
+def open_shared(
+    models: Models, model: str, shared: Shared, vocab_size: int, device: str | None = None
+) -> tuple[MappedRunner, Numbering]:
     """The draft model under the common numbering; a native one computes the shared rows of its head only.
 
+    Args:
+        device: as for `Models.open`.
     Raises:
         what `Models.open` raises.
     """
     rows = sorted(own for own, other in shared.target_of.items() if other < vocab_size)
     try:
-        inner = models.open(model, head_rows=rows, other_tokens=True)
+        inner = models.open(model, head_rows=rows, other_tokens=True, device=device)
     except UnsupportedModelError:
-        inner = models.open(model, other_tokens=True)
+        inner = models.open(model, other_tokens=True, device=device)
     numbering = Numbering(shared, vocab_size, inner.info.vocab_size)
     return numbering.runner(inner), numbering

@@ -126,7 +126,7 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     if not isinstance(config.method, str):
         for key in config.options:
             raise ConfigError(f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own")
-        return [_with_draft(one, default_draft) for one in _with_model(config.method, config.model)]
+        return _each_once([_with_draft(one, default_draft) for one in _with_model(config.method, config.model)])
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
@@ -135,6 +135,19 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     need(draft is not None or not own, OTHER_TOKENIZER, "stand beside a draft model", own)
     found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method=auto_table(tables), options=tables)]
     return found + ([_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else [])
+
+
+def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
+    """The same methods; a model that is run a second time with the same options drafts the same tokens again.
+
+    Raises:
+        ConfigError: there is such a one.
+    """
+    for i, one in enumerate(methods):
+        twice = one in methods[:i] and _kind(one) in DRAWING
+        need(not twice, "method", f"be a list without repetition: {one.method!r} runs a model, with the same options both times",
+             [str(each.method) for each in methods])  # fmt: skip
+    return methods
 
 
 def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list[SpeculativeConfig]:

@@ -1,20 +1,31 @@
 """Models beside the target: drafts of the same or another tokenizer, and rounded copies of the target itself.
 
-In: names, and how the target was loaded. Out: runners, each loaded once. Not here: loading (models.load), what
+In: names, and how the target was loaded. Out: runners and denoisers, each loaded once. Not here: loading (models.load), what
 drafters do with them.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.config import QUANTIZATIONS, EngineConfig
+from paceline.engine.placement import AUTO, asked_device, devices_for, level_seconds, place
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.base import ModelInfo, Runner
+from paceline.models.denoiser import Denoiser
+from paceline.models.denoiser_load import load_denoiser
 from paceline.models.hub import read_config, resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer, same_tokenizer
+
+if TYPE_CHECKING:
+    from paceline.models.layer_parallel import LayerGroups
+
+logger = logging.getLogger("paceline.engine")
 
 
 class DraftModels:
@@ -30,33 +41,91 @@ class DraftModels:
         self.folder, self.tokenizer, self.info, self.config = folder, tokenizer, info, config
         self._trust = trust_remote_code
         self._known: dict[tuple[object, ...], Runner] = {}
+        self._placed: dict[tuple[object, ...], str] = {}
+        self._denoisers: dict[tuple[str, str], Denoiser] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
 
     def open(
-        self, model: str, *, head_rows: Sequence[int] | None = None, other_tokens: bool = False, layers: bool = False
+        self,
+        model: str,
+        *,
+        head_rows: Sequence[int] | None = None,
+        other_tokens: bool = False,
+        layers: bool = False,
+        device: str | None = None,
+        layer_groups: LayerGroups | None = None,
     ) -> Runner:
-        """Another checkpoint by folder or hub id.
+        """See `drafters.base.Models.open`.
 
         Raises:
-            DrafterError: another tokenizer, unless `other_tokens`. CheckpointError: nothing to load there.
-            OutOfMemoryError: it would not fit. UnsupportedModelError: `head_rows` or `layers` of a model without a native runner.
+            ConfigError: no device of this machine. DrafterError: another tokenizer, unless `other_tokens`.
+            CheckpointError: nothing to load there. OutOfMemoryError: it would not fit.
+            UnsupportedModelError: `head_rows`, `layers` or `layer_groups` of a model without a native runner.
         """
+        where = asked_device(device, self.info.device)
+        key = ("open", model, _named(head_rows), layers, layer_groups)
 
-        def load() -> Runner:
-            folder = resolve(model, code=self._trust)
+        def load(chosen: str) -> Runner:
+            return self._load(
+                model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, layer_groups=layer_groups
+            )
+
+        def on(chosen: str) -> Runner:
+            return self._once((*key, chosen), functools.partial(load, chosen))
+
+        if where != AUTO:
+            return on(where)
+        if key not in self._placed:
+            self._placed[key] = self._place(model, key, on)
+        return on(self._placed[key])
+
+    def _place(self, model: str, key: tuple[object, ...], on: Callable[[str], Runner]) -> str:
+        """The device on which a draft model is fastest; what was loaded elsewhere to find out is let go."""
+        before = set(self._known)
+        found = place(devices_for(self.info.device), lambda device: level_seconds(on(device)))
+        for other in set(self._known) - before - {(*key, found.device)}:
+            del self._known[other]
+        logger.log(logging.INFO if found.seconds else logging.DEBUG, found.words(model))
+        return found.device
+
+    def _load(
+        self,
+        model: str,
+        device: str,
+        *,
+        head_rows: Sequence[int] | None,
+        other_tokens: bool,
+        layers: bool,
+        layer_groups: LayerGroups | None,
+    ) -> Runner:
+        folder = resolve(model, code=self._trust)
+        read_config(folder)
+        if not other_tokens:
+            self._check_tokens(model, folder)
+        found = load_runner(
+            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, draft=not layers,
+            head_rows=head_rows, layer_groups=layer_groups,
+        )  # fmt: skip
+        if layers and not found.capabilities.early_exit:
+            raise DrafterError(f"draft model {model!r} cannot run parts of its layers; take a model of a supported family")
+        return found
+
+    def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:
+        """See `drafters.base.Models.denoiser`.
+
+        Raises:
+            ConfigError: no device of this machine. DrafterError: another tokenizer. CheckpointError: nothing to load there.
+            OutOfMemoryError: it would not fit. UnsupportedModelError: no diffusion language model, or one without a native runner.
+        """
+        where = asked_device(device, self.info.device)
+        if where == AUTO:
+            raise ConfigError("draft_device of a diffusion language model must be cpu, cuda or cuda:N, got 'auto'")
+        if (model, where) not in self._denoisers:
+            folder = resolve(model)
             read_config(folder)
-            if not other_tokens:
-                self._check_tokens(model, folder)
-            config, trust = self.config, self._trust
-            found = load_runner(
-                folder, name=model, dtype=config.dtype, device=config.device, trust_remote_code=trust, draft=not layers,
-                head_rows=head_rows,
-            )  # fmt: skip
-            if layers and not found.capabilities.early_exit:
-                raise DrafterError(f"draft model {model!r} cannot run parts of its layers; take a model of a supported family")
-            return found
-
-        return self._once(("open", model, _named(head_rows), layers), load)
+            self._check_tokens(model, folder)
+            self._denoisers[model, where] = load_denoiser(folder, dtype=self.config.dtype, device=where, name=model)
+        return self._denoisers[model, where]
 
     def tokenizer_of(self, model: str) -> Tokenizer:
         """The tokenizer of another checkpoint.

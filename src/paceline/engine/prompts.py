@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from paceline.checking import reject_unknown, shortened
+from paceline.checking import need, reject_unknown, shortened
+from paceline.config import SamplingParams
 from paceline.errors import ConfigError, PromptError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -139,3 +140,17 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not items:
         raise PromptError("no prompts were given; pass a string, a list of token ids, or a list of those")
     return items  # type: ignore[return-value]  # not token ids, so prompts
+
+
+def params_for(given: SamplingParams | Sequence[SamplingParams], number: int) -> list[SamplingParams]:
+    """Sampling parameters of each prompt: one for all, or one each.
+
+    Raises:
+        ConfigError: something else, or another number of them.
+    """
+    if isinstance(given, SamplingParams):
+        return [given] * number
+    fine = isinstance(given, Sequence) and all(isinstance(one, SamplingParams) for one in given)
+    need(fine, "sampling_params", "be SamplingParams, or a list of them", given)
+    need(len(given) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(given))
+    return list(given)

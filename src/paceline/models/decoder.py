@@ -162,13 +162,21 @@ class DecoderLayer:
 
     def attention(self, x: torch.Tensor, step: Step, rotations: Rotations) -> None:
         """Add the attention sub-layer's output to x (r, hidden)."""
+        self.add_attended(x, self.attended(x, step, rotations))
+
+    def attended(self, x: torch.Tensor, step: Step, rotations: Rotations) -> torch.Tensor:
+        """(r, hidden) what the attention sub-layer makes of x (r, hidden), for `add_attended`."""
         h = x if self._attn_norm is None else self._attn_norm(x)
         qkv = self._qkv(h).view(self._shape)
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
             rotate_(qkv.narrow(1, 0, self._rotated), rotations[self._rope])
-        self._add(x, self._o(step.attend(self._index, qkv)), self._post_attn_norm)
+        return self._o(step.attend(self._index, qkv))
+
+    def add_attended(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add what `attended` returned to x (r, hidden)."""
+        self._add(x, out, self._post_attn_norm)
 
     def mlp(self, x: torch.Tensor) -> None:
         """Add the MLP sub-layer's output to x (r, hidden)."""

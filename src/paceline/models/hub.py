@@ -21,6 +21,9 @@ from paceline.models.tokenizer import read_json
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 UNWANTED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
+BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+BUNDLED_PREFIX = "bundled/"
+"""Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HEADLESS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForMaskedLM")
 """Endings of architectures that hold no language-modelling head."""
@@ -30,7 +33,7 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
     """The local folder of a model, downloaded if it is a hub id that is not in the cache.
 
     Args:
-        model: a folder, or a hub id such as "org/name".
+        model: a folder, "bundled/NAME" for a model that ships with the package, or a hub id such as "org/name".
         revision: branch, tag or commit on the hub.
         code: fetch Python files too (for `trust_remote_code`).
     Raises:
@@ -49,6 +52,8 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
         if revision is not None:
             raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
         return path
+    if name.startswith(BUNDLED_PREFIX):
+        return _bundled(name, revision)
     if name.endswith(".gguf"):
         raise UnsupportedModelError(
             f"{name} is a GGUF file, which is not supported; use the safetensors checkpoint it was made from"
@@ -58,6 +63,17 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
         raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; check the path")
     return _download(name, revision, code)
+
+
+def _bundled(name: str, revision: str | None) -> Path:
+    """The folder of a model that ships with the package."""
+    there = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
+    if name.removeprefix(BUNDLED_PREFIX) not in there:
+        known = " or ".join(BUNDLED_PREFIX + one for one in there)
+        raise CheckpointError(f"no model called {name!r} ships with this package; name {known}")
+    if revision is not None:
+        raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} ships with this package; leave it out")
+    return BUNDLED_FOLDER / name.removeprefix(BUNDLED_PREFIX)
 
 
 def _download(name: str, revision: str | None, code: bool) -> Path:

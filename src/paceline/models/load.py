@@ -30,6 +30,7 @@ from paceline.models.strict import TRANSFORMERS, refusal, unavailable
 from paceline.models.weights import Instead, load_weights, untie_if_different
 
 if TYPE_CHECKING:
+    from paceline.models.layer_parallel import LayerGroups
     from paceline.models.native import NativeRunner
 
 log = logging.getLogger("paceline")
@@ -49,6 +50,7 @@ def load_runner(
     exactness: str = "auto",
     quantization: str | None = None,
     head_rows: Sequence[int] | None = None,
+    layer_groups: LayerGroups | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -65,14 +67,15 @@ def load_runner(
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.quantize).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
         head_rows: tokens that the head keeps (models.head_rows); the logits of all others are -inf. None: all of them.
+        layer_groups: run neighbouring layers at once (models.layer_parallel), on its devices instead of `device`.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
-    target = resolve_device(device)
+    target = resolve_device(device if layer_groups is None else layer_groups.devices[0])
     _check_names(dtype, quantization)
     folder, name = resolve(model, revision=revision, code=trust_remote_code), name or str(model)
-    wanted = _Wanted(name, dtype, target, max_context, draft, exactness == "strict", quantization, head_rows)
+    wanted = _Wanted(name, dtype, target, max_context, draft, exactness == "strict", quantization, head_rows, layer_groups)
     return _load(folder, wanted, native=native, code=trust_remote_code)
 
 
@@ -88,6 +91,7 @@ class _Wanted:
     strict: bool
     quantization: str | None
     head_rows: Sequence[int] | None
+    layer_groups: LayerGroups | None = None
 
 
 def _load(folder: Path, wanted: _Wanted, *, native: bool, code: bool) -> Runner:
@@ -120,6 +124,8 @@ def _refuse_fallback(wanted: _Wanted) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
         raise UnsupportedModelError(f"{name}: a head of fewer rows needs a model of the native runner; take a supported family")
+    if wanted.layer_groups is not None:
+        raise UnsupportedModelError(f"{name}: layers that run at once need a model of the native runner; take a supported family")
     if wanted.strict:
         raise unavailable(name, TRANSFORMERS)
     if wanted.quantization is not None:
@@ -145,7 +151,12 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
     weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, form, rows))
     spec = spec if rows is None else rows.spec(spec)
-    if wanted.draft and form is None and fits(spec, device):
+    if wanted.layer_groups is not None:
+        from paceline.models.layer_parallel import LayerParallelRunner
+
+        groups = wanted.layer_groups
+        runner = cast(Runner, LayerParallelRunner(spec, weights, groups, name=name, dtype=chosen, max_context=context))
+    elif wanted.draft and form is None and fits(spec, device):
         runner = cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
         made = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict)
@@ -194,9 +205,11 @@ def _fallback(folder: Path, wanted: _Wanted, *, code: bool) -> Runner:
     return cast(Runner, runner)  # see _native
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str, *, name: str = "device") -> torch.device:
     """The device that is meant; "auto" is CUDA where there is one.
 
+    Args:
+        name: of the argument, for messages.
     Raises:
         ConfigError: not a device of this machine.
     """
@@ -204,12 +217,12 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = device.partition(":")
     if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()) or (kind == "cpu" and index):
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
+        raise ConfigError(f"{name} must be auto, cpu, cuda or cuda:N, got {device!r}")
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:
-        raise ConfigError(f"device={device!r}, but PyTorch sees {count} CUDA devices; use device='cpu' or install a CUDA build")
+        raise ConfigError(f"{name}={device!r}, but PyTorch sees {count} CUDA devices; use {name}='cpu' or install a CUDA build")
     return torch.device(device)
 
 

@@ -48,7 +48,8 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
     top_k, normed = moe.top_k, moe.norm_top_k
 
     def mixture(x: torch.Tensor) -> torch.Tensor:
-        share, chosen = torch.softmax(route(x), -1, dtype=torch.float32).topk(top_k, -1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        share, chosen = torch.softmax(route(x), -1, dtype=wide).topk(top_k, -1)
         if normed:
             share = share / share.sum(-1, keepdim=True)
         share = share.to(x.dtype)

@@ -1,0 +1,102 @@
+"""The model card of a bundled denoiser, with figures measured now.
+
+In:  a model folder (write.py), the run's history.json. Out: FOLDER/README.md. Not here: any figure that is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluate import exact_match, fitting, written
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from paceline.bench.parallel_tasks import TASKS, items
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.loop import decode
+from paceline.diffusion.methods import Recipe
+from paceline.models.denoiser_load import load_denoiser
+from paceline.models.denoiser_native import NativeDenoiser
+
+TEMPLATE = Path(__file__).with_name("card_template.md")
+PROMPTS = ("<|user|>\nTom has 5 apples", "<|user|>\nWrite SQL: ")
+KINDS = {
+    "full": ("plain masked", "LLaDA (`model_type` llada): full attention", "diffusion"),
+    "block": ("block-causal", "SDAR (`model_type` sdar): full attention within blocks, causal between them", "block_diffusion"),
+}
+SETS = (
+    ("generated tasks", "most", "Apache-2.0", "`paceline.bench.parallel_tasks`, train split"),
+    ("GSM8K", "windows of train", "MIT", "Cobbe et al. 2021, openai/grade-school-math"),
+    ("Advising text-to-SQL", "windows of train and dev", "CC BY 4.0", "Finegan-Dollak et al. 2018, jkkummerfeld/text2sql-data"),
+)
+
+
+def samples(model: NativeDenoiser, tokenizer: Tokenizer, length: int = 48) -> list[str]:
+    """Continuations of PROMPTS, one slot a round, the likeliest token each time."""
+    texts = []
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt).ids
+        canvas = Canvas.of(ids, fitting(model, len(ids), length), mask_token_id=model.mask_token_id)
+        method = {"method": "random", "temperature": 0.5}
+        [outcome] = decode([canvas], model, [Recipe(method).parts(model, canvas, seed=0)])
+        texts.append(prompt + tokenizer.decode(outcome.canvas.output, skip_special_tokens=False))
+    return texts
+
+
+def table(scores: dict[str, float]) -> str:
+    rows = [f"| {task} | {'one' if TASKS[task].determined else 'several'} | {score:.0%} |" for task, score in scores.items()]
+    return "\n".join(["| task | right answers | exact match |", "|---|---|---|", *rows])
+
+
+def licences() -> str:
+    rows = ["| " + " | ".join(row) + " |" for row in SETS]
+    return "\n".join(["| set | used | licence | attribution |", "|---|---|---|---|", *rows])
+
+
+def card(folder: Path, history: list[dict[str, Any]], count: int, tasks: Sequence[str]) -> str:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = load_denoiser(folder, dtype="float32")
+    spec, last = model.spec.model, history[-1]
+    kind, layout, name = KINDS[model.attention]
+    shape = f"{spec.num_layers} layers, {spec.hidden_size} wide, {spec.num_heads} heads, MLP {spec.intermediate_size}, untied"
+    shape += "" if model.block_length is None else f", blocks of {model.block_length} slots"
+    example = items("insert_index", split="test", count=1)[0].prompt
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        kind=kind,
+        layout=layout,
+        name=name,
+        shape=shape,
+        count=count,
+        millions=sum(value.numel() for value in load_file(folder / "model.safetensors").values()) / 1e6,
+        size=(folder / "model.safetensors").stat().st_size / 1e6,
+        mask=model.mask_token_id,
+        longest=model.max_length,
+        steps=last["step"],
+        minutes=last["minutes"],
+        tasks=last["tasks"],
+        text=last["text"],
+        scores=table(exact_match(model, tokenizer, count=count, tasks=tasks)),
+        example=example,
+        answer=written(model, tokenizer, [example], length=24, method={"method": "static"})[0],
+        drawn="\n\n".join("    " + text.replace("\n", "\n    ") for text in samples(model, tokenizer)),
+        licences=licences(),
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--history", type=Path, required=True, help="OUT/history.json of train.py")
+    parser.add_argument("--count", type=int, default=50, help="test items of each task (%(default)s)")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="tasks of the card (all)")
+    options = parser.parse_args(arguments)
+    text = card(options.model, json.loads(options.history.read_text()), options.count, options.tasks)
+    (options.model / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

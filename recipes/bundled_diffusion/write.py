@@ -1,0 +1,165 @@
+"""A model folder from a training state: LLaDA's layout for the plain model, SDAR's for the block-causal one.
+
+In:  OUT/state.safetensors of train.py, the bundled target's tokenizer. Out: a folder that `load_denoiser` reads: config.json,
+model.safetensors in bfloat16, tokenizer files with the mask token. Not here: the model card, which is written by hand from
+evaluate.py's figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from model import EOS, MASK, MAX_LENGTH, Net, read_state
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor
+
+from paceline.models.denoiser_spec import DenoiserSpec
+
+TARGET = Path(__file__).parents[2] / "src" / "paceline" / "bundled" / "target"
+MASK_TEXT = "<|mask|>"
+Weights = Mapping[str, Tensor]
+
+
+def _parts(weights: Weights, layer: int) -> dict[str, Tensor]:
+    """The matrices of one layer apart from each other."""
+    at = f"layers.{layer}."
+    q, k, v = weights[f"{at}qkv.weight"].chunk(3)
+    gate, up = weights[f"{at}gate_up.weight"].chunk(2)
+    return {"q": q, "k": k, "v": v, "o": weights[f"{at}o.weight"], "gate": gate, "up": up, "down": weights[f"{at}down.weight"]}
+
+
+LLADA: Mapping[str, Any] = {
+    "architectures": ["LLaDAModelLM"],
+    "model_type": "llada",
+    "activation_type": "silu",
+    "alibi": False,
+    "attention_layer_norm": False,
+    "bias_for_layer_norm": False,
+    "block_group_size": 1,
+    "block_type": "llama",
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "input_emb_norm": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "max_sequence_length": MAX_LENGTH,
+    "rope": True,
+    "rope_full_precision": True,
+    "scale_logits": False,
+    "weight_tying": False,
+}
+"""Keys that are the same for every shape."""
+
+
+def llada(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """LLaDA-8B's keys and names."""
+    model = spec.model
+    config = dict(LLADA) | {
+        "d_model": model.hidden_size,
+        "embedding_size": model.vocab_size,
+        "mlp_hidden_size": model.intermediate_size,
+        "n_heads": model.num_heads,
+        "n_kv_heads": model.num_kv_heads,
+        "n_layers": model.num_layers,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.ropes["default"].theta,
+        "vocab_size": model.vocab_size,
+    }
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out", "gate": "ff_proj", "up": "up_proj", "down": "ff_out"}
+    tensors = {
+        "model.transformer.wte.weight": weights["embed.weight"],
+        "model.transformer.ln_f.weight": weights["final_norm.weight"],
+        "model.transformer.ff_out.weight": weights["head.weight"],
+    }
+    for layer in range(model.num_layers):
+        at = f"model.transformer.blocks.{layer}."
+        tensors |= {f"{at}{names[part]}.weight": value for part, value in _parts(weights, layer).items()}
+        tensors |= {
+            f"{at}{to}.weight": weights[f"layers.{layer}.{x}.weight"]
+            for x, to in (("attn_norm", "attn_norm"), ("mlp_norm", "ff_norm"))
+        }
+    return config, tensors
+
+
+def sdar(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """SDAR's keys and names, which are Qwen3's."""
+    model = spec.model
+    config = {
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "attention_bias": False,
+        "block_size": spec.block_length,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": MAX_LENGTH,
+        "num_attention_heads": model.num_heads,
+        "num_hidden_layers": model.num_layers,
+        "num_key_value_heads": model.num_kv_heads,
+        "rms_norm_eps": model.norm_eps,
+        "rope_scaling": None,
+        "rope_theta": model.ropes["default"].theta,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vocab_size": model.vocab_size,
+    }
+    names = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    norms = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    norms |= {f"{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
+    tensors = {
+        "model.embed_tokens.weight": weights["embed.weight"],
+        "model.norm.weight": weights["final_norm.weight"],
+        "lm_head.weight": weights["head.weight"],
+    }
+    for layer in range(model.num_layers):
+        at = f"model.layers.{layer}."
+        tensors |= {f"{at}{names[part]}.weight": value for part, value in _parts(weights, layer).items()}
+        tensors |= {f"{at}{to}.weight": weights[f"layers.{layer}.{x}.weight"] for x, to in norms.items()}
+    return config, tensors
+
+
+LAYOUTS: Mapping[str, Callable[[DenoiserSpec, Weights], tuple[dict[str, Any], dict[str, Tensor]]]] = {"llada": llada, "sdar": sdar}
+
+
+def write_tokenizer(out: Path) -> None:
+    """The target's tokenizer with the mask token behind its vocabulary; prompts are taken as they are, without a chat template."""
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
+    assert tokenizer.token_to_id(MASK_TEXT) == MASK
+    tokenizer.save(str(out / "tokenizer.json"), pretty=False)
+    facts = json.loads((TARGET / "tokenizer_config.json").read_text(encoding="utf-8"))
+    facts = {key: value for key, value in facts.items() if key != "chat_template"}
+    facts |= {"mask_token": MASK_TEXT, "model_max_length": MAX_LENGTH}
+    (out / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def write(net: Net, out: Path) -> None:
+    """The folder of a model."""
+    out.mkdir(parents=True, exist_ok=True)
+    config, tensors = LAYOUTS[net.spec.model.family](net.spec, net.state_dict())
+    config |= {"eos_token_id": EOS, "pad_token_id": EOS, "mask_token_id": net.spec.mask_token_id, "torch_dtype": "bfloat16"}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    stored = {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the writer leaves it readable by its owner alone
+    write_tokenizer(out)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("state", type=Path, help="OUT/state.safetensors of train.py")
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args(arguments)
+    write(read_state(options.state), options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""`paceline bench diffusion`: methods of decoding diffusion language models on tasks with exact answers.
+
+Exit code 1 where a line that claims to be lossless is not, a text of a constrained run does not parse, or a line failed. In:
+arguments. Out: tables, a JSON document, a plot. Not here: measuring (`bench.diffusion`), tables (`bench.diffusion_report`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paceline.cli import outputs
+from paceline.cli.bench_flags import Output
+from paceline.cli.options import with_log_level
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.bench.diffusion import Bench, Options
+    from paceline.bench.diffusion_lines import Line
+
+Part = Literal["methods", "caches", "constrained"]
+BUNDLED_NAMES = ("diffusion", "block_diffusion")
+METHOD_HELP = 'A name or {"method": "threshold", "confidence_threshold": 0.8}; may be repeated. Default: all without training.'
+MODEL_HELP = "Folder or hub id, diffusion or block_diffusion (bundled). Default: diffusion."
+LENGTH_HELP = "Slots of every text; a block-causal model fills its last block."
+BLOCK_HELP = "Of methods that name none; default: half the text, or the model's own blocks."
+
+
+@with_log_level
+def command(
+    *,
+    model: Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP)] = "diffusion",
+    method: Annotated[list[str] | None, typer.Option("--method", "-s", metavar="NAME|JSON", help=METHOD_HELP)] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")] = None,
+    part: Annotated[Part, typer.Option("--part", help="What is compared.")] = "methods",
+    count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 20,
+    timed: Annotated[int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")] = 8,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed runs of each.")] = 2,
+    length: Annotated[int, typer.Option("--length", metavar="N", help=LENGTH_HELP)] = 32,
+    block_length: Annotated[int | None, typer.Option("--block-length", metavar="N", help=BLOCK_HELP)] = None,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="NAME", help="float32, bfloat16, float16 or float64.")] = "float32",
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="CPU threads.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Of prompts and noise.")] = 0,
+    output: Output = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw score against calls and time there.")] = None,
+) -> None:
+    """Measure how well and how fast methods decode a diffusion language model."""
+    for flag, path in (("--json (or --output)", output), ("--plot", plot)):
+        if path is not None:
+            outputs.must_be_writable(flag, path)
+    if plot is not None:
+        _check_plot(plot, part)
+    from paceline.bench.diffusion import Options
+    from paceline.bench.parallel_tasks import TASKS
+
+    chosen = {"tasks": tuple(task)} if task else {}
+    timed = min(timed, count * len(chosen.get("tasks", TASKS)))
+    options = Options(**chosen, count=count, timed=timed, repeats=repeats, length=length, block_length=block_length, seed=seed)
+    bench = _open(model, options, dtype=dtype, device=device, threads=threads)
+    with _progress() as progress:
+        document, wrong = _measure(bench, part, method or [], progress)
+    _show(document, part)
+    _write(document, output, plot, model)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _check_plot(path: Path, part: Part) -> None:
+    from paceline.bench.diffusion_plot import pyplot
+
+    if part != "methods":
+        raise ConfigError(f"--plot draws --part methods, got --part {part}; leave one of them out")
+    kinds = pyplot().figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ConfigError(f"--plot must end with one of {', '.join(sorted(kinds))}, got {path.name!r}; name it PLOT.png")
+
+
+def _open(model: str, options: Options, *, dtype: str, device: str, threads: int | None) -> Bench:
+    """The model with its tokenizer and prompts; block lengths of a model with full attention default to half the text."""
+    from dataclasses import replace
+
+    import torch
+
+    from paceline.bench.diffusion import Bench
+    from paceline.diffusion.token_text import TokenTexts
+    from paceline.llm import BUNDLED
+    from paceline.models.denoiser_load import load_denoiser
+    from paceline.models.hub import resolve
+    from paceline.models.tokenizer import Tokenizer
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = BUNDLED / model if model in BUNDLED_NAMES else resolve(model)
+    denoiser, tokenizer = load_denoiser(folder, dtype=dtype, device=device, name=model), Tokenizer.load(folder)
+    if options.block_length is None and denoiser.attention == "full" and options.length % 2 == 0:
+        options = replace(options, block_length=options.length // 2)
+    made = str(denoiser.dtype).removeprefix("torch.")
+    return Bench(denoiser, tokenizer, options, dtype=made, token_text=TokenTexts(tokenizer))
+
+
+def _measure(
+    bench: Bench, part: Part, methods: list[str], progress: Callable[[str, int, int], None]
+) -> tuple[dict[str, Any], bool]:
+    """The document, and whether something is wrong with it."""
+    from paceline.bench import machine
+
+    come = {"kind": f"diffusion {part}", "provenance": machine.provenance(seed=bench.options.seed)}
+    if part == "caches":
+        from paceline.bench.diffusion_caches import caches, with_times
+
+        found = with_times(bench, caches(bench, progress), progress)
+        return come | {"caches": found}, any(one["kept"] is False for one in found.values())
+    if part == "constrained":
+        from paceline.bench import diffusion_constrained as held
+
+        found = held.constrained(bench, progress, prompts=bench.options.count)
+        return come | {"constrained": found}, bool(held.broken(found))
+    from paceline.bench import diffusion
+
+    lines, skipped = _lines(bench, methods)
+    document = diffusion.scores(bench, lines, progress) | {"skipped": skipped}
+    kept = [line for line in lines if line.name in document["lines"]]
+    document = diffusion.with_times(document, diffusion.times(bench, kept, progress))
+    return come | document, bool(diffusion.broken(document))
+
+
+def _lines(bench: Bench, methods: list[str]) -> tuple[list[Line], list[dict[str, str]]]:
+    from paceline.bench.diffusion_lines import defaults, must_fit, parse
+
+    size, canvas = bench.options.block_length, bench.canvas(bench.asked[0].prompt)
+    if not methods:
+        return defaults(bench.denoiser, canvas, size)
+    lines = parse(methods, size)
+    must_fit(lines, bench.denoiser, canvas, bench.token_text)
+    return lines, []
+
+
+def _show(document: dict[str, Any], part: Part) -> None:
+    from rich.console import Console
+
+    from paceline.bench import diffusion_report as report
+
+    console = Console(highlight=False)
+    if part != "methods":
+        console.print(report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"]))
+        return
+    for one in report.methods(document):
+        console.print(one)
+    for line in report.remarks(document):
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+
+
+def _write(document: dict[str, Any], output: Path | None, plot: Path | None, model: str) -> None:
+    if output is not None:
+        from paceline.bench.document import write_whole
+
+        with outputs.writing("--json (or --output)", output):
+            write_whole(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    if plot is not None:
+        from paceline.bench.diffusion_plot import draw, pyplot
+
+        with outputs.writing("--plot", plot):
+            draw(document, plot, Path(model).name, pyplot())
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar on standard error, where that is a terminal."""
+    from paceline.cli.demo import progress_bar
+
+    with progress_bar() as bar:
+        shown = bar.add_task("starting", total=None)
+        yield lambda stage, done, total: bar.update(shown, description=stage[:60], completed=done, total=total)

@@ -1,0 +1,293 @@
+"""Requests on a diffusion language model: canvases for prompts, results shaped as those of every other model.
+
+In: checked requests, a denoiser, a `diffusion_config`. Out: outputs, streams of canvases. Not here: how canvases are filled
+(`paceline.diffusion`), what is refused (`dllm.refusals`), printing.
+
+`max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything after the first
+token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end from the start. A bias on
+logits is added before anything looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from paceline.checking import integer, need
+from paceline.config import EngineConfig
+from paceline.diffusion.base import Plan
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.loop import Layout, Outcome, Parts, running
+from paceline.diffusion.methods import Recipe
+from paceline.diffusion.token_text import TokenTexts
+from paceline.dllm.outputs import CanvasChunk, DiffusionMetrics, Painter
+from paceline.dllm.refusals import check_engine, check_sampling, honoured, parse_config
+from paceline.engine.outputs import CompletionOutput
+from paceline.engine.request import Request
+from paceline.engine.stops import StopChecker
+from paceline.errors import ConfigError, PromptError
+from paceline.models.denoiser import Call, SlotCache
+from paceline.models.denoiser_load import load_denoiser
+from paceline.models.denoiser_native import NativeDenoiser
+from paceline.models.generation_defaults import GenerationDefaults
+from paceline.models.tokenizer import Tokenizer
+from paceline.verifiers.draws import draw_seed
+
+
+@dataclass(slots=True)
+class Job:
+    """One output in the making.
+
+    Attributes:
+        request: whose output it is.
+        index: 0..n-1.
+        outcome: its canvas, kept current by the loop.
+        output: what the caller sees of it.
+    """
+
+    request: Request
+    index: int
+    outcome: Outcome
+    output: CompletionOutput
+
+
+class DiffusionEngine:
+    """A denoiser that serves requests; threads may share one, each decodes its own.
+
+    Args:
+        denoiser: the model.
+        tokenizer: of it.
+        defaults: what the checkpoint recommends; its end tokens count besides the denoiser's.
+        config: sizes; `max_num_seqs` canvases run side by side.
+        diffusion_config: method and options, see `diffusion.methods`; where it names no cache and the method none either, a
+            block-causal model takes the exact block cache.
+    Attributes:
+        vocab_size, max_context: of the model, and of `max_model_len`.
+        defaults: of them what can be honoured.
+    Raises:
+        ConfigError: something that does not fit the model, or cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        denoiser: NativeDenoiser,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        config: EngineConfig,
+        diffusion_config: Mapping[str, Any] | str | None = None,
+    ) -> None:
+        check_engine(config)
+        self.tokenizer, self.config, self.defaults = tokenizer, config, honoured(defaults)
+        self.denoiser = copy(denoiser)
+        self.denoiser.eos_token_ids = tuple(dict.fromkeys((*denoiser.eos_token_ids, *defaults.eos_ids)))
+        self.vocab_size, self.max_context = denoiser.vocab_size, denoiser.max_length
+        if config.max_model_len is not None:
+            integer("max_model_len", config.max_model_len, 1, denoiser.max_length)
+            self.max_context = config.max_model_len
+        self.given = parse_config(diffusion_config)
+        self.recipe = Recipe(self.given)
+        if denoiser.attention == "block" and "cache" not in self.given and self.recipe.names["cache"] == "none":
+            self.given["cache"] = "block"
+            self.recipe = Recipe(self.given)
+        if (length := self.recipe.options.get("block_length")) is not None:
+            integer("block_length", length, 1)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        config: EngineConfig,
+        diffusion_config: Mapping[str, Any] | str | None,
+        *,
+        name: str,
+    ) -> DiffusionEngine:
+        """Read a checkpoint folder; what is wrong in the configurations is refused before the weights are read.
+
+        Raises:
+            CheckpointError: see `load_denoiser`. ConfigError: see the class.
+        """
+        check_engine(config)
+        Recipe(parse_config(diffusion_config))
+        denoiser = load_denoiser(folder, dtype=config.dtype, device=config.device, name=name)
+        return cls(denoiser, tokenizer, defaults, config, diffusion_config)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Decode all requests to their ends.
+
+        Raises:
+            ConfigError, PromptError, UnsatisfiableError: before anything runs.
+        """
+        jobs = [job for request in requests for job in self._jobs(request)]
+        side_by_side = self.config.max_num_seqs
+        for job in jobs[side_by_side:]:
+            self._parts(job)
+        for low in range(0, len(jobs), side_by_side):
+            group = jobs[low : low + side_by_side]
+            parts, started = [self._parts(job) for job in group], perf_counter()
+            for _ in running([job.outcome for job in group], self.denoiser, parts):
+                self._look_for_ends(group)
+            for job in group:
+                self._finish(job, started)
+
+    def stream(self, request: Request) -> Generator[CanvasChunk]:
+        """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
+
+        Raises:
+            ConfigError, PromptError, UnsatisfiableError: at once.
+        """
+        jobs = self._jobs(request)
+        return self._streaming(jobs, [self._parts(job) for job in jobs])
+
+    def _streaming(self, jobs: list[Job], parts: list[Parts]) -> Generator[CanvasChunk]:
+        shown, started = [0] * len(jobs), perf_counter()
+        try:
+            for _ in running([job.outcome for job in jobs], self.denoiser, parts):
+                self._look_for_ends(jobs)
+                for job in jobs:
+                    if (now := job.outcome.canvas.round) != shown[job.index]:
+                        yield self._chunk(job, shown[job.index])
+                        shown[job.index] = now
+            for job in jobs:
+                self._finish(job, started)
+                yield self._chunk(job, shown[job.index])
+        finally:
+            for job in jobs:
+                if not job.output.finished():
+                    self._finish(job, started)
+                    job.output.finish_reason, job.output.stop_reason = "abort", None
+
+    def _chunk(self, job: Job, since: int) -> CanvasChunk:
+        output, request = job.output, job.request
+        pieces = self._painter.pieces(job.outcome.canvas, request.max_tokens, self._ends(request), since)
+        done = output.finished()
+        segments = ((output.text, None),) if done and output.text else ()
+        tokens = tuple(output.token_ids) if done else ()
+        return CanvasChunk(job.index, segments, tokens, output.finish_reason, request.result(), pieces)
+
+    @cached_property
+    def _painter(self) -> Painter:
+        return Painter(self.tokenizer)
+
+    @cached_property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
+
+    def _jobs(self, request: Request) -> list[Job]:
+        """The outputs of a request, after a look at what it asks for."""
+        check_sampling(request.params)
+        if request.prediction:
+            raise ConfigError("a prediction does not go with a diffusion language model; leave it out")
+        for token in request.params.logit_bias or ():
+            integer("logit_bias token id", token, 0, self.vocab_size - 1)
+        canvas = self._canvas(request)
+        request.metrics = DiffusionMetrics(num_prompt_tokens=len(request.prompt_ids), method=self.recipe.name)
+        request.outputs = [CompletionOutput(index) for index in range(request.params.n)]
+        return [Job(request, index, Outcome(canvas), output) for index, output in enumerate(request.outputs)]
+
+    def _canvas(self, request: Request) -> Canvas:
+        """Masked slots after the prompt. A constrained text must not be cut, so the slots beyond its limit hold the end."""
+        slots, mask, eos = self._slots(request), self.denoiser.mask_token_id, self._eos(request)
+        priors: dict[int, int] = {}
+        if "check" in self.recipe.names and slots > request.max_tokens:
+            need(bool(eos), "max_tokens", "fill whole blocks where a constrained text has no end token", request.max_tokens)
+            priors = dict.fromkeys(range(request.max_tokens, slots), eos[0])
+        return Canvas.of(request.prompt_ids, slots, mask_token_id=mask, eos_token_ids=eos, priors=priors)
+
+    def _slots(self, request: Request) -> int:
+        """Slots after the prompt: as many tokens as wanted, rounded up to whole blocks as far as the context allows."""
+        causal, prompt = self.denoiser.attention == "block", len(request.prompt_ids)
+        unit = self.denoiser.block_length if causal else self.recipe.options.get("block_length")
+        unit, before = unit or 1, 0 if causal else prompt
+        wanted = -(-(prompt - before + request.max_tokens) // unit) * unit
+        slots = min(wanted, (self.max_context - before) // unit * unit) + before - prompt
+        if slots < 1:
+            raise PromptError(
+                f"the prompt has {prompt} tokens, but the context holds {self.max_context} including at least one block of {unit} "
+                "slots; shorten the prompt"
+            )
+        return slots
+
+    def _eos(self, request: Request) -> tuple[int, ...]:
+        return () if request.params.ignore_eos else self.denoiser.eos_token_ids
+
+    def _ends(self, request: Request) -> frozenset[int]:
+        return frozenset((*self._eos(request), *request.params.stop_token_ids))
+
+    def _parts(self, job: Job) -> Parts:
+        """The method, made for one output."""
+        params, facts = job.request.params, self.denoiser
+        if params.ignore_eos:
+            facts = copy(facts)
+            facts.eos_token_ids = ()
+        recipe = Recipe({**self.given, "temperature": 0.0 if params.greedy else params.temperature})
+        texts = self._texts if "check" in recipe.names else None
+        parts = recipe.parts(facts, job.outcome.canvas, seed=draw_seed(job.request.seed, job.index), token_text=texts)
+        if params.logit_bias:
+            parts.layout = Biased(parts.layout or Layout(), params.logit_bias)
+        return parts
+
+    def _look_for_ends(self, jobs: Sequence[Job]) -> None:
+        """Spare canvases whose text has ended what would be cut off; where written slots may change, all is decoded."""
+        for job in jobs:
+            if "edit" not in self.recipe.names and not job.outcome.enough:
+                job.outcome.enough = self._read(job)[1].finished
+
+    def _read(self, job: Job) -> tuple[list[int], StopChecker]:
+        """The tokens up to the first masked slot or the end of the text, and where that ends."""
+        request, canvas = job.request, job.outcome.canvas
+        masked = canvas.masked(canvas.start)
+        tokens: list[int] = canvas.tokens[canvas.start : masked[0] if masked.size else canvas.length].tolist()
+        eos, prompt = self.denoiser.eos_token_ids, request.prompt_ids
+        checker = StopChecker(request.params, eos, self.tokenizer, prompt, max_new_tokens=request.max_tokens, at_once=True)
+        return tokens[: checker.push(tokens)], checker
+
+    def _finish(self, job: Job, started: float) -> None:
+        """Make the output of what is written, and count it."""
+        request, output = job.request, job.output
+        output.token_ids, checker = self._read(job)
+        if not checker.finished:
+            checker.cut_off()
+        output.text, output.stop_reason = checker.text, checker.stop_reason
+        output.finish_reason = checker.finish_reason or "length"
+        if job.outcome.error is not None and not checker.finished:
+            output.finish_reason, output.error = "error", str(job.outcome.error)
+        metrics = request.metrics
+        assert isinstance(metrics, DiffusionMetrics)
+        metrics.add(job.outcome.trajectory)
+        metrics.num_generation_tokens += len(output.token_ids)
+        metrics.generation_time = perf_counter() - started
+        metrics.time_to_first_token = metrics.generation_time
+
+
+class Biased(Layout):
+    """Adds a bias to the logits of each draft of one canvas.
+
+    Args:
+        inner: lays the drafts out.
+        bias: token id -> what is added.
+    """
+
+    def __init__(self, inner: Layout, bias: Mapping[int, float]) -> None:
+        self.inner, self.bias = inner, dict(bias)
+
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+        """See `Layout`."""
+        return self.inner.calls(drafts, plans, store)
+
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+        """See `Layout`."""
+        found = []
+        for rows in self.inner.logits(outputs, plans):
+            biased = rows.clone()
+            biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
+            found.append(biased)
+        return found

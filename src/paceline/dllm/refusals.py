@@ -1,0 +1,115 @@
+"""What a diffusion loop cannot honour is refused by name, never dropped.
+
+In: what a user asked for. Out: one clear line, or nothing. Not here: options of decoding methods (`diffusion.methods`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.checking import need, shortened
+from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
+from paceline.errors import ConfigError
+from paceline.models.generation_defaults import GenerationDefaults
+
+logger = logging.getLogger("paceline")
+
+HINT = 'say how it decodes with diffusion_config, as {"method": "threshold"}'
+SAMPLING: Mapping[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "bad_words": (),
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
+"""Sampling parameters that have no meaning where slots are written in any order, with the values that ask for nothing."""
+ENGINE: Mapping[str, Any] = {
+    "max_num_batched_tokens": 512,
+    "kv_cache_memory_bytes": None,
+    "speculative_memory_bytes": None,
+    "exactness": "auto",
+    "quantization": None,
+}
+"""The same of engine arguments."""
+
+
+def check_kind(name: str, denoiser: bool, speculative: SpeculativeConfig | None, diffusion_config: object) -> None:
+    """Refuse a configuration of the other kind of model.
+
+    Args:
+        name: of the model.
+        denoiser: it is a diffusion language model.
+        speculative: what the user chose, None where nothing.
+    Raises:
+        ConfigError: with the one that fits.
+    """
+    if denoiser and speculative is not None:
+        raise ConfigError(f"speculative_config does not go with {name}, a diffusion language model; leave it out, and {HINT}")
+    if not denoiser and diffusion_config is not None:
+        raise ConfigError(
+            f"diffusion_config needs a diffusion language model, and {name} is an autoregressive one; use speculative_config"
+        )
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Refuse sampling parameters that cannot be honoured.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    for key, neutral in SAMPLING.items():
+        value = getattr(params, key)
+        if value != neutral and not (key == "top_k" and value == -1):
+            raise ConfigError(f"{key}={shortened(value)} does not go with a diffusion language model; leave it out")
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse engine arguments that cannot be honoured.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    for key, neutral in ENGINE.items():
+        if (value := getattr(config, key)) != neutral:
+            raise ConfigError(f"{key}={shortened(value)} does not go with a diffusion language model; leave it out")
+
+
+def honoured(defaults: GenerationDefaults) -> GenerationDefaults:
+    """A checkpoint's recommendations without those that cannot be honoured; a log line names these."""
+    left_out = [key for key in defaults.sampling if key in SAMPLING and defaults.sampling[key] != SAMPLING[key]]
+    if left_out:
+        logger.warning("generation_config.json: %s cannot be honoured in diffusion decoding", ", ".join(left_out))
+    return replace(defaults, sampling={key: value for key, value in defaults.sampling.items() if key not in SAMPLING})
+
+
+def parse_config(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """A `diffusion_config`: a dict, its JSON text, the name of a method, or None for the default.
+
+    Raises:
+        ConfigError: something else, or a key that belongs to SamplingParams.
+    """
+    if isinstance(given, str):
+        given = _of_json(given) if given.lstrip().startswith("{") or given.strip() == "null" else {"method": given}
+    need(given is None or isinstance(given, Mapping), "diffusion_config", "be a dict, JSON or the name of a method", given)
+    config = dict(given or {})
+    for key in ("temperature", "seed", "max_tokens"):
+        need(key not in config, f"{key} in diffusion_config", "be a sampling parameter (SamplingParams)", config.get(key))
+    return config
+
+
+def _of_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"diffusion_config must be a JSON object or the name of a method, got {shortened(text)} ({error})"
+        ) from None

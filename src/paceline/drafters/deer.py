@@ -1,0 +1,107 @@
+"""DEER: a diffusion language model drafts many tokens at once, each drawn from its own slot's law.
+
+In: contexts, a denoiser of the target's tokens. Out: chains, drawn or of points. Not here: the pass (`denoising`), verification,
+training (recipes/bundled_diffusion/deer.py).
+
+The laws of the slots do not depend on what was drawn at the others, so that a drafted token is no worse for a mistake before it;
+the target's laws do, and behind the first token that falls none can stand. Every token is recorded with the very row that it was
+drawn from, the request's temperature, top-p and other rules applied: then recursive rejection keeps the target's law whatever the
+denoiser says. Rules that look at earlier tokens see those drafted before. The likeliest tokens of the slots, which are drafted
+at temperature 0, are points: recorded with a row, as if drawn, they would break the law.
+
+Nothing is drafted behind an end token.
+
+Source: DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:2512.15176).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from paceline.checking import integer, need
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.denoising import DenoisedState, DenoisingDrafter
+from paceline.drafters.draft_rows import best, draws, weights
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+
+if TYPE_CHECKING:
+    import torch
+
+METHODS = ("probabilistic", "greedy")
+
+
+class DeerDrafter(DenoisingDrafter[DenoisedState]):
+    """Drafts with one pass of a diffusion language model.
+
+    Args:
+        model: folder or hub id of a diffusion language model with the target's tokenizer.
+        draft_max_length: most tokens of a draft.
+        num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the denoiser's laws, "greedy" takes its most likely
+            tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of their own.
+        separator_token_id: a token that stands between the text and the masks, where the denoiser was trained with one.
+        draft_masks: fewest masks behind the text, for a denoiser with full attention.
+        draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
+        draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
+    Raises:
+        ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer.
+        UnsupportedModelError: a checkpoint of another kind.
+    """
+
+    name = "deer"
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        draft_max_length: int = 32,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        separator_token_id: int | None = None,
+        draft_masks: int = 32,
+        draft_context: int | None = None,
+        draft_device: str | None = None,
+    ) -> None:
+        need(draft_sample_method in (None, *METHODS), "draft_sample_method", f"be one of {', '.join(METHODS)}", draft_sample_method)
+        if separator_token_id is not None:
+            integer("separator_token_id", separator_token_id, 0, args.vocab_size - 1)
+        super().__init__(
+            args,
+            model=model,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_max_length=draft_max_length,
+            draft_masks=draft_masks,
+            draft_context=draft_context,
+            draft_device=draft_device,
+            between=() if separator_token_id is None else (separator_token_id,),
+        )
+        self.method = draft_sample_method
+
+    def _state(self, context: Context) -> DenoisedState:
+        return DenoisedState(context)
+
+    def _drawn(self, context: Context) -> bool:
+        return context.temperature > 0 and (self.method == "probabilistic" or (self.method is None and not context.seeded))
+
+    def _tree(self, state: DenoisedState, logits: torch.Tensor) -> TokenTree:
+        context = state.context
+        tokens, chances, trials = list[int](), list[float](), dict[int, tuple[Trial, ...]]()
+        plain = weights(context, logits, [[]] * len(logits)) if context.shape is None else None
+        for node in range(len(logits)):
+            row = weights(context, logits[node : node + 1], [list(tokens)]) if plain is None else plain[node : node + 1]
+            if self._drawn(context):
+                made, drawn, likely = draws(context, row.softmax(-1)[0], [node], node)
+                if not made:  # the rules forbid all
+                    break
+                token, chance, trials[node - 1] = drawn[0], likely[0], tuple(made)
+            else:
+                ((token,),), ((chance,),) = best(row, 1)
+            tokens.append(token)
+            chances.append(chance)
+            if token in self.ends:
+                break
+        if not tokens:
+            return EMPTY_TREE
+        tree = TokenTree.chain(tokens, confidence=chances, source=self.index)
+        return tree.replace(trials=trials) if trials else tree

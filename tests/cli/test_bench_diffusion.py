@@ -1,0 +1,76 @@
+"""`paceline bench diffusion`: tables, documents, plots, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import Command
+
+from tests.bench.test_diffusion_parts import folder_of
+
+SMALL = ("--task", "copy", "--count", "1", "--timed", "1", "--repeats", "1", "--length", "8", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("model"), "llada")
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    where = ("-o", tmp_path / "run.json", "--plot", tmp_path / "run.svg")
+    found = run(
+        "bench", "diffusion", "-m", model, *SMALL, "-s", "freedave", "-s", '{"method": "static", "denoising_steps": 2}', *where
+    )
+    assert found.code == 0, found.err
+    for text in ("1 held-out prompts of 1 tasks, 8 slots each", "freedave", "static denoising_steps=2", "all", "nats/round"):
+        assert text in found.out
+    made = json.loads((tmp_path / "run.json").read_text())
+    assert made["kind"] == "diffusion methods"
+    assert made["lines"]["static"]["calls"] == 8
+    assert made["lines"]["static denoising_steps=2"]["calls"] == 4
+    assert made["options"]["block_length"] == 4
+    assert made["lines"]["freedave"]["times"]["seconds"] > 0
+    assert made["provenance"]["machine"]["threads"] == 1
+    assert (tmp_path / "run.svg").stat().st_size > 1000
+
+
+def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.diffusion_caches.RULES", ("static",))
+    found = run("bench", "diffusion", "-m", model, *SMALL, "--part", "caches")
+    assert found.code == 0, found.err
+    assert "static, dual" in found.out
+
+
+def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.diffusion.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1)
+    found = run("bench", "diffusion", "-m", model, *SMALL, "--length", "16", "-s", "freedave")
+    assert found.code == 1, found.out
+    assert "freedave is not lossless here (0 of 1 canvases); its speed is withheld" in found.out
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("-s", "treshold"), "unknown diffusion method 'treshold'; did you mean threshold"),
+        (("--task", "count"), "--task must be one of copy, "),
+        (("--count", "0"), "--count must be an integer of 1 or more, got 0"),
+        (("--length", "10", "--block-length", "4"), "block_length must divide the 10 slots of the text"),
+        (("-s", '{"method": "static", "denoising_steps": 99}'), "denoising_steps must lie in 1..4"),
+        (("--part", "caches", "--plot", "x.png"), "--plot draws --part methods, got --part caches"),
+        (("--plot", "x.txt"), "--plot must end with one of"),
+        (("-o", "/nowhere/run.json"), "must lie in a folder that exists"),
+        (("-m", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_one_line_for_wrong_use(run: Command, model: Path, more: tuple[str, ...], told: str) -> None:
+    found = run("bench", "diffusion", "-m", model, *SMALL, *more)
+    assert found.code == 2, found.out
+    assert told in found.line

@@ -1,0 +1,263 @@
+"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy law, tokens stay."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import tiny_checkpoint
+import torch
+from tiny_llama import runner_of, spec_of, tiny_llama, tokens, weights_of
+from tools.enumerate_draws import Choices
+from tools.random_drafts import random_target
+from tools.random_trees import WRONG, law_error
+from toy_models import ToyModels
+from toys import ToyRunner
+
+from paceline import LLM, SamplingParams
+from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
+from paceline.drafters import draft_rows, easyspec
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.easyspec import EasySpecDrafter, GroupedState
+from paceline.errors import CapabilityError, ConfigError, DrafterError, UnsupportedModelError
+from paceline.models.layer_parallel import LayerParallelRunner
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.types import Budget
+
+PROMPT = [1, 2, 3]
+
+
+class Tiny(ToyModels):
+    """Opens a tiny model of six layers."""
+
+    def __init__(self) -> None:
+        super().__init__(ToyRunner(64), ToyRunner(64))
+        self.model = tiny_llama(num_hidden_layers=6)
+
+    def open(self, model: str, *, layer_groups: Any = None, **more: Any) -> Any:
+        spec, weights = spec_of(self.model.config), weights_of(self.model)
+        return LayerParallelRunner(spec, weights, layer_groups, name=model, dtype=torch.float32)
+
+
+def drafter_of(models: ToyModels, size: int = 64, **options: Any) -> EasySpecDrafter:
+    args = DrafterArgs(vocab_size=size, index=0, max_context=512, models=models)
+    return EasySpecDrafter(args, model="toy", **{"overlap": True} | options)
+
+
+def begin(drafter: Any, text: Sequence[int] = PROMPT, **fields: Any) -> Any:
+    (state,) = drafter.begin([Context("r", list(text), len(text), **fields)])
+    return state
+
+
+def propose(drafter: Any, state: Any, nodes: int = 4) -> TokenTree:
+    found: TokenTree = drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])[0]
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"tree_width": 2}, {"tree_policy": "dyspec"}])
+def test_groups_of_one_layer_are_the_plain_draft(options: dict[str, Any]) -> None:
+    """Negative control: groups of four are not."""
+    models = Tiny()
+    plain = DraftModelDrafter(
+        DrafterArgs(vocab_size=64, index=0, max_context=512, load_runner=lambda name: runner_of(models.model, compiled=False)),
+        model="x",
+        **options,
+    )
+    plain._quick = False
+    same = []
+    for size in (1, 4):
+        drafter = drafter_of(models, layer_group_size=size, **options)
+        states, equal = [begin(one, tokens(30)) for one in (plain, drafter)], True
+        for step in range(4):
+            a, b = (propose(one, state, 9) for one, state in zip((plain, drafter), states, strict=True))
+            equal &= a.tokens.tolist() == b.tokens.tolist() and a.confidence.tolist() == b.confidence.tolist()
+            for state in states:
+                state.context.tokens += [int(a.tokens[0]), step]
+        same.append(equal)
+    assert same == [True, False]
+
+
+def kept(state: Any, layer: int, runner: Any) -> torch.Tensor:
+    """Keys and values of the text in a draft's cache."""
+    if isinstance(runner, LayerParallelRunner):
+        owner = runner.owners[layer]
+        cache, layer = state.cache.parts[owner], [i for i, o in enumerate(runner.owners) if o == owner].index(layer)
+    else:
+        cache = state.cache
+    slots = torch.from_numpy(cache.slot_index(0, cache.length))
+    return cache.arena.layers[layer][slots]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_after_calibration_the_cache_is_the_plain_drafts(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, whatever was accepted. Negative control: fuzzy keys and values that are kept."""
+
+    def differs() -> bool:
+        models = Tiny()
+        drafter, plain = drafter_of(models, tree_width=width), runner_of(models.model, compiled=False)
+        state, wrong = begin(drafter, tokens(30)), False
+        for accepted in (4, 0, 2, 4, 1):
+            tree = propose(drafter, state)
+            path = tree.path(tree.leaves()[0])[:accepted]
+            state.context.tokens += [*(int(tree.tokens[i]) for i in path), accepted]
+            state.settle(drafter.runner)
+            text = state.context.tokens[: state.cache.length]
+            assert len(text) >= len(state.context.tokens) - 2 - accepted
+            fresh: Any = GroupedState(state.context, plain.open())
+            plain.extend([fresh.cache], [text])
+            wrong |= any(not torch.equal(kept(state, i, drafter.runner), kept(fresh, i, plain)) for i in range(6))
+        return wrong
+
+    assert not differs()
+    monkeypatch.setattr(GroupedState, "exact", property(lambda self: None, lambda self, value: None))
+    assert differs()
+
+
+def test_the_text_takes_one_exact_pass_and_levels_behind_it_fuzzy_ones() -> None:
+    models = ToyModels(ToyRunner(11), ToyRunner(11, order=None))
+    drafter = drafter_of(models, 11)
+    state = begin(drafter)
+    tree = propose(drafter, state)
+    assert models.groups.passes == [False, True, True, True]
+    state.context.tokens += [*tree.tokens.tolist(), 5]
+    fed = models.groups.fed
+    propose(drafter, state)
+    assert models.groups.passes[4:] == [False, True, True, True]
+    assert models.groups.fed - fed == 5 + 3, "the accepted tokens and the target's own were fed once more, in one pass"
+    drafter.paces.always = False
+    propose(drafter, state)
+    assert not any(models.groups.passes[8:])
+
+
+def program(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ToyModels]:
+    models = ToyModels(ToyRunner(4), ToyRunner(4, order=None))
+    drafter = drafter_of(models, 4)
+
+    def draws(choices: Choices) -> TokenTree:
+        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float]:
+            token = choices.choose(row_v.double().tolist())
+            return token, min(float(row_v[token]), 1.0)
+
+        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        state = begin(drafter, temperature=1.0)
+        tree = propose(drafter, state, 3)
+        drafter.end([state])
+        return tree
+
+    return draws, models
+
+
+def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, _ = program(monkeypatch)
+    assert law_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
+
+
+def test_the_law_check_catches_the_q_of_an_exact_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, models = program(monkeypatch)
+
+    def lying(choices: Choices) -> TokenTree:
+        tree: TokenTree = draws(choices)
+        rows = {p: models.groups.logits([*PROMPT, *(int(tree.tokens[i]) for i in tree.path(p))]).softmax(0) for p in tree.trials}
+        return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
+
+    assert law_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
+
+
+@pytest.fixture(scope="module")
+def bundled() -> LLM:
+    return LLM(speculative_config=None, dtype="float32", seed=1)
+
+
+@pytest.fixture(scope="module")
+def prompts(bundled: LLM) -> list[Any]:
+    return [{"prompt_token_ids": bundled.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
+
+
+def test_larger_groups_are_accepted_less_and_change_no_token(bundled: LLM, prompts: list[Any]) -> None:
+    """The target as its own draft, on two threads, alone and in a ragged batch."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=8)
+    shares, threads = [], torch.get_num_threads()
+    for size in (1, 2, 4):
+        options = {"layer_group_size": size, "overlap": True, "num_speculative_tokens": 4}
+        fast = bundled.with_speculative_config({"method": "easyspec", "model": str(BUNDLED_TARGET), **options})
+        for params, some in ((greedy, prompts), (greedy, prompts[:1]), (seeded, prompts)):
+            found, want = fast.generate(some, params), bundled.generate(some, params)
+            assert [out.outputs[0].token_ids for out in found] == [out.outputs[0].token_ids for out in want]
+            assert not any(out.metrics.dropped_drafters for out in found)
+            if len(some) > 1 and params is greedy:
+                drafted = sum(out.metrics.num_draft_tokens for out in found)
+                shares.append(sum(out.metrics.num_accepted_tokens for out in found) / drafted)
+    assert shares[0] == 1.0
+    assert shares[0] > shares[1] > shares[2] > 0.5
+    assert torch.get_num_threads() == threads
+
+
+def test_where_there_is_one_device_it_is_sequential_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert easyspec._way(("cuda:0",), 4, None) is False
+    assert "no device beside cuda:0" in caplog.text
+    with pytest.raises(CapabilityError, match="needs several devices, got cuda:0 alone"):
+        easyspec._way(("cuda:0", "cuda:0"), 4, True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert easyspec._way(("cuda:0", "cuda:1"), 4, None) is easyspec._way(("cpu", "cpu"), 4, None) is None
+    assert easyspec._way(("cpu", "cpu"), 1, True) is False, "groups of one layer have nothing to run at once"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert easyspec._way(("cpu", "cpu"), 4, None) is False
+    assert "2 workers share 1 CPU thread" in caplog.text
+
+
+@pytest.mark.parametrize(("together", "words"), [(2.0, "going on sequentially"), (0.5, "runs the attention of its layers at once")])
+def test_the_clock_decides_and_it_says_what_it_found(
+    together: float, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    caplog.set_level(logging.INFO, "paceline.drafters")
+    drafter = drafter_of(ToyModels(ToyRunner(11), ToyRunner(11)), 11, overlap=None)
+    now = [0.0]
+    drafter.paces.clock = lambda: now[0]
+    for _ in range(100):
+        now[0] += together if drafter.paces.beside(1) else 1.0
+        drafter.paces.stepped(1, 3, alone=False)
+    assert words in caplog.text
+    assert drafter.paces.beside(1) is (together < 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer_group_size": 0}, "layer_group_size must be an integer in"),
+        ({"overlap": "yes"}, "overlap must be True, False or None"),
+        ({"draft_devices": []}, "draft_devices must be a list of devices"),
+        ({"draft_devices": "cpu"}, "draft_devices must be a list of devices"),
+        ({"draft_devices": ["auto"]}, "draft_devices must be a list of devices"),
+        ({"draft_devices": ["cpu", "tpu"]}, "draft_devices must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        ({"draft_devices": ["cuda:99"]}, "CUDA devices"),
+        ({"model": None}, "folder or hub id for method 'easyspec'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EasySpecDrafter(
+            DrafterArgs(vocab_size=11, index=0, max_context=64, models=ToyModels(ToyRunner(11), ToyRunner(11))),
+            **{"model": "toy"} | options,
+        )
+
+
+def test_models_whose_layers_cannot_run_apart_are_refused(bundled: LLM, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = {"method": "easyspec", "model": str(tiny_checkpoint.write(tmp_path / "two"))}
+    with pytest.raises(ConfigError, match=r"must have 4 layers or more, .* has 2"):
+        bundled.with_speculative_config(two)
+    with pytest.raises(DrafterError, match="'easyspec', which cannot go back"):
+        bundled.with_speculative_config(
+            {"method": "specmquant", "draft": {"method": "easyspec", "model": str(BUNDLED_TARGET), "layer_group_size": 3}}
+        )
+    from paceline.models import load
+
+    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    with pytest.raises(UnsupportedModelError, match="layers that run at once need a model of the native runner"):
+        bundled.with_speculative_config(two)
