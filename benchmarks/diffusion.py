@@ -1,6 +1,6 @@
 """Decoding methods of the bundled diffusion models: score against calls and wall time; caches; constraints.
 
-usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion] [--count 20] [--timed 8]
+usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion] [--count 20] [--timed 13]
 
 scores       exact answers on held-out prompts, model calls, slots, length, information: no clock decides them
 caches       prefix, dual and window caches against none: deviation; the exact block cache: none at all
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--models", default="diffusion,block_diffusion", help="bundled, or folders, between commas (%(default)s)")
     parser.add_argument("--count", type=int, default=20, help="prompts of each task (%(default)s)")
-    parser.add_argument("--timed", type=int, default=8, help="of all prompts, how many are timed (%(default)s)")
+    parser.add_argument("--timed", type=int, default=13, help="of all prompts, how many are timed (%(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="timed runs of each (%(default)s)")
     parser.add_argument("--cache-count", type=int, default=2, help="prompts of each task for caches (%(default)s)")
     parser.add_argument("--constrained-count", type=int, default=12, help="prompts of each constraint (%(default)s)")
@@ -110,12 +110,11 @@ def main() -> None:
     for name in given.models.split(","):
         folder = BUNDLED / name if "/" not in name else Path(name)
         for part in PARTS[:-1] if given.part == "all" else [given.part]:
-            everything = kept("diffusion", given.results)
-            mine = everything.get(folder.name, {})
+            mine = kept("diffusion", given.results).get(folder.name, {})
             if part in MAKE:
                 mine = MAKE[part](folder, given, mine)
                 mine["made"] = mine.get("made", {}) | {part: provenance()}
-                save("diffusion", everything | {folder.name: mine}, given.results)
+                save("diffusion", kept("diffusion", given.results) | {folder.name: mine}, given.results)
         if "methods" in mine:
             draw(mine["methods"], given.results / f"{folder.name}.png", folder.name, plt)
 

@@ -103,23 +103,25 @@ def _turning(inner: Any) -> Any:
     return logits
 
 
-def test_the_baseline_runs_before_every_line_in_an_order_that_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_runs_between_every_two_lines_in_an_order_that_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, lines, ran = bench_of(), parse(["threshold", "factor"]), list[str]()
     names = {id(line.recipe): line.name for line in lines}
     monkeypatch.setattr(Bench, "decode", lambda self, recipe, prompt: (ran.append(names[id(recipe)]), 2.0))
     found = times(bench, lines, quiet)
     ran = ran[len(lines) :]  # to warm up
-    assert len(ran) == 2 * len(lines) * bench.options.repeats * len(bench.to_time)
-    assert set(ran[::2]) == {"static"}
-    assert ran[1:6:2] == ["static", "threshold", "factor"]
-    assert ran[7:12:2] == ["threshold", "factor", "static"]
-    assert len(found["threshold"]["raw"]["line"]) == len(bench.to_time) == 2
+    assert ran[:5] == ["static", "static", "threshold", "factor", "static"]
+    assert ran[5:10] == ["threshold", "static", "factor", "static", "static"]
+    assert len(ran) == 5 * bench.options.repeats * len(bench.to_time)
+    for one in found.values():
+        assert [row.split() for row in one["raw"]["line"]] == [["2.00000"] * 2] * 2
+        assert one["raw"]["static"] == one["raw"]["line"]
 
 
 def test_ratios_are_paired() -> None:
     found = timed([[2.0, 4.0], [20.0, 40.0]], [[1.0, 2.0], [10.0, 20.0]])
     assert found["over_static"]["value"] == found["over_static"]["low"] == 2.0
-    assert found["seconds"] == 6.0
+    assert found["median_over_static"]["value"] == 2.0
+    assert found["seconds"] == (1.5 + 15.0) / 2
 
 
 def test_a_failing_line_says_so_and_leaves_the_others() -> None:

@@ -4,9 +4,9 @@ In: a denoiser with its tokenizer, `Line`s. Out: a JSON-ready document. Not here
 made of the record (`bench.diffusion_summary`), tables and plots (`bench.diffusion_report`, `bench.diffusion_plot`).
 
 Every line decodes the same held-out prompts into canvases of the same length. Calls and scores do not depend on the machine and are
-taken on all prompts; seconds are taken on some of them, the static baseline right before each line, so that a ratio is always of
-two runs made next to each other. A line that claims to be lossless must write the baseline's canvas on every prompt, or it gets no
-speed at all.
+taken on all prompts; seconds are taken on some of them, the static baseline between every two lines, so that a ratio is always
+of two runs made next to each other. A line that claims to be lossless must write the baseline's canvas on every prompt, or it gets
+no speed at all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Options:
 
     tasks: tuple[str, ...] = tuple(TASKS)
     count: int = 20
-    timed: int = 8
+    timed: int = 13
     repeats: int = 2
     length: int = 32
     block_length: int | None = None
@@ -185,12 +185,12 @@ def trusted(line: dict[str, Any]) -> bool:
 
 
 def times(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str, dict[str, Any]]:
-    """Seconds of every line, by name: the baseline and the line in turn, prompt by prompt, in an order that rotates.
+    """Seconds of every line, by name, prompt by prompt: the baseline runs next to each, between two, in an order that rotates.
 
     Args:
         lines: the first is the baseline.
     Returns:
-        For each line the median seconds, how many times faster than the baseline, and all seconds.
+        For each line seconds of a text, how many times faster than the baseline, and all seconds.
     """
     raw: dict[str, tuple[list[list[float]], list[list[float]]]] = {
         line.name: ([[] for _ in bench.to_time], [[] for _ in bench.to_time]) for line in lines
@@ -202,13 +202,24 @@ def times(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str, 
     turns = bench.options.repeats * len(bench.to_time)
     for turn in range(turns):
         progress("timing", turn, turns)
-        number = turn % len(bench.to_time)
-        prompt, first = bench.to_time[number].prompt, turn % len(lines)
-        for line in [*lines[first:], *lines[:first]]:
-            theirs, ours = raw[line.name]
-            theirs[number].append(bench.decode(lines[0].recipe, prompt)[1])
-            ours[number].append(bench.decode(line.recipe, prompt)[1])
+        number, first = turn % len(bench.to_time), turn % len(lines)
+        _turn(bench, [*lines[first:], *lines[:first]], lines[0], number, raw)
     return {name: timed(*seconds) for name, seconds in raw.items()}
+
+
+def _turn(
+    bench: Bench, lines: Sequence[Line], baseline: Line, number: int, raw: dict[str, tuple[list[list[float]], list[list[float]]]]
+) -> None:
+    """One prompt by every line: a line, the baseline, a line, and so on by twos."""
+    prompt = bench.to_time[number].prompt
+    for low in range(0, len(lines), 2):
+        before, after = lines[low], lines[low + 1 : low + 2]
+        raw[before.name][1][number].append(bench.decode(before.recipe, prompt)[1])
+        seconds = bench.decode(baseline.recipe, prompt)[1]
+        for line in (before, *after):
+            raw[line.name][0][number].append(seconds)
+        for line in after:
+            raw[line.name][1][number].append(bench.decode(line.recipe, prompt)[1])
 
 
 def facts(bench: Bench) -> dict[str, Any]:

@@ -6,6 +6,7 @@ In: a document of `bench.diffusion`. Out: an image file. Not here: measuring, ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,15 @@ def draw(document: Mapping[str, Any], path: Path, title: str, plt: Any) -> None:
     n = lines[document["baseline"]]["score"]["n"]
     figure.suptitle(f"{title}: {n} held-out prompts, {options['length']} slots each, {document['model']['dtype']}")
     _key(every[-1], document, numbers)
+    shown = dict(zip(*reversed(every[0].get_legend_handles_labels()), strict=True))
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown), frameon=False, fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def _panel(axes: Any, document: Mapping[str, Any], numbers: Mapping[str, int], found: Sequence[Point]) -> None:
+    from matplotlib.ticker import LogLocator
+
     lines = document["lines"]
     for family, (colour, marker) in FAMILIES.items():
         mine = [point for point in found if lines[point[2]]["family"] == family]
@@ -88,16 +93,19 @@ def _panel(axes: Any, document: Mapping[str, Any], numbers: Mapping[str, int], f
     edge = front(found)
     axes.plot([p[0] for p in edge], [p[1] for p in edge], "--", color="#bbbbbb", zorder=0)
     groups: dict[tuple[float, float], list[int]] = {}
-    across, up = _span([p[0] for p in found]), _span([p[1] for p in found])
+    across, up = _span([log(p[0]) for p in found]), _span([p[1] for p in found])
     for x, y, name in found:
-        near = next((at for at in groups if abs(at[0] - x) < 0.025 * across and abs(at[1] - y) < 0.022 * up), (x, y))
-        groups.setdefault(near, []).append(numbers[name])
+        near = (at for at in groups if abs(log(at[0] / x)) < 0.09 * across and abs(at[1] - y) < 0.03 * up)
+        groups.setdefault(next(near, (x, y)), []).append(numbers[name])
     for at, those in groups.items():
-        text = _wrapped(sorted(those))
-        axes.annotate(text, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+        axes.annotate(_wrapped(sorted(those)), at, xytext=(6, 5), textcoords="offset points", fontsize=8)
+    low, high = min(p[0] for p in found), max(p[0] for p in found)
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.2, high * 1.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.grid(alpha=0.25)
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def _span(values: Sequence[float]) -> float:

@@ -113,4 +113,4 @@ def _interval(estimate: Found | None, digits: int, times: float = 1.0) -> str:
     if estimate is None:
         return NOTHING
     value, low, high = (f"{times * estimate[key]:.{digits}f}" for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    return f"{value} [{low}, {high}]" if estimate["n"] > 1 else value

@@ -105,12 +105,19 @@ def difference(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[st
 
 
 def timed(baseline: list[list[float]], seconds: list[list[float]]) -> dict[str, Any]:
-    """Seconds of a text: medians, the paired ratio with its interval, and all of them, prompts x repeats."""
+    """Seconds of a text, from those of prompts x repeats.
+
+    Returns:
+        The mean over prompts of the median over repeats; the ratio of the totals and the median of the ratios, baseline over line,
+        with their intervals; all seconds.
+    """
     theirs, ours = np.array(baseline), np.array(seconds)
-    ratio = stats.speedup(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
+    total = stats.speedup_total(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
+    middle = stats.speedup(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
     return {
-        "seconds": float(np.median(ours)),
-        "over_static": None if ratio is None else ratio.to_dict(),
+        "seconds": float(np.median(ours, axis=1).mean()),
+        "over_static": None if total is None else total.to_dict(),
+        "median_over_static": None if middle is None else middle.to_dict(),
         "raw": {"static": _rows(theirs), "line": _rows(ours)},
     }
 

@@ -39,7 +39,7 @@ def command(
     task: Annotated[list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")] = None,
     part: Annotated[Part, typer.Option("--part", help="What is compared.")] = "methods",
     count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 20,
-    timed: Annotated[int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")] = 8,
+    timed: Annotated[int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")] = 13,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed runs of each.")] = 2,
     length: Annotated[int, typer.Option("--length", metavar="N", help=LENGTH_HELP)] = 32,
     block_length: Annotated[int | None, typer.Option("--block-length", metavar="N", help=BLOCK_HELP)] = None,
