@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Part = Literal["methods", "caches", "constrained"]
 BUNDLED_NAMES = ("diffusion", "block_diffusion")
+KINDS = ("pdf", "png", "svg")
 METHOD_HELP = 'A name or {"method": "threshold", "confidence_threshold": 0.8}; may be repeated. Default: all without training.'
 MODEL_HELP = "Folder or hub id, diffusion or block_diffusion (bundled). Default: diffusion."
 LENGTH_HELP = "Slots of every text; a block-causal model fills its last block."
@@ -75,9 +76,9 @@ def _check_plot(path: Path, part: Part) -> None:
 
     if part != "methods":
         raise ConfigError(f"--plot draws --part methods, got --part {part}; leave one of them out")
-    kinds = pyplot().figure().canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
-        raise ConfigError(f"--plot must end with one of {', '.join(sorted(kinds))}, got {path.name!r}; name it PLOT.png")
+    if path.suffix[1:].lower() not in KINDS:
+        raise ConfigError(f"--plot must end with one of {', '.join(KINDS)}, got {path.name!r}; name it PLOT.png")
+    pyplot()
 
 
 def _open(model: str, options: Options, *, dtype: str, device: str, threads: int | None) -> Bench:
