@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.checking import need
 from paceline.diffusion.base import Step
-from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.edged_blocks import EdgedBlocks
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 
@@ -38,7 +38,7 @@ class Ascending:
         return step.ranked[: 2**step.canvas.round]
 
 
-class AscendingBlocks:
+class AscendingBlocks(EdgedBlocks):
     """Blocks for it: from the right, one of each large power of two, written in a round each; what is left on the left takes the
     small powers.
 
@@ -61,19 +61,3 @@ class AscendingBlocks:
         counts = [0, *(2**s - 1 for s in range(first, rounds))] if ascending_blocks > 1 else [0]
         starts = [setting.canvas.start, *(int(masked[c]) for c in counts[1:])]
         self.edges = np.asarray([*starts, setting.canvas.length], np.int64)
-
-    def index(self, slots: Ints) -> Ints:
-        """The number of the block that each slot is in, from 0."""
-        return np.clip(np.searchsorted(self.edges, slots, side="right") - 1, 0, self.edges.size - 2)
-
-    def block(self, canvas: Canvas) -> range:
-        """See `base.Schedule`."""
-        masked = canvas.masked()
-        first = masked[:1] if masked.size else np.asarray([canvas.length - 1])
-        number = int(self.index(first)[0])
-        return range(int(self.edges[number]), min(int(self.edges[number + 1]), canvas.length))
-
-    def eligible(self, canvas: Canvas) -> Ints:
-        """See `base.Schedule`."""
-        block = self.block(canvas)
-        return canvas.masked(block.start, block.stop)

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.checking import need
-from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.edged_blocks import EdgedBlocks
 from paceline.diffusion.setting import Setting
-from paceline.models.denoiser import Ints
 
 
-class Progressive:
+class Progressive(EdgedBlocks):
     """Blocks of the lengths given, from left to right, the last length repeated; the last block is cut at the end of the text.
 
     Args:
@@ -41,19 +40,3 @@ class Progressive:
             crosses = self.edges[:-1] // own != (self.edges[1:] - 1) // own
             rule = f"make blocks that do not cross the model's, of {own} slots each"
             need(not crosses.any(), "block_lengths", rule, list(block_lengths))
-
-    def index(self, slots: Ints) -> Ints:
-        """The number of the block that each slot is in, from 0."""
-        return np.clip(np.searchsorted(self.edges, slots, side="right") - 1, 0, self.edges.size - 2)
-
-    def block(self, canvas: Canvas) -> range:
-        """See `base.Schedule`."""
-        masked = canvas.masked()
-        first = masked[:1] if masked.size else np.asarray([canvas.length - 1])
-        number = int(self.index(first)[0])
-        return range(int(self.edges[number]), min(int(self.edges[number + 1]), canvas.length))
-
-    def eligible(self, canvas: Canvas) -> Ints:
-        """See `base.Schedule`."""
-        block = self.block(canvas)
-        return canvas.masked(block.start, block.stop)

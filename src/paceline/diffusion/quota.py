@@ -15,6 +15,19 @@ from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 
 
+def checked_steps(setting: Setting, denoising_steps: int | None) -> int | None:
+    """Rounds for a block, if it has so many slots.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    assert setting.schedule is not None
+    size = len(setting.schedule.block(setting.canvas))
+    rule = f"lie in 1..{size}, the slots of a block (each round writes one at least)"
+    need(denoising_steps is None or 1 <= denoising_steps <= size, "denoising_steps", rule, denoising_steps)
+    return denoising_steps
+
+
 class Quota:
     """The masked slots of a block are shared out evenly over its rounds, the first rounds taking what is left over.
 
@@ -28,11 +41,7 @@ class Quota:
     stateless = True
 
     def __init__(self, setting: Setting, *, denoising_steps: int | None = None) -> None:
-        assert setting.schedule is not None
-        size = len(setting.schedule.block(setting.canvas))
-        rule = f"lie in 1..{size}, the slots of a block (each round writes one at least)"
-        need(denoising_steps is None or 1 <= denoising_steps <= size, "denoising_steps", rule, denoising_steps)
-        self.steps = denoising_steps
+        self.steps = checked_steps(setting, denoising_steps)
 
     def number(self, step: Step) -> int:
         """How many slots this round writes, by what the block's earlier rounds have written."""

@@ -8,6 +8,8 @@ change nothing, and drafts of one canvas can be computed side by side.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from paceline.checking import need
@@ -17,7 +19,7 @@ from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 
 
-class Refreshed:
+class Refreshed(ABC):
     """Refreshes at the start of each block, where the text has become shorter, and every `refresh_period` rounds.
 
     The logits of a refresh serve the first decision after it.
@@ -58,9 +60,9 @@ class Refreshed:
         """The pass that stores."""
         return Plan(np.arange(canvas.length), write=True)
 
+    @abstractmethod
     def between(self, canvas: Canvas, block: range) -> Plan:
         """A pass that reads."""
-        raise NotImplementedError
 
     def with_left(self, slots: Ints) -> Ints:
         """`slots` and, where the model needs them, their left neighbours; ascending."""

@@ -15,6 +15,7 @@ from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.progress import BlockProgress, whole_text
+from paceline.diffusion.quota import checked_steps
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 
@@ -40,11 +41,7 @@ class TimeGrid:
     stateless = True
 
     def __init__(self, setting: Setting, *, denoising_steps: int | None = None) -> None:
-        assert setting.schedule is not None
-        size = len(setting.schedule.block(setting.canvas))
-        rule = f"lie in 1..{size}, the slots of a block (each round writes one at least)"
-        need(denoising_steps is None or 1 <= denoising_steps <= size, "denoising_steps", rule, denoising_steps)
-        self.steps = denoising_steps
+        self.steps = checked_steps(setting, denoising_steps)
 
     def number(self, progress: BlockProgress) -> int:
         """Slots of this round."""
