@@ -154,7 +154,7 @@ def main() -> None:
     for name, one in found.items():
         if isinstance(one, dict):
             print(f"{name:20s} " + ", ".join(f"{key} {value:.4g}" for key, value in one.items() if isinstance(value, float)))
-    save("cheaper_drafts", kept("cheaper_drafts") | {given.part: found})
+    save("cheaper_drafts", kept("cheaper_drafts") | {given.part: found}, parts=[given.part])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -94,18 +94,34 @@ def random_llama(folder: Path) -> Path:
 
 
 def kept(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """What a result file holds already, so that a part can be made anew by itself; without its provenance."""
-    path = folder / f"{name}.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return {key: value for key, value in known.items() if key != "provenance"}
+    """What a result file holds already, so that a part can be made anew by itself; without what says who made it."""
+    return {key: value for key, value in _read(folder / f"{name}.json").items() if key not in ("provenance", "parts")}
 
 
-def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Write a result with its provenance, in one piece."""
+def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts: Iterable[str] = ()) -> Path:
+    """Write a result with its provenance, in one piece.
+
+    Args:
+        name: of the file, without its ending.
+        result: what it holds, beside what is added here: `provenance`, of this run, and `parts`, part -> provenance of the run that
+            made it; "earlier" for what was there before parts were told apart.
+        folder: where it lies.
+        parts: what this run made, where the rest comes from the file (`kept`) and keeps the provenance that it has there. Without
+            any, this run made everything.
+    """
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n")
-    part.replace(path)
+    path, made = folder / f"{name}.json", provenance()
+    head: dict[str, Any] = {"provenance": made}
+    if here := dict.fromkeys(parts, made):
+        old = _read(path)
+        head["parts"] = old.get("parts", {"earlier": old["provenance"]} if old else {}) | here
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps({**head, **result}, indent=1) + "\n")
+    draft.replace(path)
     print(f"wrote {path}")
     return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return known

@@ -158,7 +158,8 @@ def main() -> None:
                 cell = {"repeats": given.repeats, "tokens": given.tokens}
                 cell |= dial.cell(batch, acceptance, [int(number) for number in given.fixed.split(",")], given.repeats)
                 known = [old for old in known if (old["batch"], old["acceptance"]) != (batch, acceptance)] + [cell]
-                save(name, {"model": given.model, "cells": known})
+                part = f"batch {batch}, acceptance {acceptance:g}"
+                save(name, {"model": given.model, "cells": known}, parts=[part])
                 print(words(cell), flush=True)
     found = json.loads(path.read_text())
     plot(found, path.with_suffix(".png"))

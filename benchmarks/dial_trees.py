@@ -233,7 +233,8 @@ def measure(given: argparse.Namespace, found: dict[str, Any], name: str) -> None
                     cell |= dial.trees(batch, acceptance, spread, named, given.repeats)
                     print(words(cell), flush=True)
                 found[kind] = [old for old in found[kind] if any(old[one] != place[one] for one in place)] + [cell]
-                save(name, {"model": given.model, **found})
+                part = f"{kind}, batch {batch}, acceptance {acceptance:g}, spread {spread:g}"
+                save(name, {"model": given.model, **found}, parts=[part])
 
 
 def main() -> None:

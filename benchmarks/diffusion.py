@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, kept, provenance, save
+from common import RESULTS, kept, save
 
 from paceline.bench import diffusion, diffusion_constrained
 from paceline.bench.diffusion_caches import caches, with_times
@@ -113,8 +113,8 @@ def main() -> None:
             mine = kept("diffusion", given.results).get(folder.name, {})
             if part in MAKE:
                 mine = MAKE[part](folder, given, mine)
-                mine["made"] = mine.get("made", {}) | {part: provenance()}
-                save("diffusion", kept("diffusion", given.results) | {folder.name: mine}, given.results)
+                known = kept("diffusion", given.results) | {folder.name: mine}
+                save("diffusion", known, given.results, parts=[f"{folder.name}, {part}"])
         if "methods" in mine:
             draw(mine["methods"], given.results / f"{folder.name}.png", folder.name, plt)
 

@@ -245,7 +245,7 @@ class Run:
         names = ("device", "shape", "batch", "kind", "setting")
         self.cells = [old for old in self.cells if any(old[one] != cell[one] for one in names)] + [cell]
         self.wrong += cell.get("wrong", False)
-        save(self.name, {"cells": self.cells}, self.given.folder)
+        save(self.name, {"cells": self.cells}, self.given.folder, parts=[", ".join(str(cell[one]) for one in names)])
         print(line(cell), flush=True)
 
 

@@ -180,7 +180,7 @@ def main() -> None:
             for key in ("over_plain", "over_the_sequential_pair"):
                 if key in row:
                     print(f"{'':38s}{key} {row[key]['median']:.3f} [{row[key]['low']:.3f}, {row[key]['high']:.3f}]")
-    save("pearl", kept("pearl") | {given.part: found, "threads": given.threads})
+    save("pearl", kept("pearl") | {given.part: found, "threads": given.threads}, parts=[given.part])
 
 
 if __name__ == "__main__":

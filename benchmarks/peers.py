@@ -112,7 +112,7 @@ def main() -> None:
         result[part] = claims(document.load(path))
         for record in result[part]:
             print(record)
-    save("peers", result, given.folder)
+    save("peers", result, given.folder, parts=given.only.split(","))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from common import RESULTS, kept, provenance, pyplot, save
+from common import RESULTS, kept, pyplot, save
 from self_speculation import FILES, prompts_of
 
 from paceline import LLM, SamplingParams
@@ -216,7 +216,8 @@ def keep(given: argparse.Namespace, temperature: float, found: Mapping[str, Any]
     if result["budgets"] != given.budgets:
         raise SystemExit(f"results/{NAME}.json holds budgets {result['budgets']}; move it away, or measure these")
     result["temperatures"].setdefault(f"{temperature:g}", {})[given.part] = found
-    save(NAME, result | {f"{given.part}_made": {"tokens": given.tokens, **provenance()}})
+    name = f"{given.part}, temperature {temperature:g}"
+    save(NAME, result | {"tokens": result.get("tokens", {}) | {name: given.tokens}}, parts=[name])
 
 
 def main() -> None:

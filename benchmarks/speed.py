@@ -7,7 +7,7 @@ large   a random 291M Llama in bfloat16: the same, the share of the memory-bandw
 demo    the bundled prompts: Paceline plain and "auto" against transformers' assisted generation and prompt lookup
 
 Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for stay as
-they are in the result file; the provenance is that of the last run.
+they are in the result file, which says of every part which run made it.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def main() -> None:
     given = parser.parse_args()
     globals()["DEVICE"] = given.device
     torch.set_num_threads(given.threads)
-    parts, result = given.only.split(","), kept(given.name or f"speed_{given.device}")
+    name, parts = given.name or f"speed_{given.device}", given.only.split(",")
+    result = kept(name)
     if "plain" in parts:
         llm = LLM(speculative_config=None, device=DEVICE, enable_prefix_caching=False)
         prompts = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[:6]]
@@ -202,7 +203,7 @@ def main() -> None:
         result["large"] = large(given.repeats, random_llama(given.model_dir))
     if "demo" in parts:
         result["demo"] = demo(given.repeats)
-    save(given.name or f"speed_{given.device}", result)
+    save(name, result, parts=[part for part in parts if part in result])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Counts are taken in rounds of ROUND tokens for each row, and written after each;
 from __future__ import annotations
 
 import argparse
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from common import RESULTS, alternate, ratio, save
+from common import alternate, kept, ratio, save
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench.demo import bundled_prompts
@@ -193,7 +192,7 @@ def _key(dtype: str, batch: int, drafter: str, **more: Any) -> dict[str, Any]:
 
 
 def _row(key: Mapping[str, Any]) -> dict[str, Any]:
-    return next((row for row in _known().get("count", []) if row.items() >= key.items()), {})
+    return next((row for row in kept("strict").get("count", []) if row.items() >= key.items()), {})
 
 
 def _rounds(key: Mapping[str, Any]) -> int:
@@ -202,18 +201,12 @@ def _rounds(key: Mapping[str, Any]) -> int:
 
 def _add(key: Mapping[str, Any], found: Mapping[str, int]) -> None:
     """Add one round to a row on disk."""
-    known, old = _known(), _row(key)
+    known, old = kept("strict"), _row(key)
     sums = {name: old.get(name, 0) + value for name, value in (found | {"rounds": 1}).items()}
     sums["mean_acceptance_length"] = round(1 + sums["accepted"] / sums["steps"], 3)
     rows = [row for row in known.get("count", []) if row != old] + [key | sums]
     print(rows[-1], flush=True)
-    save("strict", known | {"count": rows})
-
-
-def _known() -> dict[str, Any]:
-    path = RESULTS / "strict.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return {name: known[name] for name in ("count", "cost") if name in known}
+    save("strict", known | {"count": rows}, parts=["count"])
 
 
 def cost(repeats: int) -> None:
@@ -226,7 +219,7 @@ def cost(repeats: int) -> None:
                 key = f"{dtype}, {'compiled passes' if compiled else 'operators'}, {method}"
                 found[key] = {"strict_over_auto": ratio(seconds["strict"], seconds["auto"]), "seconds": seconds}
                 print(key, found[key]["strict_over_auto"], flush=True)
-    save("strict", _known() | {"cost": found})
+    save("strict", kept("strict") | {"cost": found}, parts=["cost"])
 
 
 def _seconds(dtype: str, config: Any, compiled: bool, repeats: int) -> dict[str, list[float]]:

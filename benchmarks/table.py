@@ -14,8 +14,7 @@ BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 
 def table(result: dict) -> str:
     """Markdown rows from a result of `speed.py`."""
-    made, rows = result["provenance"], []
-    demo = result["demo"]
+    rows, demo = [], result["demo"]
     for group in ("all", "with repetition"):
         rates, over = demo[group]["tokens_per_second"], demo[group]["speedup of paceline auto over"]
         best = max(("transformers plain", "transformers assisted", "transformers prompt lookup"), key=rates.__getitem__)
@@ -32,13 +31,27 @@ def table(result: dict) -> str:
         "| tokens/s | transformers | transformers, best drafts | Paceline plain | Paceline | over its own plain (95 %) |\n"
         "|---|---|---|---|---|---|"
     )
+    return "\n".join([head, *rows, "", f"{note(result)} Raw results in `benchmarks/results/`."])
+
+
+def note(result: dict) -> str:
+    """Which run made the rows; a sentence for each run where they come from several."""
+    parts, runs = result.get("parts", {}), dict[str, list[str]]()
+    for part, rows in (("demo", "Bundled prompts"), ("large", "291M Llama")):
+        made = parts.get(part) or parts.get("earlier") or result["provenance"]
+        runs.setdefault(origin(made), []).append(rows)
+    if len(runs) == 1:
+        return f"{next(iter(runs))}."
+    return " ".join(f"{' and '.join(rows)}: {run}." for run, rows in runs.items())
+
+
+def origin(made: dict) -> str:
+    """A run in words."""
     packages = made["packages"]
-    note = (
+    return (
         f"{made['cpu']}, {made['threads']} threads, bfloat16, batch 1, temperature 0, {made['date'][:10]}; "
-        f"PyTorch {packages['torch']}, transformers {packages['transformers']}. Made by `{made['command']}`; "
-        "raw results in `benchmarks/results/`."
+        f"PyTorch {packages['torch']}, transformers {packages['transformers']}; made by `{made['command']}`"
     )
-    return "\n".join([head, *rows, "", note])
 
 
 def main() -> None:

@@ -108,19 +108,16 @@ class LLM:
             exactness=exactness,
             quantization=quantization,
         )
-        self.speculative = SpeculativeConfig.parse(speculative_config)
-        check_methods(self.speculative)
-        self._trust, self._turns, self._diffusion_config = trust_remote_code, Turns(), diffusion_config
-        self._chosen = None if speculative_config is DEFAULT else self.speculative
-        self._open(model, tokenizer, revision, look_for_profile=profile and speculative_config is DEFAULT)
+        self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
+        self._by_default, self._trust, self._turns = speculative_config is DEFAULT, trust_remote_code, Turns()
+        self._open(model, tokenizer, revision, profile=profile)
 
-    def _open(
-        self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, look_for_profile: bool
-    ) -> None:
+    def _open(self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, profile: bool) -> None:
         """Load the model and build the engine around it."""
+        check_methods(self.speculative)
         self.default_draft = str(BUNDLED / "draft") if model is None else None
         self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
-        if look_for_profile and self.diffusion is None:
+        if profile and self._by_default and self.diffusion is None:
             self._adopt_profile()
         if self.diffusion is None:
             self._assemble()
@@ -135,7 +132,8 @@ class LLM:
             torch.set_num_threads(self.config.threads)
         self.folder = folder = resolve(name, revision=revision, code=self._trust)
         config = read_config(folder)  # what is refused by name often has no tokenizer, which would be missed first
-        check_kind(name, is_denoiser(config), self._chosen, self._diffusion_config)
+        chosen = None if self._by_default else self.speculative
+        check_kind(name, is_denoiser(config), chosen, self._diffusion_config)
         words = folder if tokenizer is None else resolve(str(tokenizer))
         self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.bench import trial
-from paceline.bench.candidates import Setting
+from paceline.bench.candidates import Arm
 from paceline.bench.trial import Trial, salted
 from paceline.engine.outputs import RequestOutput
 
@@ -23,7 +23,7 @@ def llm() -> LLM:
 
 def accepted(llm: LLM, monkeypatch: pytest.MonkeyPatch, visits: int = 3) -> list[int]:
     """Guesses of suffix trees that stood in each visit to the same two prompts."""
-    one = Trial(llm, [Setting(SUFFIX, trial._threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
+    one = Trial(llm, [Arm(SUFFIX, trial._threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
     found, compare = [], one._compare
 
     def seen(plain: list[RequestOutput], fast: list[RequestOutput]) -> None:

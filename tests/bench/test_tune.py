@@ -12,7 +12,7 @@ import torch
 from bench.credulous import believe_chains
 
 from paceline import LLM, registry
-from paceline.bench.candidates import MOST, Setting, candidates, thread_counts, with_prediction
+from paceline.bench.candidates import MOST, Arm, candidates, thread_counts, with_prediction
 from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS
 from paceline.bench.tune import FIXED_UP_TO, Tuning, tune
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -97,7 +97,7 @@ def test_where_every_row_costs_a_pass_plain_decoding_is_chosen(run: Run) -> None
     found = run(row=1.0, draft=1.0)
     assert found.gain is not None
     assert found.gain.low <= 1.0
-    assert found.chosen == Setting(None, found.threads)
+    assert found.chosen == Arm(None, found.threads)
     assert found.profile is not None
     assert found.profile.speculative_config is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command import Command
 
-from paceline.bench.candidates import Setting
+from paceline.bench.candidates import Arm
 from paceline.bench.halving import Interval
 from paceline.bench.tune import Tuning
 from paceline.cli.tune import words
@@ -84,7 +84,7 @@ def test_an_interrupt_before_anything_was_measured(run: Command, prompts: Path, 
 
 
 def tuning(**changes: Any) -> Tuning:
-    best = Setting(DRAFT, 1)
+    best = Arm(DRAFT, 1)
     fine: dict[str, Any] = {"best": best, "chosen": best, "gain": Interval(1.5, 1.4, 1.62, 0.9995, 40, 12), "seconds": 61.0}
     return Tuning("/models/target", "bfloat16", "cpu", 2, 24, 1, **{**fine, **changes})
 
@@ -100,12 +100,12 @@ def test_words_of_a_gain() -> None:
 
 
 def test_words_of_no_gain() -> None:
-    said = " ".join(words(tuning(chosen=Setting(None, 2), gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), Path("/p.json")).split())
+    said = " ".join(words(tuning(chosen=Arm(None, 2), gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), Path("/p.json")).split())
     assert "Chosen: plain decoding (off)." in said
     assert "The best other setting (ngram + draft_model (draft), controller auto, 1 thread) decodes at 1.02 times" in said
     assert "its lower bound is not above 1" in said
     assert "scatter" not in said
-    assert "scatter" in words(tuning(chosen=Setting(None, 2), gain=Interval(1.02, 0.7, 1.9, 0.8, 40, 12)), None)
+    assert "scatter" in words(tuning(chosen=Arm(None, 2), gain=Interval(1.02, 0.7, 1.9, 0.8, 40, 12)), None)
 
 
 def test_words_of_an_interrupt() -> None:

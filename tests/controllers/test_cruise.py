@@ -239,7 +239,7 @@ def test_a_trial_that_lost_puts_the_next_one_off() -> None:
 def test_nothing_is_asked_while_nobody_drafts_and_what_did_not_go_by_is_given_back() -> None:
     controller = cruising(WORLDS["cheap rows"])
     controller.cruise._set_out([[[None, None]]])
-    controller.cruise.left, controller.burst.of(signals(0)[0].key).wait = 20, 200
+    controller.cruise.left, controller.guesses.burst.of(signals(0)[0].key).wait = 20, 200
     controller.plan(signals(0))
     assert (controller.idle, controller.resting, controller.cruise.left) == (True, 19, 0)
     controller.resting -= 5

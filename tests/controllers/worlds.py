@@ -88,14 +88,21 @@ def join(tree: TokenTree, tokens: Sequence[int], confidence: Sequence[float], so
     return TokenTree.build(columns[0], columns[1], confidence=columns[2], sources=columns[3])
 
 
-def judged(tree: TokenTree) -> Verdict:
+def right_path(tree: TokenTree) -> tuple[int, ...]:
     """The path of RIGHT tokens."""
     path: list[int] = []
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if token == RIGHT and parent == (path[-1] if path else -1):
             path.append(node)
-    return Verdict(tuple(path), (RIGHT,) * len(path), 0)
+    return tuple(path)
+
+
+def judged(tree: TokenTree, proposed: TokenTree | None = None) -> Verdict:
+    """What stands of a tree; the next token is RIGHT where `proposed`, of which the tree was cut, goes on with it."""
+    path = right_path(tree)
+    more = proposed is not None and len(right_path(proposed)) > len(path)
+    return Verdict(path, (RIGHT,) * len(path), RIGHT if more else 0)
 
 
 @dataclass
@@ -141,8 +148,8 @@ class World:
                     trees[i] = join(trees[i], found, confidence, source)
             asked = any(budget.nodes for budget in budgets)
             draft.append(drafter.fixed + drafter.per_level * deepest if asked else 0.0)
-        trees = controller.select(trees)
-        verdicts = [judged(tree) for tree in trees]
+        proposed, trees = trees, controller.select(trees)
+        verdicts = [judged(tree, whole) for tree, whole in zip(trees, proposed, strict=True)]
         rows = self.batch + sum(len(tree) for tree in trees)
         score = self.seconds(rows)
         noise = np.exp(self.jitter * rng.standard_normal(len(draft) + 1)) * np.where(

@@ -7,7 +7,7 @@ from scipy import stats
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
-from paceline.diffusion.remdm import Rates
+from paceline.diffusion.remdm import Remasking
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, permutation
@@ -48,7 +48,7 @@ def test_the_share_of_masked_slots_does_not_depend_on_remasking(options: dict[st
 
 
 def test_remasking_without_the_compensation_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rates, "write", lambda self, round_: 1 / (STEPS - round_))
+    monkeypatch.setattr(Remasking, "write", lambda self, round_: 1 / (STEPS - round_))
     counts = masked_after({"method": "remdm", "remask_eta": 0.3})
     assert min(stats.binomtest(int(count), 20 * LENGTH, 1 - (i + 1) / STEPS).pvalue for i, count in enumerate(counts[:-1])) < 1e-6
 
@@ -57,7 +57,8 @@ def test_rates_are_those_of_the_paper() -> None:
     """sigma_max = min(1, (1 - a_s) / a_t); a masked slot is written with (a_s - (1 - sigma) a_t) / (1 - a_t)."""
     toy = Independent([0.5] * 8)
     parts = Recipe({"method": "remdm", "remask_eta": 0.3}).parts(toy, Canvas.of((), 8, mask_token_id=7))
-    rates = parts.transition.commit.rates  # type: ignore[attr-defined]
+    rates = parts.transition.commit
+    assert isinstance(rates, Remasking)
     assert [rates.sigma(i) for i in range(8)] == pytest.approx([0, 0.3, 0.3, 0.3, 0.3, 0.3, 1 / 6, 0])
     assert rates.write(4) == pytest.approx((5 / 8 - 0.7 * 4 / 8) / (1 - 4 / 8))
     assert rates.write(7) == 1

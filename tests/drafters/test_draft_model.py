@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tools.enumerate_draws import Choices
+from tools.one_sequence import enumerated
 from tools.random_drafts import random_target
 from tools.random_trees import TOLERANCE, WRONG, law_error
 from toys import ToyRunner
@@ -158,15 +159,7 @@ def enumerable(monkeypatch: pytest.MonkeyPatch, drafter: DraftModelDrafter, node
     """The drafter's tree as a program whose draws go through `Choices`."""
 
     def propose_one(choices: Choices) -> TokenTree:
-        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-            q = row_v.double().numpy().copy()
-            q[list(removed)] = 0.0
-            if not q.sum() > 0:
-                return None
-            token = choices.choose(list(q / q.sum()))
-            return token, min(float(row_v[token]), 1.0)
-
-        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
         state = begin(drafter, [1, 2], temperature=1.0)
         tree = propose(drafter, state, nodes, depth, go_on)
         drafter.end([state])

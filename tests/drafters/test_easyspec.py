@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import tiny_checkpoint
 import torch
 from tiny_llama import runner_of, spec_of, tiny_llama, tokens, weights_of
 from tools.enumerate_draws import Choices
+from tools.one_sequence import begin, program, propose, recorded_with
 from tools.random_drafts import random_target
 from tools.random_trees import WRONG, law_error
 from toy_models import ToyModels
@@ -18,16 +18,13 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
-from paceline.drafters import draft_rows, easyspec
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import easyspec
+from paceline.drafters.base import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.easyspec import EasySpecDrafter, GroupedState
 from paceline.errors import CapabilityError, ConfigError, DrafterError, UnsupportedModelError
 from paceline.models.layer_parallel import LayerParallelRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget
-
-PROMPT = [1, 2, 3]
+from paceline.tree.token_tree import TokenTree
 
 
 class Tiny(ToyModels):
@@ -45,16 +42,6 @@ class Tiny(ToyModels):
 def drafter_of(models: ToyModels, size: int = 64, **options: Any) -> EasySpecDrafter:
     args = DrafterArgs(vocab_size=size, index=0, max_context=512, models=models)
     return EasySpecDrafter(args, model="toy", **{"overlap": True} | options)
-
-
-def begin(drafter: Any, text: Sequence[int] = PROMPT, **fields: Any) -> Any:
-    (state,) = drafter.begin([Context("r", list(text), len(text), **fields)])
-    return state
-
-
-def propose(drafter: Any, state: Any, nodes: int = 4) -> TokenTree:
-    found: TokenTree = drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])[0]
-    return found
 
 
 @pytest.mark.parametrize("options", [{}, {"tree_width": 2}, {"tree_policy": "dyspec"}])
@@ -100,7 +87,7 @@ def test_after_calibration_the_cache_is_the_plain_drafts(width: int, monkeypatch
         drafter, plain = drafter_of(models, tree_width=width), runner_of(models.model, compiled=False)
         state, wrong = begin(drafter, tokens(30)), False
         for accepted in (4, 0, 2, 4, 1):
-            tree = propose(drafter, state)
+            tree = propose(drafter, state, 4)
             path = tree.path(tree.leaves()[0])[:accepted]
             state.context.tokens += [*(int(tree.tokens[i]) for i in path), accepted]
             state.settle(drafter.runner)
@@ -120,48 +107,30 @@ def test_the_text_takes_one_exact_pass_and_levels_behind_it_fuzzy_ones() -> None
     models = ToyModels(ToyRunner(11), ToyRunner(11, order=None))
     drafter = drafter_of(models, 11)
     state = begin(drafter)
-    tree = propose(drafter, state)
+    tree = propose(drafter, state, 4)
     assert models.groups.passes == [False, True, True, True]
     state.context.tokens += [*tree.tokens.tolist(), 5]
     fed = models.groups.fed
-    propose(drafter, state)
+    propose(drafter, state, 4)
     assert models.groups.passes[4:] == [False, True, True, True]
     assert models.groups.fed - fed == 5 + 3, "the accepted tokens and the target's own were fed once more, in one pass"
     drafter.paces.always = False
-    propose(drafter, state)
+    propose(drafter, state, 4)
     assert not any(models.groups.passes[8:])
 
 
-def program(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ToyModels]:
-    models = ToyModels(ToyRunner(4), ToyRunner(4, order=None))
-    drafter = drafter_of(models, 4)
-
-    def draws(choices: Choices) -> TokenTree:
-        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float]:
-            token = choices.choose(row_v.double().tolist())
-            return token, min(float(row_v[token]), 1.0)
-
-        monkeypatch.setattr(draft_rows, "draw", enumerated)
-        state = begin(drafter, temperature=1.0)
-        tree = propose(drafter, state, 3)
-        drafter.end([state])
-        return tree
-
-    return draws, models
-
-
 def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws, _ = program(monkeypatch)
+    drafter = drafter_of(ToyModels(ToyRunner(4), ToyRunner(4, order=None)), 4)
+    draws = program(monkeypatch, drafter)
     assert law_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
 
 
 def test_the_law_check_catches_the_q_of_an_exact_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws, models = program(monkeypatch)
+    models = ToyModels(ToyRunner(4), ToyRunner(4, order=None))
+    draws = program(monkeypatch, drafter_of(models, 4))
 
     def lying(choices: Choices) -> TokenTree:
-        tree: TokenTree = draws(choices)
-        rows = {p: models.groups.logits([*PROMPT, *(int(tree.tokens[i]) for i in tree.path(p))]).softmax(0) for p in tree.trials}
-        return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
+        return recorded_with(draws(choices), models.groups.logits)
 
     assert law_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
 

@@ -8,38 +8,25 @@ from typing import Any
 
 import pytest
 import tiny_checkpoint
-import torch
 from tools.enumerate_draws import Choices
+from tools.one_sequence import PROMPT, begin, program, propose, recorded_with
 from tools.random_drafts import random_target
 from tools.random_trees import WRONG, law_error
 from toy_models import ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters import draft_rows
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import DrafterArgs
 from paceline.drafters.s2d import S2dDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.load import load_runner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget
-
-PROMPT = [1, 2, 3]
+from paceline.tree.token_tree import TokenTree
 
 
 def drafter_of(size: int = 11, **options: Any) -> tuple[S2dDrafter, ToyModels]:
     models = ToyModels(ToyRunner(size), ToyRunner(size, order=None, sharpness=1.5))
     args = DrafterArgs(vocab_size=size, index=0, max_context=99, models=models)
     return S2dDrafter(args, model="toy", **options), models
-
-
-def begin(drafter: S2dDrafter, tokens: Sequence[int] = PROMPT, **fields: Any) -> Any:
-    (state,) = drafter.begin([Context("r", list(tokens), len(tokens), **fields)])
-    return state
-
-
-def propose(drafter: S2dDrafter, state: Any, nodes: int = 6) -> TokenTree:
-    return drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])[0]
 
 
 def greedy(models: ToyModels, steps: int, exits: Sequence[int], thresholds: Sequence[float]) -> list[int]:
@@ -98,36 +85,19 @@ def test_what_waits_too_long_is_fed_to_all_layers() -> None:
     assert models.exits.open_caches == 0
 
 
-def program(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ToyModels]:
-    drafter, models = drafter_of(4, draft_exits=[1, 2], draft_exit_thresholds=[0.45, 0.55])
-
-    def draws(choices: Choices) -> TokenTree:
-        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float]:
-            token = choices.choose(row_v.double().tolist())
-            return token, min(float(row_v[token]), 1.0)
-
-        monkeypatch.setattr(draft_rows, "draw", enumerated)
-        state = begin(drafter, temperature=1.0)
-        tree = propose(drafter, state, 3)
-        drafter.end([state])
-        return tree
-
-    return draws, models
-
-
 def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws, models = program(monkeypatch)
+    drafter, models = drafter_of(4, draft_exits=[1, 2], draft_exit_thresholds=[0.45, 0.55])
+    draws = program(monkeypatch, drafter)
     assert law_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
     assert {stop for _, stop, _ in models.exits.ran} == {1, 2, 4}, "every exit is taken somewhere"
 
 
 def test_the_law_check_catches_a_q_of_another_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws, models = program(monkeypatch)
+    drafter, models = drafter_of(4, draft_exits=[1, 2], draft_exit_thresholds=[0.45, 0.55])
+    draws = program(monkeypatch, drafter)
 
     def lying(choices: Choices) -> TokenTree:
-        tree: TokenTree = draws(choices)
-        rows = {p: models.exits.at([*PROMPT, *(int(tree.tokens[i]) for i in tree.path(p))], 4).softmax(0) for p in tree.trials}
-        return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
+        return recorded_with(draws(choices), lambda text: models.exits.at(text, 4))
 
     assert law_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_law
+from tools.one_sequence import begin, enumerated, propose
 from tools.random_drafts import random_target
 from tools.random_trees import WRONG, law_error
 from toy_models import ToyModels, nested
@@ -17,14 +18,14 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import bundled_prompts
 from paceline.drafters import draft_rows
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import DrafterArgs
 from paceline.drafters.middle_state import reroot
 from paceline.drafters.specmquant import SpecMQuantDrafter
 from paceline.engine.judge import ExactJudge
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget, Verdict
+from paceline.tree.types import Verdict
 from paceline.verifiers.recursive_rejection import RecursiveRejection
 
 VOCAB = 3
@@ -52,15 +53,6 @@ def drafter_of(
         nested=lambda config: nested(config, args), judge=judge or ExactJudge(),
     )  # fmt: skip
     return SpecMQuantDrafter(args, **options), models
-
-
-def begin(drafter: SpecMQuantDrafter, tokens: Sequence[int], **fields: Any) -> Any:
-    (state,) = drafter.begin([Context("r", list(tokens), len(tokens), **fields)])
-    return state
-
-
-def propose(drafter: SpecMQuantDrafter, state: Any, nodes: int = 6) -> TokenTree:
-    return drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])[0]
 
 
 @pytest.mark.parametrize(
@@ -115,15 +107,7 @@ def program(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     drafter, models = drafter_of(VOCAB, judge, **options)
 
     def draws(choices: Choices) -> TokenTree:
-        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-            q = row_v.double().numpy().copy()
-            q[list(removed)] = 0.0
-            if not q.sum() > 0:
-                return None
-            token = choices.choose(list(q / q.sum()))
-            return token, min(float(row_v[token]), 1.0)
-
-        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
         judge.choices = choices
         state = begin(drafter, [1, 2], temperature=1.0)
         tree = propose(drafter, state, 3)

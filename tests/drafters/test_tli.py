@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import shuffled_draft
 import torch
 from tools.enumerate_draws import Choices
+from tools.one_sequence import begin, enumerated
 from tools.random_drafts import random_target
 from tools.random_trees import WRONG, law_error
 from toy_models import OTHER, ToyModels
@@ -40,24 +40,11 @@ def propose(drafter: TliDrafter, state: Any, nodes: int = 3, depth: int = 2) -> 
     return drafter.propose([state], [Budget(nodes, depth)], [EMPTY_TREE])[0]
 
 
-def begin(drafter: TliDrafter, tokens: Sequence[int], **fields: Any) -> Any:
-    (state,) = drafter.begin([Context("r", list(tokens), len(tokens), **fields)])
-    return state
-
-
 def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
     drafter, _ = drafter_of(tree_width=width)
 
     def draws(choices: Choices) -> TokenTree:
-        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-            q = row_v.double().numpy().copy()
-            q[list(removed)] = 0.0
-            if not q.sum() > 0:
-                return None
-            token = choices.choose(list(q / q.sum()))
-            return token, min(float(row_v[token]), 1.0)
-
-        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
         state = begin(drafter, [1, 2], temperature=1.0)
         tree = propose(drafter, state)
         drafter.end([state])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tools.enumerate_draws import Choices
+from tools.one_sequence import enumerated
 from tools.random_drafts import random_target
 from tools.random_trees import WRONG, law_error
 from toy_models import ToyModels, letters
@@ -135,15 +134,7 @@ def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
     drafter = DraftModelDrafter(args, model="toy", draft_vocab_size=3, tree_width=width)
 
     def propose(choices: Choices) -> TokenTree:
-        def enumerated(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-            q = row_v.double().numpy().copy()
-            q[list(removed)] = 0.0
-            if not q.sum() > 0:
-                return None
-            token = choices.choose(list(q / q.sum()))
-            return token, min(float(row_v[token]), 1.0)
-
-        monkeypatch.setattr(draft_rows, "draw", enumerated)
+        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
         (state,) = drafter.begin([Context("r", [1, 2], 2, 1.0)])
         (tree,) = drafter.propose([state], [Budget(3, 2)], [EMPTY_TREE])
         assert 2 not in tree.tokens

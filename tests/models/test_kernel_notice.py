@@ -1,4 +1,4 @@
-"""The line that says kernels are being compiled: where they are, and not where they come from disk."""
+"""The line that says kernels are being compiled: where they are, once, and not where they come from disk."""
 
 from __future__ import annotations
 
@@ -8,39 +8,73 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numba import cfunc, types
+from numba.core import caching
 
-from paceline.models.kernels import forward
+from paceline.compiled import compiled
+from paceline.models.kernels import draft_run, exit_chain, forward
+from paceline.models.kernels.entry import machine_code
 
 SOURCE = "def entry(number):\n    pass\n"
+LINE = "compiling the test, which takes no time; where they can be kept on disk, once a machine"
 
 
-def compiled(path: Path, **options: Any) -> Any:
+def function_of(path: Path) -> Any:
     """The function of a file, as in a process that has not seen it."""
     spec = importlib.util.spec_from_file_location("entry_of_a_test", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return cfunc(types.void(types.int64), pipeline_class=forward.Announced, **options)(module.entry)
+    return module.entry
 
 
-def test_only_compiling_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def path(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a function; what Paceline logs is kept."""
     monkeypatch.setattr(logging.getLogger("paceline"), "propagate", True)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    path, told = tmp_path / "entry.py", []
-    path.write_text(SOURCE)
-    for cache in (True, True, False):
-        with caplog.at_level(logging.WARNING, "paceline"):
-            made = compiled(path, cache=cache)
-        told.append((made.cache_hits, [record.getMessage()[:29] for record in caplog.records]))
+    caplog.set_level(logging.INFO, "paceline")
+    found = tmp_path / "entry.py"
+    found.write_text(SOURCE)
+    return found
+
+
+def test_only_compiling_is_announced(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+    for _ in range(2):
+        made = machine_code(function_of(path), "the test", "no time")
+        told.append((made.cache_hits, [record.getMessage() for record in caplog.records]))
         caplog.clear()
-    line = ["compiling the CPU kernels, wh"]
-    assert told == [(0, line), (1, []), (0, line)]
+    assert told == [(0, [LINE]), (1, [])]
 
 
-def test_the_pass_is_compiled_that_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(forward, "cfunc", lambda *types, **options: given.append(options) or (lambda entry: entry))
-    forward.compiled.__wrapped__()
-    assert [(one["pipeline_class"], one["cache"]) for one in given] == [(forward.Announced, True)]
+@pytest.mark.parametrize("fails", ["ensure_cache_path", "save", "load"])
+def test_where_nothing_can_be_kept_it_is_said_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def refused(*arguments: object) -> None:
+        raise PermissionError("read-only")
+
+    owner = caching._CacheLocator if fails == "ensure_cache_path" else caching.IndexDataCacheFile
+    monkeypatch.setattr(owner, fails, refused)
+    made = machine_code(function_of(path), "the test", "no time")
+    assert [record.getMessage() for record in caplog.records] == [LINE]
+    assert made.ctypes(3) is None  # it runs
+    assert not list(path.parent.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize("module", [forward, draft_run, exit_chain], ids=lambda module: module.__name__)
+def test_all_kernels_are_made_that_way(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(module, "machine_code", lambda entry, name, duration: names.append(name))
+    module.compiled.__wrapped__()
+    assert names[0].startswith("the ")
+
+
+def test_other_functions_are_announced_from_info_on(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+    for _ in range(2):
+        compiled(function_of(path))(3)
+        told.append([(record.levelno, record.getMessage()) for record in caplog.records])
+        caplog.clear()
+    assert told == [[(logging.INFO, "compiling entry, at its first use")], []]

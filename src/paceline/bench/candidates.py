@@ -46,7 +46,7 @@ SHARED: Final = ("num_speculative_tokens", "disable_by_batch_size")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Arm:
     """One arm of the search.
 
     Attributes:
@@ -86,9 +86,9 @@ class Setting:
 class Candidates:
     """Settings in the order of their promise, method -> why it is not among them, and the settings beyond MOST."""
 
-    settings: Sequence[Setting]
+    settings: Sequence[Arm]
     skipped: Mapping[str, str]
-    beyond: Sequence[Setting] = ()
+    beyond: Sequence[Arm] = ()
 
 
 def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Sequence[int]) -> Candidates:
@@ -104,10 +104,10 @@ def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Se
     first = [*lists[:1], *singles, *lists[1:]]
     fixed = [{**config, "num_speculative_tokens": tokens} for tokens in TOKENS for config in first]
     options = [{**config, **more} for config in singles for more in _grid(str(config["method"]), capabilities)]
-    elsewhere = [Setting(config, number) for number in others for config in (None, *first[:1])]
+    elsewhere = [Arm(config, number) for number in others for config in (None, *first[:1])]
     turns = [lists, singles[::2], singles[1::2], fixed]
-    kinds = [[Setting(config, default) for config in kind] for kind in (_autos(drafts), *turns)]
-    kinds.append([*elsewhere, *(Setting(config, default) for config in options)])
+    kinds = [[Arm(config, default) for config in kind] for kind in (_autos(drafts), *turns)]
+    kinds.append([*elsewhere, *(Arm(config, default) for config in options)])
     found = [setting for turn in zip_longest(*kinds) for setting in turn if setting is not None]
     return Candidates(found[:MOST], skipped, found[MOST:])
 

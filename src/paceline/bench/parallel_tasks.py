@@ -17,7 +17,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.bench.parallel_grids import is_latin, is_sudoku, latin_puzzle, parse_grid, sudoku_puzzle, written
 from paceline.checking import integer, need
@@ -33,6 +33,8 @@ TEST_SHARE = 8
 """One prompt in so many belongs to the test split, whatever the seed."""
 
 Split = Literal["train", "test"]
+Facts = tuple[Any, ...]
+"""What a scorer needs to know of a question: the queue, the place, the name; or the grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ class Item:
         task: its name in `TASKS`.
         prompt: ends with " =>".
         answer: one right answer, which begins with a space.
-        facts: what a scorer needs: the queue, the place, the name; or the grid.
+        facts: what its scorer needs.
     """
 
     task: str
     prompt: str
     answer: str
-    facts: tuple[object, ...]
+    facts: Facts
 
     def right(self, text: str) -> bool:
         """Whether a text is a right answer; blanks around it do not count, anything else does."""
@@ -67,7 +69,7 @@ class Task:
     """
 
     make: Callable[[random.Random], Item]
-    right: Callable[[str, tuple[object, ...]], bool]
+    right: Callable[[str, Facts], bool]
     determined: bool
 
 
@@ -117,7 +119,7 @@ def _whole(task: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> T
         queue, _ = _queue(rng)
         return _item(task, task, queue, change(queue))
 
-    return Task(make, lambda text, facts: parse_queue(text) == change(facts[0]), True)  # type: ignore[arg-type]
+    return Task(make, lambda text, facts: parse_queue(text) == change(facts[0]), True)
 
 
 def _shuffle() -> Task:
@@ -128,9 +130,8 @@ def _shuffle() -> Task:
             answer = tuple(rng.sample(queue, len(queue)))
         return _item("shuffle", "shuffle", queue, answer)
 
-    def right(text: str, facts: tuple[object, ...]) -> bool:
-        queue: tuple[str, ...] = facts[0]  # type: ignore[assignment]
-        found = parse_queue(text)
+    def right(text: str, facts: Facts) -> bool:
+        queue, found = facts[0], parse_queue(text)
         return found is not None and found != queue and sorted(found) == sorted(queue)
 
     return Task(make, right, False)
@@ -174,10 +175,10 @@ def _at(kind: str, *, chosen: bool) -> Task:
         order = (at if chosen else anywhere).format(place=place, name=name)
         return _item(task, order, queue, change(queue, place, name), place if chosen else None, name)
 
-    def right(text: str, facts: tuple[object, ...]) -> bool:
+    def right(text: str, facts: Facts) -> bool:
         queue, place, name = facts
-        places = [place] if chosen else _places(kind, queue)  # type: ignore[arg-type]
-        return parse_queue(text) in {change(queue, p, name) for p in places}  # type: ignore[arg-type]
+        places = [place] if chosen else _places(kind, queue)
+        return parse_queue(text) in {change(queue, p, name) for p in places}
 
     return Task(make, right, chosen)
 
@@ -192,11 +193,12 @@ def _sentence() -> Task:
         said = f"{people[0]} gave {people[1]} a" if len(people) == 2 else f"{people[0]} has a"
         return Item("sentence", f"sentence: {', '.join(words)} =>", f" {said} {colour} {thing}.", (tuple(sorted(words)),))
 
-    def right(text: str, facts: tuple[object, ...]) -> bool:
+    def right(text: str, facts: Facts) -> bool:
         found = re.fullmatch(r"([A-Z][a-z]+) (?:has|gave ([A-Z][a-z]+)) a ([a-z]+) ([a-z]+)\.", text)
         if found is None or found[3] not in COLOURS or found[4] not in THINGS:
             return False
-        return tuple(sorted(word for word in found.groups() if word is not None)) == facts[0]
+        words: tuple[str, ...] = facts[0]
+        return tuple(sorted(word for word in found.groups() if word is not None)) == words
 
     return Task(make, right, False)
 
@@ -208,7 +210,7 @@ def _grid(task: str, puzzle: Callable[[random.Random], tuple[str, str]], fine: C
         given, full = puzzle(rng)
         return Item(task, f"{task}: {written(given)} =>", " " + written(full), (given,))
 
-    def right(text: str, facts: tuple[object, ...]) -> bool:
+    def right(text: str, facts: Facts) -> bool:
         found, given = parse_grid(text), str(facts[0])
         return found is not None and fine(found) and all(g in ("_", f) for g, f in zip(given, found, strict=True))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.candidates import Setting
+from paceline.bench.candidates import Arm
 from paceline.bench.compare import first_difference
 from paceline.bench.halving import RefusedError
 from paceline.config import SamplingParams
@@ -41,7 +41,7 @@ class Trial:
     def __init__(
         self,
         llm: LLM,
-        settings: Sequence[Setting],
+        settings: Sequence[Arm],
         groups: Sequence[Sequence[Any]],
         params: SamplingParams,
         clock: Callable[[], float] = perf_counter,

@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.candidates import Setting, candidates, thread_counts, with_prediction
+from paceline.bench.candidates import Arm, candidates, thread_counts, with_prediction
 from paceline.bench.halving import MIN_PAIRS, Gain, Interval, Race, RefusedError, confirm, interval, race
 from paceline.bench.trial import Trial
 from paceline.config import SamplingParams
@@ -62,9 +62,9 @@ class Tuning:
     threads: int
     prompts: int
     batch_size: int
-    best: Setting | None = None
+    best: Arm | None = None
     gain: Interval | None = None
-    chosen: Setting | None = None
+    chosen: Arm | None = None
     settings: dict[str, tuple[float, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Tuning:
         """JSON-ready."""
         found = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("best", "chosen", "gain", "profile")}
         for key in ("best", "chosen"):
-            setting: Setting | None = getattr(self, key)
+            setting: Arm | None = getattr(self, key)
             found[key] = setting and {"speculative_config": setting.config, "threads": setting.threads}
         found["settings"] = [{"setting": k, "gain": gain, "pairs": pairs} for k, (gain, pairs) in self.settings.items()]
         return found | {"gain": self.gain and asdict(self.gain), "profile": self.profile and asdict(self.profile)}
@@ -206,10 +206,10 @@ def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
     if found.interrupted and not enough:
         return
     wins = found.best is not None and found.gain is not None and found.gain.low > 1.0
-    found.chosen = found.best if wins else Setting(None, found.threads)
+    found.chosen = found.best if wins else Arm(None, found.threads)
 
 
-def _profile(found: Tuning, chosen: Setting, conditions: Conditions, *, budget: float, max_tokens: int) -> Profile:
+def _profile(found: Tuning, chosen: Arm, conditions: Conditions, *, budget: float, max_tokens: int) -> Profile:
     config = None if chosen.config is None else with_prediction(chosen.config)
     if config is not None and chosen.fixed:
         config["disable_by_batch_size"] = FIXED_UP_TO * found.batch_size + 1

@@ -78,11 +78,15 @@ def acceptance(
 
     found = analyze(*rows, counts, nodes)
     if html is not None:
-        from paceline.bench.acceptance_page import page
-
-        with outputs.writing("--html", html):
-            html.write_text(page(found, NOTE), encoding="utf-8")
+        _write_page(html, found)
     print(json.dumps(found.to_dict()) if as_json else words(found))
+
+
+def _write_page(path: Path, found: Analysis) -> None:
+    from paceline.bench.acceptance_page import page
+
+    with outputs.writing("--html", path):
+        path.write_text(page(found, NOTE), encoding="utf-8")
 
 
 def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:

@@ -19,8 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import analyze, bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify
+from paceline.cli import analyze, bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify, waits
 from paceline.errors import PacelineError
+from paceline.waiting import shown_by
 
 BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
@@ -75,7 +76,8 @@ def run(arguments: Sequence[str]) -> int:
     logs.start()
     try:
         # Not app(): that would turn interrupts, broken pipes and mistakes into messages of its own, over several lines.
-        with typer.main.get_command(app).make_context("paceline", list(arguments) or ["--help"]) as context:
+        context = typer.main.get_command(app).make_context("paceline", list(arguments) or ["--help"])
+        with context, shown_by(waits.spinner):
             context.command.invoke(context)
         sys.stdout.flush()
         return 0

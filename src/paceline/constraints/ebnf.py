@@ -10,11 +10,14 @@ nothing here: they choose between parses, and the question is only whether there
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.constraints import regex
 from paceline.constraints.expression import NEVER, Expr, Grammar, Ref, Star, alt, seq
 from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lark.lexer import TerminalDef
 
 LAZY_STRING: Final = r".*?(?<!\\)(\\\\)*?"
 """Inside of Lark's `common.ESCAPED_STRING`: as lazy matching means it, but no regular expression in the strict sense."""
@@ -72,9 +75,9 @@ def _alternatives(known: Expr | None) -> list[Expr]:
     return [] if known is None else [known]
 
 
-def _terminal(terminal: object) -> Expr:
-    pattern: str = terminal.pattern.to_regexp()  # type: ignore[attr-defined]  # lark.lexer.TerminalDef
+def _terminal(terminal: TerminalDef) -> Expr:
+    pattern = terminal.pattern.to_regexp()
     try:
         return regex.parse(pattern.replace(LAZY_STRING, STRICT_STRING))
     except ConfigError as error:
-        raise ConfigError(f"terminal {terminal.name} of the grammar: {error}") from None  # type: ignore[attr-defined]
+        raise ConfigError(f"terminal {terminal.name} of the grammar: {error}") from None

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Final
 from paceline.checking import need
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.burst import Burst
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.counts import Counts, evenly
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY, cheap_ones
+from paceline.controllers.guesses import Guesses
 from paceline.controllers.memory import Memory
-from paceline.controllers.pick import cut
-from paceline.controllers.planner import DISTURBED, Planner
+from paceline.controllers.planner import Planner
 from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
 from paceline.tree.types import NO_BUDGET, Budget
@@ -86,9 +85,8 @@ class AutoController(Planner):
         need(short_step >= 0.0, "short_step", "be 0 or more seconds", short_step)
         self.short_step = short_step
         self.memory = Memory(memory, self.acceptance.sources, self._yields, self._latest)
-        self.cruise, self.burst = Cruise(len(self.names)), Burst()
+        self.cruise, self.guesses = Cruise(len(self.names)), Guesses()
         self.cruising = self.bursting = False
-        self._tables: Sequence[int] = ()  # who guesses while nothing is drafted
         self._learning = 0.0  # seconds that the outcome of the step before took
         self._signals: Sequence[Signal] = ()
         self._silent = 0  # steps that went by from one on in which no plan was needed and nobody drafted
@@ -97,7 +95,8 @@ class AutoController(Planner):
         """Go on as planned where that was said, else plan this step."""
         if self.bursting and self._guesses_again(signals):
             return
-        self.burst.give_back(self.resting)
+        self.asks = None
+        self.guesses.burst.give_back(self.resting)
         if self._silent:
             self._end_silence()
         self.bursting, self.cruising = False, self.cruise.goes_on(signals)
@@ -106,6 +105,7 @@ class AutoController(Planner):
                 self._rest(signals)
             return
         start = self.clock()
+        self.gain = self.guesses.gain if len(signals) == 1 else 1.0
         self._learn()
         self._signals = signals
         if self.cruises:  # a trial takes some dozen steps: one drafter at a time
@@ -130,25 +130,30 @@ class AutoController(Planner):
         """Up to the next guess of a table; where it is time for one, it is made in this step."""
         if not (self.cruises and self.listens):
             return most
-        self._tables, self.listens = self.listens, []
-        burst = self.burst.of(signals[0].key)
+        self.guesses.tables, self.listens = self.listens, []
+        burst = self.guesses.burst.of(signals[0].key)
         self.bursting = burst.wait == 0
         return 1 if self.bursting else burst.pause(most)
 
     def _guesses_again(self, signals: Sequence[Signal]) -> bool:
-        """Whether this step goes as the one before, whose guess held."""
-        if self.burst.wait or [signal.key for signal in signals] != [self.burst.key] or self.cruise.left:
+        """Whether this step needs no plan: it comes soon after a guess, with which it makes one burst."""
+        guesses, gate = self.guesses, self._gates[batch_bucket(1)]
+        if guesses.paused:
+            left, self.resting = self.resting, 0
+            steps = guesses.end_pause(left)
+            self._rates.count(1, steps, steps * guesses.plain, steps)
+            gate.wait += left
+        if len(signals) != 1 or self.cruise.left or not guesses.goes_on(signals[0].key, gate):
             return False
-        gate = self._gates[batch_bucket(1)]
-        if gate.wait < 2:
-            return False
-        gate.wait -= 1
-        self.batch[0].clear(signals[0].remaining)
+        self.batch[0].remaining, wait = signals[0].remaining, guesses.pause()
+        self.idle, self.resting = wait > 0, max(wait - 1, 0)
+        gate.wait -= wait or 1
         return True
 
     def _guess(self, signal: Signal) -> None:
         """Let the tables guess in this step, which is plain otherwise."""
-        self.idle, self.batch = False, [self.begin(signal)]
+        self.idle, self.batch, self.asks = False, [self.begin(signal)], self.guesses.tables
+        self.guesses.plain = self._gates[batch_bucket(1)].plain_seconds(1, self.table)
         self.worths, self.thinking, self.asking = {}, 0.0, [0.0] * len(self.names)
 
     def _end_silence(self) -> None:
@@ -159,6 +164,8 @@ class AutoController(Planner):
         self._end_rest()
         plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.table)
         self._rates.count(self._size, self._size * steps, steps * plain, steps)
+        if self._size == 1:
+            self.guesses.burst.count(steps, steps, steps)
         self._gates[batch_bucket(self._size)].passed(steps)
         for one in self.batch:
             for watch in one.watches:
@@ -168,9 +175,9 @@ class AutoController(Planner):
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
         if self.cruising:
             return self.cruise.budget(index, drafter, so_far)
-        if self.bursting:
+        if self.bursting and not self.idle:
             depth = min(GUESS, self.max_depth, self.max_nodes, self.batch[0].remaining - 1)
-            return Budget(depth, depth) if drafter in self._tables and depth > 0 and not len(so_far) else NO_BUDGET
+            return Budget(depth, depth) if drafter in self.guesses.tables and depth > 0 and not len(so_far) else NO_BUDGET
         start = self.clock()
         found = super().budget(index, drafter, so_far)
         self.asking[drafter] += self.clock() - start
@@ -179,7 +186,8 @@ class AutoController(Planner):
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Keep the nodes that are worth their rows."""
         if self.bursting:
-            return self._select_guess(trees)
+            source = lone_source(trees[0])
+            return list(trees) if source < 0 else [self.guesses.select(trees[0], self._select_chain(trees, source)[0])]
         if not self.cruising:
             start = self.clock()
             found = super().select(trees)
@@ -199,31 +207,15 @@ class AutoController(Planner):
             self._learning = 0.0
             return
         if self.bursting:
-            self._learn_guess(trees[0], verdicts[0], times)
+            if not self.idle:
+                brought = self.guesses.learn(trees[0], verdicts[0], times, (self.acceptance, self.batch[0].own))
+                self._rates.count(1, *brought)
             return
         start = self.clock()
         super().observe(trees, verdicts, times)
         if self.cruises and not self.idle and self.cost.steps >= FIRST:
             self.cruise.start(self, self._signals, self.most)
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
-
-    def _select_guess(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """What is worth its rows of a guess, but its first token in any case: text that has become foreseeable must show."""
-        source = lone_source(trees[0])
-        if source < 0:
-            return list(trees)
-        found = self._select_chain(trees, source)
-        return found if len(found[0]) else [cut(trees[0], range(1), len(trees[0]))]
-
-    def _learn_guess(self, tree: TokenTree, verdict: Verdict, times: StepTimes) -> None:
-        """What a table's guess brought says when to ask again."""
-        plain = self._gates[batch_bucket(1)].plain_seconds(1, self.table)
-        seconds = times.score + times.verify + sum(times.draft) + times.other
-        net = 1 + len(verdict.path) - min(seconds / plain, 1.0 + len(tree) + DISTURBED)
-        self.burst.after(net if verdict.path else min(net, 0.0))
-        if len(tree):
-            self.acceptance.observe(self.batch[0].own, tree, verdict.path)
-        self._rates.count(1, 1 + len(verdict.path), seconds)
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -249,7 +241,16 @@ class AutoController(Planner):
         gate.passed(found.steps)
         if not self.cost.disturbed:
             any_asked = bool(found.asked)
-            gate.record(size, found.tokens, found.seconds, admitted=True, asked=any_asked, table=self.table, steps=found.steps)
+            gate.record(
+                size,
+                found.tokens,
+                found.seconds,
+                admitted=True,
+                asked=any_asked,
+                table=self.table,
+                steps=found.steps,
+                gain=self.gain,
+            )
         usual, levels = found.usual()
         for _ in range(1 + found.steps // ALIKE):
             self.cost.observe(size, self._context, usual, self.names, levels, always=True)

@@ -64,12 +64,14 @@ class Controller:
             later says what came of it (`engine.listening`).
         resting: set by `plan`: for so many further steps of the same sequences nothing is drafted, and neither `plan` nor `observe`
             is called, only `passed`; the engine counts it down.
+        asks: drafters who may get a budget in this step, set by `plan`; nobody else is asked. None: any may.
     """
 
     name: str
     idle: bool = False
     listens: Sequence[int] = ()
     resting: int = 0
+    asks: Sequence[int] | None = None
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """A new step begins with these sequences; called before any budget is asked for."""

@@ -22,6 +22,7 @@ SHARE: Final = 0.015
 """About this share of the time goes into guesses where they bring nothing."""
 
 _RATE = 0.2
+_PRIOR, _DECAY = 16.0, 0.99
 _ONCE = 0.25  # share of the steps up to the next guess that a single one may lose
 
 
@@ -32,10 +33,25 @@ class Burst:
         wait: plain steps before the next guess. key: of the sequence.
     """
 
-    __slots__ = ("_mean", "_paused", "_stride", "key", "wait")
+    __slots__ = ("_mean", "_paused", "_stride", "_tokens", "_units", "key", "wait")
 
     def __init__(self) -> None:
         self.wait, self._stride, self._paused, self.key, self._mean = 0, 1, 0, -1, 0.0
+        self._tokens = self._units = _PRIOR
+
+    @property
+    def gain(self) -> float:
+        """Tokens that plain steps and guesses brought lately for each that plain steps alone would have brought, 1 at least."""
+        return max(self._tokens / self._units, 1.0)
+
+    def count(self, tokens: int, units: float, steps: int = 1) -> None:
+        """What steps brought, guesses or none.
+
+        Args:
+            units: plain steps that would have taken their time.
+        """
+        decay = _DECAY**steps
+        self._tokens, self._units = self._tokens * decay + tokens, self._units * decay + units
 
     def of(self, key: int) -> Burst:
         """The rhythm for this sequence; a new one is soon guessed for."""
@@ -54,9 +70,13 @@ class Burst:
         """So many steps of the last pause did not go by."""
         self.wait, self._paused = self.wait + min(steps, self._paused), 0
 
-    def after(self, net: float) -> None:
-        """What a guess brought: tokens, less those that plain steps would have brought in its time."""
+    def after(self, net: float, *, true: bool | None = None) -> None:
+        """What a guess brought: tokens, less those that plain steps would have brought in its time.
+
+        Args:
+            true: its first token came, whether or not it was scored; by default where it brought more than it took.
+        """
         self._mean += _RATE * (net - self._mean)
         most = int(min(max(-self._mean / SHARE, LEAST[self._mean <= 0.0]), MOST))
-        self._stride = 1 if net > 0.0 else min(max(2 * self._stride, int(-net / _ONCE)), most)
+        self._stride = 1 if net > 0.0 or true else min(max(2 * self._stride, int(-net / _ONCE)), most)
         self.wait = self._stride - 1

@@ -113,6 +113,14 @@ class CostModel:
             self._tables[key] = found
         return found
 
+    def drafted(self, size: int, context: int, table: Sequence[float]) -> list[float]:
+        """`table` for a step in which drafts were asked for, whether or not it scores any: what asking takes besides drafting is
+        not saved by scoring nothing."""
+        found, base, b = list(table), min(size, len(table) - 2), batch_bucket(size)
+        curve = self._curve(b, context_bucket(context))
+        found[base] = max(found[base], found[base + 1] - (curve.at(base + 1) - curve.at(base)))
+        return found
+
     def draft(self, drafter: str, levels: int, batch: int = 1) -> float:
         """Seconds that `drafter` takes for a draft of so many levels for the whole batch."""
         return self.line(drafter, batch).at(levels)

@@ -137,6 +137,7 @@ class Gate:
         table: Sequence[float],
         steps: int = 1,
         thinking: float = 0.0,
+        gain: float = 1.0,
     ) -> None:
         """What steps brought.
 
@@ -146,6 +147,7 @@ class Gate:
             admitted: they could draft. asked: some drafter was used because the plan wants it.
             table: expected seconds of a step by rows.
             thinking: seconds of planning that most steps go without; tries cost them, whatever they show.
+            gain: tokens that come while nothing is drafted for each that plain steps bring: what drafting must beat.
         """
         if not admitted:
             self.rested(size, [seconds])
@@ -154,7 +156,7 @@ class Gate:
         if not self._plain:
             return
         plain, decay = self.plain_seconds(size, table), _DECAY**steps
-        self._brought = self._brought * decay + tokens / size * plain
+        self._brought = self._brought * decay + tokens / size * plain / gain
         if self.settled or not asked:  # a try plans every step, which says nothing of later ones
             seconds, thinking = seconds + thinking, 0.0
         self._spent = self._spent * decay + seconds
@@ -162,10 +164,13 @@ class Gate:
         patient = asked and self._brought > CLEARLY * self._spent
         enough = ALMOST if asked and not self.settled else 1.0
         if self._steps >= (PATIENCE if patient else TRY) and self._brought < enough * self._spent:
-            self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
-            lost = (self._spent + self._thought - self._brought) / plain
-            self.wait = int(min(max(lost / SHARE, LEAST), MOST if size == 1 else 4 * MOST))
-            self._begin()
+            self._close((self._spent + self._thought - self._brought) / plain, MOST if size == 1 else 4 * MOST)
+
+    def _close(self, lost: float, most: int) -> None:
+        """Wait the longer the more tokens were lost, up to `most` steps."""
+        self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
+        self.wait = int(min(max(lost / SHARE, LEAST), most))
+        self._begin()
 
     def plain_seconds(self, size: int, table: Sequence[float]) -> float:
         """Of a step without drafting, scaled from the nearest batch size that was timed; what `table` says before any was."""

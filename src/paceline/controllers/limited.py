@@ -105,6 +105,10 @@ class LimitedController(Controller):
     def resting(self, steps: int) -> None:
         self.inner.resting = steps
 
+    @property
+    def asks(self) -> Sequence[int] | None:  # type: ignore[override]
+        return self.inner.asks
+
     def plan(self, signals: Sequence[Signal]) -> None:
         """Find out what fits, and let the other plan within it."""
         self._signals = signals

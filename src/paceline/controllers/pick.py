@@ -21,6 +21,8 @@ from paceline.tree.token_tree import EMPTY_TREE
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
 
+_UNLIKELY = 0.05
+
 Ranked = tuple[float, int, int]
 Candidate = tuple[int, list[float], Sequence[int]]
 
@@ -88,6 +90,8 @@ def chain_count(known: tuple[Sequence[float], float], confidence: Sequence[float
         worth = gain - rate * (table[depth + 1 if depth < last else last] - base)
         if worth > best_worth:
             best, best_worth = depth, worth
+        elif reach < _UNLIKELY:
+            break
     return best
 
 

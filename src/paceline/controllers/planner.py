@@ -66,7 +66,8 @@ class Planner(Controller):
         cruises: most steps go unplanned. turn: the only drafter that may be explored; below 0, any.
         batch: what is known of the step's sequences. drafts: their trees before and after selection.
         worths: (sequence, drafter) of the step -> worth, depth.
-        table, lines: seconds of the step by rows, and each drafter's. rate: tokens a second that a step must beat.
+        table, lines: seconds of the step by rows, and each drafter's; drafted: `table` where drafts were asked for. rate: tokens a
+            second that a step must beat; gain: tokens that come without drafting for each that plain steps bring.
     Raises:
         ConfigError: a limit below 1.
     """
@@ -93,7 +94,7 @@ class Planner(Controller):
         self.drafts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())
         self.lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
         self.thinking, self.asking, self.most, self.cruises, self.turn = 0.0, [0.0] * len(self.names), inf, False, -1
-        self.table, self.rate, self.idle, self._never = [0.0, 1.0], 1.0, False, False
+        self.table, self.rate, self.gain, self.idle, self._never = [0.0, 1.0], 1.0, 1.0, False, False
         self._size = self._context = self._ready = self.resting = 0
         self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
         self._alone, self._rested = -1, list[tuple[float, float]]()  # who runs by itself; seconds of steps that rested lately
@@ -146,10 +147,10 @@ class Planner(Controller):
     def _look_up(self, size: int) -> None:
         """What rows and drafters cost at present, and which drafter cannot pay."""
         self.table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
+        self.drafted = self.cost.drafted(size, self._context, self.table)
         self.lines = [self.cost.line(name, size) for name in self.names]
         plain = self._gates[batch_bucket(size)].plain_seconds(size, self.table)
-        self.rate = max(size / min(plain, self.table[size]), self._rates.of(size))
-        check = self.cost.steps % RECHECK >= LOOK_EVERY
+        self.rate, check = max(size / min(plain, self.table[size]), self._rates.of(size)), self.cost.steps % RECHECK >= LOOK_EVERY
         self._hopeless = [
             check and self.cost.knows(name, size) and hopeless(line, size, self.table, self.rate)
             for name, line in zip(self.names, self.lines, strict=True)
@@ -208,7 +209,7 @@ class Planner(Controller):
     def _select_chain(self, trees: Sequence[TokenTree], source: int) -> list[TokenTree]:
         """`select` for a single chain, as it comes most often."""
         (tree,), own = trees, self.batch[0].own
-        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self.table, self.rate)
+        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self.drafted, self.rate)
         if 1 + count > self._ready:
             self._prepare(1 + count)
         chosen = [cut(tree, range(count), len(tree.tokens))]
@@ -286,10 +287,9 @@ class Planner(Controller):
         """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
             return
-        gate = self._gates[batch_bucket(self._size)]
-        asked = any(Mode.ASK in sequence.modes for sequence in self.batch)
-        extra = self.thinking + sum(self.asking) if self.cruises else 0.0
-        gate.record(self._size, tokens, seconds, admitted=not self.idle, asked=asked, table=self.table, thinking=extra)
+        gate, on, gain = self._gates[batch_bucket(self._size)], not self.idle, self.gain
+        asked, extra = any(Mode.ASK in one.modes for one in self.batch), self.cruises * (self.thinking + sum(self.asking))
+        gate.record(self._size, tokens, seconds, admitted=on, asked=asked, table=self.table, thinking=extra, gain=gain)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""

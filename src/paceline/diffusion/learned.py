@@ -128,7 +128,9 @@ class Learned(Quota):
         assert setting.schedule is not None
         need(filter is not None, "filter", "be the path of a trained filter (safetensors) for this method", filter)
         need(isinstance(filter, str | Path) or callable(filter), "filter", "be a path or a function of the step", filter)
-        self.filter: Filter = BlockFilter.load(filter) if isinstance(filter, str | Path) else filter  # type: ignore[assignment]
+        chosen = BlockFilter.load(filter) if isinstance(filter, str | Path) else filter
+        assert chosen is not None
+        self.filter: Filter = chosen
         self.threshold = filter_threshold
         if isinstance(self.filter, BlockFilter):
             size, own = len(setting.schedule.block(setting.canvas)), self.filter.block_length

@@ -132,7 +132,7 @@ def _advance(
     """Let one canvas go on to its next pass, or to its end."""
     started = perf_counter()
     try:
-        waiting[i] = live[i].send(outputs)  # type: ignore[arg-type]  # None starts a generator
+        waiting[i] = next(live[i]) if outputs is None else live[i].send(outputs)
     except StopIteration:
         pass
     except PacelineError as error:

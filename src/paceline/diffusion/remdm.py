@@ -24,31 +24,39 @@ from paceline.diffusion.time_grid import uniform
 from paceline.models.denoiser import Ints
 
 
-class Rates:
-    """Chances of each round.
+class Remasking:
+    """What both parts of the sampler share: their options, and the chances of each round.
 
     Args:
         denoising_steps: rounds S; None is a round for each slot.
         remask_eta: 0 is ancestral sampling.
         remask_rate: "cap", sigma = min(eta, most); "rescale", sigma = eta * most, where most = min(1, (1 - a_s) / a_t).
         remask_from: share of the rounds before which nothing is masked again.
+        remask_by: "chance" treats slots alike; "confidence" shares the same expected number out by softmax(-confidence when
+            written), so that unsure slots go first (the paper's weights, scaled to keep the number).
     """
+
+    stateless = True
 
     def __init__(
         self,
         setting: Setting,
-        denoising_steps: int | None,
-        remask_eta: float,
-        remask_rate: Literal["cap", "rescale"],
-        remask_from: float,
+        *,
+        denoising_steps: int | None = None,
+        remask_eta: float = 0.1,
+        remask_rate: Literal["cap", "rescale"] = "cap",
+        remask_from: float = 0.0,
+        remask_by: Literal["chance", "confidence"] = "chance",
     ) -> None:
         need(denoising_steps is None or denoising_steps >= 1, "denoising_steps", "be at least 1", denoising_steps)
         need(0 <= remask_eta <= 1, "remask_eta", "lie in 0..1", remask_eta)
         need(remask_rate in ("cap", "rescale"), "remask_rate", "be 'cap' or 'rescale'", remask_rate)
         need(0 <= remask_from <= 1, "remask_from", "lie in 0..1", remask_from)
-        self.steps = denoising_steps or max(1, whole_text(setting, "a remasking sampler"))
-        whole_text(setting, "a remasking sampler")
+        need(remask_by in ("chance", "confidence"), "remask_by", "be 'chance' or 'confidence'", remask_by)
+        slots = whole_text(setting, "a remasking sampler")
+        self.steps, self.seed = denoising_steps or max(1, slots), setting.seed
         self.eta, self.rate, self.first = remask_eta, remask_rate, remask_from
+        self.weighted = remask_by == "confidence"
 
     def sigma(self, round_: int) -> float:
         """Chance that a written slot is masked again."""
@@ -66,59 +74,24 @@ class Rates:
         return (after - (1 - self.sigma(round_)) * before) / (1 - before)
 
 
-class RemaskingCommit:
-    """Every masked slot is written with the chance of the round; a round may write nothing. See `Rates` for the options."""
+class RemaskingCommit(Remasking):
+    """Every masked slot is written with the chance of the round; a round may write nothing. See `Remasking` for the options."""
 
-    stateless = True
     waits = True
-
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        denoising_steps: int | None = None,
-        remask_eta: float = 0.1,
-        remask_rate: Literal["cap", "rescale"] = "cap",
-        remask_from: float = 0.0,
-    ) -> None:
-        self.rates = Rates(setting, denoising_steps, remask_eta, remask_rate, remask_from)
-        self.seed = setting.seed
 
     def choose(self, step: Step) -> Ints:
         """See `base.Commit`."""
         drawn = uniform(self.seed, step.canvas.round, step.canvas.length)[step.eligible]
-        return step.eligible[drawn < self.rates.write(step.canvas.round)]
+        return step.eligible[drawn < self.write(step.canvas.round)]
 
 
-class RemaskingEdit:
-    """Slots written before this round are masked again with the chance of the round.
-
-    Args:
-        remask_by: "chance" treats slots alike; "confidence" shares the same expected number out by softmax(-confidence when
-            written), so that unsure slots go first (the paper's weights, scaled to keep the number).
-        denoising_steps, remask_eta, remask_rate, remask_from: see `Rates`.
-    """
-
-    stateless = True
-
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        denoising_steps: int | None = None,
-        remask_eta: float = 0.1,
-        remask_rate: Literal["cap", "rescale"] = "cap",
-        remask_from: float = 0.0,
-        remask_by: Literal["chance", "confidence"] = "chance",
-    ) -> None:
-        need(remask_by in ("chance", "confidence"), "remask_by", "be 'chance' or 'confidence'", remask_by)
-        self.rates = Rates(setting, denoising_steps, remask_eta, remask_rate, remask_from)
-        self.seed, self.weighted = setting.seed, remask_by == "confidence"
+class RemaskingEdit(Remasking):
+    """Slots written before this round are masked again with the chance of the round. See `Remasking` for the options."""
 
     def changes(self, step: Step, chosen: Ints) -> Changes:
         """See `base.Edit`."""
         written = np.flatnonzero(step.canvas.status == Status.COMMITTED)
-        sigma = self.rates.sigma(step.canvas.round)
+        sigma = self.sigma(step.canvas.round)
         if not written.size or sigma == 0:
             return Changes()
         chance = sigma * self._weights(step.canvas.confidence[written])
@@ -134,4 +107,4 @@ class RemaskingEdit:
 
     def pending(self, canvas: Canvas) -> bool:
         """See `base.Edit`: the rounds are run to their end."""
-        return canvas.round < self.rates.steps
+        return canvas.round < self.steps

@@ -115,8 +115,10 @@ class Crew:
             return trees, (0.0,) * len(self.drafters)
         for sequence in batch:
             self._tell(sequence)
-        seconds = tuple([self._ask(index, batch, controller, trees) for index in range(len(self.drafters))])
-        return trees, seconds
+        seconds = [0.0] * len(self.drafters)
+        for index in range(len(self.drafters)) if controller.asks is None else controller.asks:
+            seconds[index] = self._ask(index, batch, controller, trees)
+        return trees, tuple(seconds)
 
     def _ask(self, index: int, batch: Sequence[Decoding], controller: Controller, trees: list[TokenTree]) -> float:
         """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""

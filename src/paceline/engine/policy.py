@@ -29,7 +29,21 @@ from paceline.models.base import Runner
 GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model", "memory")
 """Parameters of a controller that the engine fills in."""
 
-PARTS: Final = ("name", "idle", "listens", "resting", "plan", "budget", "select", "observe", "passed", "hear", "forget", "explain")
+PARTS: Final = (
+    "name",
+    "idle",
+    "asks",
+    "listens",
+    "resting",
+    "plan",
+    "budget",
+    "select",
+    "observe",
+    "passed",
+    "hear",
+    "forget",
+    "explain",
+)
 """Of every controller."""
 
 METHODS: Final = ("plan", "budget", "select", "observe", "forget")

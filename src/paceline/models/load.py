@@ -73,15 +73,14 @@ def load_runner(
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
     target = resolve_device(device if layer_groups is None else layer_groups.devices[0])
-    _check_names(dtype, quantization)
-    folder, name = resolve(model, revision=revision, code=trust_remote_code), name or str(model)
-    wanted = _Wanted(name, dtype, target, max_context, draft, exactness == "strict", quantization, head_rows, layer_groups)
-    return _load(folder, wanted, native=native, code=trust_remote_code)
+    name, strict = name or str(model), exactness == "strict"
+    wanted = _Wanted(name, dtype, target, max_context, draft, strict, quantization, head_rows, layer_groups)
+    return _load(resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What `load_runner` was asked for."""
+    """What `load_runner` was asked for; ConfigError where a name in it is not known."""
 
     name: str
     dtype: str
@@ -93,6 +92,12 @@ class _Wanted:
     head_rows: Sequence[int] | None
     layer_groups: LayerGroups | None = None
 
+    def __post_init__(self) -> None:
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise ConfigError(f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
 
 def _load(folder: Path, wanted: _Wanted, *, native: bool, code: bool) -> Runner:
     """The native runner of a checkpoint folder, or where that is not to be had or not wanted, the fallback."""
@@ -102,13 +107,6 @@ def _load(folder: Path, wanted: _Wanted, *, native: bool, code: bool) -> Runner:
         return _native(folder, config, spec, wanted)
     _refuse_fallback(wanted)
     return _fallback(folder, wanted, code=code)
-
-
-def _check_names(dtype: str, quantization: str | None) -> None:
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {quantization!r}")
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
 def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:

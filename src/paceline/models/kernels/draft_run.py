@@ -7,19 +7,16 @@ In: the address of the table of models.kernels.draft_frame. Out: machine code fo
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
-from numba import cfunc, njit, types
+from numba import njit
 
 from paceline.models.kernels import draft_frame as of
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.draft import chain
 from paceline.models.kernels.draft_tree import trees
-from paceline.models.kernels.forward import source_number
+from paceline.models.kernels.entry import machine_code, source_number
 from paceline.models.kernels.vectors import call_int, read
-
-log = logging.getLogger("paceline")
 
 
 @njit(error_model="numpy")
@@ -43,8 +40,4 @@ def compiled() -> Any:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
             draft(data)
 
-    try:
-        return cfunc(types.void(types.int64), cache=True, error_model="numpy")(entry)
-    except (RuntimeError, OSError) as reason:
-        log.debug("the draft kernel is not kept on disk: %s", reason)
-        return cfunc(types.void(types.int64), error_model="numpy")(entry)
+    return machine_code(entry, "the kernels of one-layer drafts", "about a minute")

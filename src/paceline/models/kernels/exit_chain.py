@@ -12,17 +12,17 @@ row's has not; its reader leaves out what came after the end.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit
 
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.best import LOWEST, first_of, largest_of, row_of
 from paceline.models.kernels.draft_tiles import write
 from paceline.models.kernels.ends import embed, head
-from paceline.models.kernels.forward import layer_pass, meet, source_number
+from paceline.models.kernels.entry import machine_code, source_number
+from paceline.models.kernels.forward import layer_pass, meet
 from paceline.models.kernels.tiles import STRIP
 from paceline.models.kernels.vectors import (
     LANES,
@@ -40,8 +40,6 @@ from paceline.models.kernels.vectors import (
     sub,
     total,
 )  # fmt: skip
-
-log = logging.getLogger("paceline")
 
 (
     FRAME, STEPS, DONE,  # table of models.kernels.frame; most tokens; tokens drafted
@@ -185,8 +183,4 @@ def compiled() -> Any:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
             draft(data)
 
-    try:
-        return cfunc(types.void(types.int64), cache=True, error_model="numpy")(entry)
-    except (RuntimeError, OSError) as reason:
-        log.debug("the draft kernel is not kept on disk: %s", reason)
-        return cfunc(types.void(types.int64), error_model="numpy")(entry)
+    return machine_code(entry, "the kernels of drafts by own layers", "half a minute")

@@ -11,19 +11,16 @@ within a layer and rounded to the model's type behind it, so that a pass may sto
 from __future__ import annotations
 
 import functools
-import logging
-import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
-from numba.core.compiler import Compiler
+from numba import njit
 
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention import attend, scaled_norm
 from paceline.models.kernels.best import look, settle_best
 from paceline.models.kernels.ends import embed, final_tap, head, show
+from paceline.models.kernels.entry import machine_code, source_number
 from paceline.models.kernels.matrix import as_bytes, product, steps_of, strip_size, strip_sums
 from paceline.models.kernels.quantized import to_bytes
 from paceline.models.kernels.tiles import BYTES, DOT, NIBBLES, STRIP
@@ -43,8 +40,6 @@ from paceline.models.kernels.vectors import (
     store,
     store_half,
 )  # fmt: skip
-
-log = logging.getLogger("paceline")
 
 STRIP_BYTES = 4 * STRIP
 
@@ -218,25 +213,4 @@ def compiled() -> Any:
         if sources != 0:  # the cache tells functions apart by their constants, and would miss changes in other files
             forward(frame)
 
-    try:
-        made = cfunc(types.void(types.int64), cache=True, error_model="numpy", pipeline_class=Announced)(entry)
-    except (RuntimeError, OSError) as reason:
-        log.debug("kernels are not kept on disk: %s", reason)
-        made = cfunc(types.void(types.int64), error_model="numpy", pipeline_class=Announced)(entry)
-    return made
-
-
-class Announced(Compiler):
-    """Numba's compiler, after a line to the user; it is made only for what numba's cache on disk does not hold."""
-
-    def __init__(self, *arguments: Any) -> None:
-        log.warning("compiling the CPU kernels, which takes a minute or two; where they can be kept on disk, once a machine")
-        super().__init__(*arguments)
-
-
-def source_number() -> int:
-    """A number that changes with any file of this package."""
-    digest = 0
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest = zlib.crc32(path.read_bytes(), digest)
-    return digest or 1
+    return machine_code(entry, "the CPU kernels", "a minute or two")

@@ -1,0 +1,57 @@
+"""The entries of compiled code: made for this CPU, announced, kept on disk.
+
+In: a function of one address. Out: machine code that any thread can call by its address. Not here: what the functions do
+(models.kernels.forward, models.kernels.draft_run, models.kernels.exit_chain).
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import cfunc, types
+from numba.core.compiler import Compiler
+
+from paceline.waiting import waiting
+
+log = logging.getLogger("paceline")
+
+HINT = "which takes {}; where they can be kept on disk, once a machine"
+
+
+def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
+    """A function as machine code, from numba's cache on disk where one can be read and written.
+
+    Args:
+        entry: of an address.
+        name: of the kernels, as the user reads it.
+        duration: of compiling, in words.
+    """
+    made: list[Any] = []
+
+    class Once(Compiler):
+        """Used only for what numba's cache on disk does not hold, and again where that cannot be written."""
+
+        def compile_extra(self, function: Callable[..., object]) -> Any:
+            if not made:
+                with waiting(f"compiling {name}", HINT.format(duration)):
+                    made.append(super().compile_extra(function))
+            return made[0]
+
+    options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": Once}
+    try:
+        return cfunc(types.void(types.int64), cache=True, **options)(entry)
+    except (RuntimeError, OSError) as reason:
+        log.debug("%s are not kept on disk: %s", name, reason)
+        return cfunc(types.void(types.int64), **options)(entry)
+
+
+def source_number() -> int:
+    """A number that changes with any file of this package."""
+    digest = 0
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest = zlib.crc32(path.read_bytes(), digest)
+    return digest or 1
