@@ -115,6 +115,8 @@ def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts:
     if here := dict.fromkeys(parts, made):
         old = _read(path)
         head["parts"] = old.get("parts", {"earlier": old["provenance"]} if old else {}) | here
+        if all(key in head["parts"] for key in result):
+            head["parts"].pop("earlier", None)
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps({**head, **result}, indent=1) + "\n")
     draft.replace(path)
