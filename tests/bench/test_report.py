@@ -103,6 +103,14 @@ def test_everything_of_a_document_is_in_the_page() -> None:
     assert page.startswith("<!doctype html>")
 
 
+def test_energy_stands_there_for_every_setting_that_was_metered() -> None:
+    metered = {"source": "RAPL", "reason": None, "joules": 2.0}
+    cells = [cell(name) | {"energy": {**metered, "joules_per_token": each}} for name, each in (("plain", 0.5), ("ngram", 0.25))]
+    unmetered = cell("auto") | {"energy": {"source": None, "reason": "no meter", "joules": None, "joules_per_token": None}}
+    assert "joules a token (RAPL): plain 0.5, ngram 0.25<" in to_html(document([*cells, unmetered]))
+    assert "not measured: no meter" in to_html(document([unmetered]))
+
+
 @pytest.mark.parametrize(
     ("made", "absent"),
     [

@@ -231,9 +231,14 @@ def facts(document: Record) -> list[tuple[str, str]]:
 
 
 def _energy(document: Record) -> list[tuple[str, str]]:
-    """What a token took, or why that is not known; nothing where no cell was measured."""
-    joules = [c["energy"] for c in document["cells"]]
-    known = [e for e in joules if e["joules_per_token"] is not None]
-    if known:
-        return [("energy", f"{known[0]['joules_per_token']:.3g} J a token ({known[0]['source']}), plain decoding")]
-    return [("energy", f"not measured: {joules[0]['reason'] or 'no meter'}")] if joules else []
+    """What a token took with every setting, at its first workload and batch size, or why that is not known; nothing
+    where no cell was measured."""
+    found: dict[str, Record] = {}
+    for cell in document["cells"]:
+        if cell["energy"]["joules_per_token"] is not None:
+            found.setdefault(cell["setting"], cell["energy"])
+    if found:
+        each = ", ".join(f"{name} {energy['joules_per_token']:.3g}" for name, energy in found.items())
+        return [("energy", f"joules a token ({next(iter(found.values()))['source']}): {each}")]
+    reasons = [cell["energy"]["reason"] for cell in document["cells"]]
+    return [("energy", f"not measured: {reasons[0] or 'no meter'}")] if reasons else []
