@@ -1,0 +1,79 @@
+"""CD4LM: the bundled plain denoiser learns to say with few visible slots what it says with many (DSCD), for decoding with CAD.
+
+In:  a plain model, which is the frozen teacher and the student's start; training items. Out: OUT/state.safetensors.
+Not here: the loss (distillation_losses.py), the run (distillation.py), confidence-adaptive decoding, which is method "cad".
+
+A denoiser need not know what to say of a slot that it sees; this is measured before anything is learned, and where it does not copy
+such a slot, the teacher's word there is the token itself (`--visible auto`).
+
+Source: CD4LM, https://github.com/yihao-liang/CDLM. Theirs: AdamW at 5e-6, 200 steps of warm-up, batches of 64, 10 epochs of
+GSM8K. Ours: a higher rate that falls, as suits a model this small; answers are followed by end tokens to the end of the canvas,
+which are learned, since decoding writes them.
+
+    python cd4lm.py --out build/cd4lm
+    python write.py build/cd4lm/state.safetensors build/cd4lm-model
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+from distillation import BUNDLED, Tuning, add_options, begin, starting_net, train
+from distillation_losses import CONSISTENCY_TEMPERATURE, Visible, consistency_weight, copied, dscd_loss
+from lessons import batches, task_lessons
+from losses import Batch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from paceline.bench.parallel_tasks import TASKS
+
+ENOUGH = 0.99
+"""A teacher that copies a smaller share of the slots it sees is not asked about them."""
+
+
+def choose_visible(wanted: str, copies: float) -> Visible:
+    """What counts as the teacher's word on slots that it sees; "auto" goes by the share that it copies."""
+    if wanted == "auto":
+        return "teacher" if copies >= ENOUGH else "data"
+    return wanted  # type: ignore[return-value]
+
+
+def lessons_of(options: argparse.Namespace, seed: int) -> Iterator[Batch]:
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    found = task_lessons(tokenizer, split="train", count=options.items, seed=options.seed, names=options.tasks)
+    return batches(found, [], size=options.batch, text_share=0.0, seed=seed, lengths=options.lengths)
+
+
+def tune(options: argparse.Namespace) -> dict[str, object]:
+    """Train on training items; the last report."""
+    teacher = starting_net(options.model).requires_grad_(False).eval()
+    copies = copied(teacher, next(lessons_of(options, options.seed)), torch.Generator().manual_seed(options.seed))
+    visible = choose_visible(options.visible, copies)
+    print(f"the teacher copies {copies:.1%} of the slots that it sees; its word on them: {visible}", flush=True)
+
+    def loss(run: Tuning, batch: Batch, generator: torch.Generator) -> Tensor:
+        weight = consistency_weight(run.done)
+        return dscd_loss(run.net, teacher, batch, generator, weight=weight, temperature=options.temperature, visible=visible)
+
+    run = begin(options, loss)
+    return train(run, lessons_of(options, options.seed + run.progress.step))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all by default")
+    parser.add_argument("--items", type=int, default=4000, help="different training items of each task (%(default)s)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[24, 32], help="slots of a canvas (%(default)s)")
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--temperature", type=float, default=CONSISTENCY_TEMPERATURE)
+    parser.add_argument(
+        "--visible", choices=["auto", "teacher", "data", "skip"], default="auto", help="on slots that the teacher sees"
+    )
+    tune(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""dParallel: the bundled plain denoiser learns to be certain of many slots at once (certainty-forcing distillation).
+
+In:  a plain model. Out: `answers`: what it writes by the static baseline to training prompts; `train`: OUT/state.safetensors.
+Not here: the loss (distillation_losses.py), the run (distillation.py). Decode the tuned model with {"method": "entropy", "commit":
+"threshold", "confidence_threshold": -0.5} (commit where the entropy is at most 0.5 nats, as its authors do), or with any threshold
+on the probability.
+
+Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488). Theirs: LoRA of rank 128, AdamW at 2e-5, a constant
+rate, 6 epochs over some 92,000 answers that are right. Ours: all weights, a higher rate that falls, as suits a model this small.
+
+    python dparallel.py answers --out build/own_answers.jsonl --minutes 10
+    python dparallel.py train --answers build/own_answers.jsonl --out build/dparallel
+    python write.py build/dparallel/state.safetensors build/dparallel-model
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from distillation import BUNDLED, add_options, answers, begin, read_answers, train
+from distillation_losses import BETA, CERTAINTY_TEMPERATURE, MASK_RATE, dparallel_loss
+from lessons import batches
+
+from paceline.bench.parallel_tasks import TASKS
+
+
+def tune(options: argparse.Namespace) -> dict[str, object]:
+    """Train on the model's own right answers; the last report."""
+    lessons = [lesson for path in options.answers for lesson in read_answers(path)]
+    loss = partial(
+        dparallel_loss,
+        block_length=options.block_length,
+        beta=options.beta,
+        temperature=options.temperature,
+        rate=options.mask_rate,
+    )
+    run = begin(options, lambda run, batch, generator: loss(run.net, batch, generator))
+    seed = options.seed + run.progress.step
+    made = batches(lessons, [], size=options.batch, text_share=0.0, seed=seed, lengths=options.lengths)
+    return train(run, made)
+
+
+def rate(text: str) -> float | None:
+    """A share, or None for "any"."""
+    return None if text == "any" else float(text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    asking = verbs.add_parser("answers", help="let the model answer training prompts")
+    asking.add_argument("--model", type=Path, default=BUNDLED, help="a model folder (the bundled plain one)")
+    asking.add_argument("--out", type=Path, required=True)
+    asking.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all by default")
+    asking.add_argument("--count", type=int, default=2000, help="most prompts of each task (%(default)s)")
+    asking.add_argument("--minutes", type=float, default=10, help="minutes of processor time at most (%(default)s)")
+    asking.add_argument("--length", type=int, default=32, help="slots of a canvas (%(default)s)")
+    asking.add_argument("--block-length", type=int, default=16)
+    asking.add_argument("--batch", type=int, default=64)
+    asking.add_argument("--threads", type=int, default=1)
+    asking.add_argument("--seed", type=int, default=100)
+    learning = verbs.add_parser("train", help="learn from them")
+    add_options(learning)
+    learning.add_argument("--answers", type=Path, nargs="+", required=True)
+    learning.add_argument("--lengths", type=int, nargs="+", default=[16, 32], help="slots of a canvas (%(default)s)")
+    learning.add_argument("--rate", type=float, default=3e-4)
+    learning.add_argument("--beta", type=float, default=BETA, help="weight of the entropy (%(default)s)")
+    learning.add_argument("--temperature", type=float, default=CERTAINTY_TEMPERATURE, help="of the entropy (%(default)s)")
+    learning.add_argument("--mask-rate", type=rate, default=MASK_RATE, help="of the first view, or `any`: drawn for each text")
+    options = parser.parse_args(arguments)
+    if options.verb == "answers":
+        answers(options)
+    else:
+        tune(options)
+
+
+if __name__ == "__main__":
+    main()
