@@ -107,3 +107,16 @@ def test_numbers_of_other_libraries_are_named(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{name} must be a plain number of Python's \(x\.item\(\) makes one\), got "):
         SamplingParams(**given)
     assert getattr(SamplingParams(**{name: given[name].item()}), name) == given[name]
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words", "stop_token_ids"])
+def test_an_array_without_dimensions_is_no_list(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        SamplingParams(**{name: torch.tensor(1)})
+
+
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
+def test_large_integers_become_numbers_that_tensors_take(name: str) -> None:
+    assert torch.ones(1).div_(getattr(SamplingParams(**{name: 10**29}), name)).item() > 0.0
+    with pytest.raises((OverflowError, RuntimeError)):  # what the integer itself would do
+        torch.ones(1).div_(10**29)

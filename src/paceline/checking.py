@@ -75,5 +75,11 @@ def strings(name: str, value: object) -> tuple[str, ...]:
 
 def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
     """Any iterable but text and mappings, as a tuple; None is empty."""
-    need(value is None or (isinstance(value, Iterable) and not isinstance(value, str | Mapping)), name, rule, value)
-    return () if value is None else tuple(value)  # type: ignore[arg-type]  # need() has just checked that it is iterable
+    if value is None:
+        return ()
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        try:
+            return tuple(value)
+        except TypeError:  # an array without dimensions claims to be iterable
+            pass
+    raise ConfigError(f"{name} must {rule}, got {shortened(value)}")

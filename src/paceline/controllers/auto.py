@@ -15,10 +15,11 @@ Source: the common form of the methods' adaptive controllers, such as SpecDec++ 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from paceline.checking import need
+from paceline.checking import number
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
@@ -82,7 +83,7 @@ class AutoController(Planner):
         super().__init__(
             cost_model, drafters, max_nodes=max_nodes, max_depth=max_depth, disable_by_batch_size=disable_by_batch_size
         )
-        need(short_step >= 0.0, "short_step", "be 0 or more seconds", short_step)
+        number("short_step", short_step, 0.0, inf, "be 0 or more seconds")
         self.short_step = short_step
         self.memory = Memory(memory, self.acceptance.sources, self._yields, self._latest)
         self.cruise, self.guesses = Cruise(len(self.names)), Guesses()
