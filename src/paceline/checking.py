@@ -37,6 +37,7 @@ def number(name: str, value: object, low: float, high: float, rule: str, *, open
     """Raise ConfigError unless `value` is a number in low..high (without `low` itself if `open_low`)."""
     _plain(name, value)
     fine = isinstance(value, int | float) and not isinstance(value, bool)
+    need(not isinstance(value, int) or abs(value) <= MAX_COUNT, name, f"be at most {MAX_COUNT:.0e} where it is an integer", value)
     if fine and low <= value <= high and value > MAX_NUMBER:  # type: ignore[operator]
         need(False, name, f"be at most {MAX_NUMBER:g}", value)
     need(fine and low <= value <= high and not (open_low and value == low), name, rule, value)  # type: ignore[operator]

@@ -98,9 +98,6 @@ class SamplingParams:
         least = 1 / MAX_NUMBER  # smaller ones are 0 in float32, by which logits cannot be divided
         number("repetition_penalty", self.repetition_penalty, least, math.inf, f"be {least:g} or more")
 
-        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-            object.__setattr__(self, name, float(getattr(self, name)))
-
     def _check_limits(self) -> None:
         integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
