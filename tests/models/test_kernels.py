@@ -14,7 +14,7 @@ from tiny_llama import CPU, close, oracle, runner_of, spec_of, tiny_llama, token
 
 from paceline.models import native
 from paceline.models.eager import EagerPasses
-from paceline.models.kernels import choose, forward, fused, team, try_out
+from paceline.models.kernels import choose, entry, fused, team, try_out
 from paceline.models.kernels.bfloat import has_bfloat
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.matrix import pack
@@ -298,8 +298,8 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(monkeypatch):
             raise RuntimeError("no locator available")
         return lambda function: type("Made", (), {"cache_hits": 0})
 
-    monkeypatch.setattr(forward, "cfunc", cfunc)
-    assert forward.compiled.__wrapped__().cache_hits == 0
+    monkeypatch.setattr(entry, "cfunc", cfunc)
+    assert entry.machine_code(lambda address: None, "the kernels", "a minute").cache_hits == 0
     assert asked == [True, False]
 
 
