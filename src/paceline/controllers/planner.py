@@ -147,7 +147,7 @@ class Planner(Controller):
     def _look_up(self, size: int) -> None:
         """What rows and drafters cost at present, and which drafter cannot pay."""
         self.table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
-        self.drafted = self.cost.drafted(size, self._context, self.table)
+        self.drafted = self.cost.drafted(size, self._context, self.table) if size == 1 else self.table
         self.lines = [self.cost.line(name, size) for name in self.names]
         plain = self._gates[batch_bucket(size)].plain_seconds(size, self.table)
         self.rate, check = max(size / min(plain, self.table[size]), self._rates.of(size)), self.cost.steps % RECHECK >= LOOK_EVERY
