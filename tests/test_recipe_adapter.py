@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,23 +14,13 @@ import torch
 from torch.nn import functional as F
 
 from paceline import LLM, SamplingParams
-
-RECIPE = Path(__file__).parents[1] / "recipes" / "bundled_pair"
-MODULES = ("common", "exits", "train", "adapter")
+from tests.recipes.loaded import loaded
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    """The recipe's modules; they import each other by plain names, as scripts do."""
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    sys.path.insert(0, str(RECIPE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(RECIPE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with loaded("common", "exits", "train", "adapter", recipe="bundled_pair") as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,26 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.test_recipe_diffusion import FOREIGN, OWN, RECIPE, corpus, net_of
+from tests.recipes.loaded import loaded
+from tests.test_recipe_diffusion import OWN, corpus, net_of
 
 MASK = 19
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    """The recipe's modules; they import each other by plain names, as scripts do."""
-    names = (*OWN, "deer")
-    kept = {name: sys.modules.pop(name) for name in (*names, *FOREIGN) if name in sys.modules}
-    path, threads = list(sys.path), torch.get_num_threads()
-    sys.path.insert(0, str(RECIPE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in names})
-    finally:
-        sys.path[:] = path
-        torch.set_num_threads(threads)
-        for name in (*names, *FOREIGN):
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with loaded(*OWN, "pair", "deer") as modules:
+        yield modules
 
 
 def batch_of(recipe: SimpleNamespace, *rows: tuple[int, int]) -> Any:
@@ -121,7 +110,7 @@ def test_lengths_and_cuts_are_spread(recipe: SimpleNamespace) -> None:
 def test_both_stages_learn_the_targets_answers(recipe: SimpleNamespace, tmp_path: Path) -> None:
     """A few steps on one answer: what follows its beginning becomes likely; the state is one that `read_state` takes."""
     net, state = net_of(recipe, "plain", width=16, vocab_size=24), tmp_path / "state.safetensors"
-    recipe.train.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.train.Progress())
+    recipe.pair.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     (tmp_path / "answers.jsonl").write_text(json.dumps({"prompt": [5, 6], "answer": [7, 8, 9, 10, 3]}) + "\n")
     given = ["train", str(state), "--answers", str(tmp_path / "answers.jsonl"), "--out", str(tmp_path / "out"), "--rate", "0.01"]
     recipe.deer.main([*given, "--first-steps", "25", "--second-steps", "25", "--slots", "6", "--batch", "8"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,28 +15,17 @@ from paceline.bench.parallel_tasks import NAMES
 from paceline.models.denoiser import Call
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.tokenizer import Tokenizer
+from tests.recipes.loaded import loaded
 from tests.test_recipes import tiny_texts
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "bundled_diffusion"
 OWN = ("model", "losses", "lessons", "evaluate", "train", "write", "card")
-FOREIGN = ("common", "resume")
 TINY = {"width": 16, "layers": 2, "heads": 4, "mlp": 24}
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    """The recipe's modules; they import each other by plain names, as scripts do."""
-    kept = {name: sys.modules.pop(name) for name in (*OWN, *FOREIGN) if name in sys.modules}
-    path, threads = list(sys.path), torch.get_num_threads()
-    sys.path.insert(0, str(RECIPE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in OWN})
-    finally:
-        sys.path[:] = path
-        torch.set_num_threads(threads)
-        for name in (*OWN, *FOREIGN):
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with loaded(*OWN) as modules:
+        yield modules
 
 
 def net_of(recipe: SimpleNamespace, kind: str, seed: int = 0, **changes: int) -> torch.nn.Module:

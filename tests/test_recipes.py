@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import math
-import sys
 import urllib.error
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "bundled_pair"
+from tests.recipes.loaded import loaded
+
 MODULES = (
     "common",
     "sources",
@@ -37,16 +37,8 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    """The recipe's modules; they import each other by plain names, as scripts do."""
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    sys.path.insert(0, str(RECIPE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(RECIPE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with loaded(*MODULES, recipe="bundled_pair") as modules:
+        yield modules
 
 
 def tiny_texts(chat: Any) -> dict[str, list[str]]:

@@ -5,20 +5,18 @@ In:  a model folder (write.py), the run's history.json. Out: FOLDER/README.md. N
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluate import exact_match, fitting, written
+from answering import encoded, fill
+from evaluate import exact_match, written
+from flags import add, new_parser
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from paceline.bench.parallel_tasks import TASKS, items
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.denoiser_native import NativeDenoiser
 
@@ -37,14 +35,9 @@ SETS = (
 
 def samples(model: NativeDenoiser, tokenizer: Tokenizer, length: int = 48) -> list[str]:
     """Continuations of PROMPTS, one slot a round, the likeliest token each time."""
-    texts = []
-    for prompt in PROMPTS:
-        ids = tokenizer.encode(prompt).ids
-        canvas = Canvas.of(ids, fitting(model, len(ids), length), mask_token_id=model.mask_token_id)
-        method = {"method": "random", "temperature": 0.5}
-        [outcome] = decode([canvas], model, [Recipe(method).parts(model, canvas, seed=0)])
-        texts.append(prompt + tokenizer.decode(outcome.canvas.output, skip_special_tokens=False))
-    return texts
+    outcomes = fill(model, encoded(tokenizer, PROMPTS), {"method": "random", "temperature": 0.5}, length=length)
+    outputs = [tokenizer.decode(outcome.canvas.output, skip_special_tokens=False) for outcome in outcomes]
+    return [prompt + output for prompt, output in zip(PROMPTS, outputs, strict=True)]
 
 
 def table(scores: dict[str, float]) -> str:
@@ -88,11 +81,10 @@ def card(folder: Path, history: list[dict[str, Any]], count: int, tasks: Sequenc
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--history", type=Path, required=True, help="OUT/history.json of train.py")
-    parser.add_argument("--count", type=int, default=50, help="test items of each task (%(default)s)")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="tasks of the card (all)")
+    add(parser, "tasks", count=50)
     options = parser.parse_args(arguments)
     text = card(options.model, json.loads(options.history.read_text()), options.count, options.tasks)
     (options.model / "README.md").write_text(text, encoding="utf-8")

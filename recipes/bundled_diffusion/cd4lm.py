@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import cast
 
 import torch
-from distillation import BUNDLED, Tuning, add_options, begin, starting_net, train
+from distillation import add_options, start, train
 from distillation_losses import CONSISTENCY_TEMPERATURE, Visible, consistency_weight, copied, dscd_loss
+from flags import add, new_parser
 from lessons import batches, task_lessons
 from losses import Batch
+from model import TOKENIZER, Net, read_net
+from run import Facts
 from tokenizers import Tokenizer
 from torch import Tensor
-
-from paceline.bench.parallel_tasks import TASKS
 
 ENOUGH = 0.99
 """A teacher that copies a smaller share of the slots it sees is not asked about them."""
@@ -37,38 +39,33 @@ def choose_visible(wanted: str, copies: float) -> Visible:
     """What counts as the teacher's word on slots that it sees; "auto" goes by the share that it copies."""
     if wanted == "auto":
         return "teacher" if copies >= ENOUGH else "data"
-    return wanted  # type: ignore[return-value]
+    return cast(Visible, wanted)
 
 
 def lessons_of(options: argparse.Namespace, seed: int) -> Iterator[Batch]:
-    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
     found = task_lessons(tokenizer, split="train", count=options.items, seed=options.seed, names=options.tasks)
     return batches(found, [], size=options.batch, text_share=0.0, seed=seed, lengths=options.lengths)
 
 
-def tune(options: argparse.Namespace) -> dict[str, object]:
+def tune(options: argparse.Namespace) -> Facts:
     """Train on training items; the last report."""
-    teacher = starting_net(options.model).requires_grad_(False).eval()
+    run, teacher = start(options), read_net(options.model).requires_grad_(False).eval()
     copies = copied(teacher, next(lessons_of(options, options.seed)), torch.Generator().manual_seed(options.seed))
     visible = choose_visible(options.visible, copies)
     print(f"the teacher copies {copies:.1%} of the slots that it sees; its word on them: {visible}", flush=True)
 
-    def loss(run: Tuning, batch: Batch, generator: torch.Generator) -> Tensor:
+    def loss(net: Net, batch: Batch, generator: torch.Generator) -> Tensor:
         weight = consistency_weight(run.done)
-        return dscd_loss(run.net, teacher, batch, generator, weight=weight, temperature=options.temperature, visible=visible)
+        return dscd_loss(net, teacher, batch, generator, weight=weight, temperature=options.temperature, visible=visible)
 
-    run = begin(options, loss)
-    return train(run, lessons_of(options, options.seed + run.progress.step))
+    return train(run, loss, lessons_of(options, options.seed + run.progress.step))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     add_options(parser)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all by default")
-    parser.add_argument("--items", type=int, default=4000, help="different training items of each task (%(default)s)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[24, 32], help="slots of a canvas (%(default)s)")
-    parser.add_argument("--rate", type=float, default=3e-4)
-    parser.add_argument("--temperature", type=float, default=CONSISTENCY_TEMPERATURE)
+    add(parser, "tasks", items=4000, lengths=[24, 32], temperature=CONSISTENCY_TEMPERATURE)
     parser.add_argument(
         "--visible", choices=["auto", "teacher", "data", "skip"], default="auto", help="on slots that the teacher sees"
     )

@@ -25,12 +25,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from lessons import Lesson, batch_of, documents
+from flags import add, new_parser
+from lessons import Lesson, batch_of, documents, read_rows
 from losses import Batch, plain_loss
-from model import EOS, MAX_LENGTH, Net, read_state
+from model import EOS, MAX_LENGTH, TOKENIZER, Net, read_net
+from pair import Progress, groups, keep, update
+from run import set_up
 from tokenizers import Tokenizer
-from torch import Tensor, nn
-from train import TOKENIZER, Progress, groups, keep
+from torch import Tensor
 
 SEPARATOR, ASSISTANT = 0, 2  # <|endoftext|> and <|assistant|> of the bundled target's tokenizer
 BASE, MOST = 1.01, 96
@@ -59,8 +61,7 @@ def refinement_loss(net: Net, batch: Batch, base: float = BASE) -> Tensor:
     """Nats a slot, weighed: all slots behind the separator are masked."""
     masked = batch.answer
     noisy = batch.ids.masked_fill(masked, net.spec.mask_token_id)
-    seen = (batch.slots < batch.length[:, None])[:, None, None, :]
-    losses = F.cross_entropy(net(noisy, batch.slots, seen, masked).float(), batch.ids[masked], reduction="none")
+    losses = F.cross_entropy(net(noisy, batch.slots, batch.seen, masked).float(), batch.ids[masked], reduction="none")
     weight = suffix_weights(batch, base)[masked]
     return (losses * weight).sum() / weight.sum()
 
@@ -75,8 +76,7 @@ def read_answers(path: Path, most: int) -> list[Lesson]:
 
     Raises SystemExit where there are none.
     """
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-    found = [Lesson(row["prompt"], row["answer"]) for row in rows if row["answer"]]
+    found = [Lesson(row["prompt"], row["answer"]) for row in read_rows(path) if row["answer"]]
     found = [one for one in found if len(one.prompt) + len(one.answer) + most < MAX_LENGTH]
     if not found:
         raise SystemExit(f"no answers in {path}: run `python deer.py answers --out {path}` first")
@@ -102,20 +102,16 @@ def answers(options: argparse.Namespace) -> None:
 
 def train(options: argparse.Namespace) -> list[float]:
     """Both stages; the loss of every step."""
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    net, lessons = read_state(options.state), read_answers(options.answers, options.slots)
+    set_up(options)
+    net, lessons = read_net(options.state), read_answers(options.answers, options.slots)
     generator, history = torch.Generator().manual_seed(options.seed), list[float]()
-    optimizer = torch.optim.AdamW(groups(net), lr=options.rate, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(groups(net, 0.05), lr=options.rate, betas=(0.9, 0.98))
     made = batches(lessons, size=options.batch, most=options.slots, seed=options.seed)
     for step in range(options.first_steps + options.second_steps):
         with torch.autocast("cpu", torch.bfloat16):
             first = step < options.first_steps
             loss = continuation_loss(net, next(made), generator) if first else refinement_loss(net, next(made), options.base)
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(net, optimizer, loss)
         history.append(loss.item())
         if (step + 1) % 50 == 0:
             print(f"step {step + 1}  stage {'one' if first else 'two'}  loss {loss.item():.3f}", flush=True)
@@ -125,26 +121,21 @@ def train(options: argparse.Namespace) -> list[float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     asking = verbs.add_parser("answers", help="let the target answer")
-    asking.add_argument("--corpus", type=Path, default=Path("../bundled_pair/build/corpus"))
-    asking.add_argument("--out", type=Path, required=True)
+    add(asking, "corpus", "out")
     asking.add_argument("--model", help="the target; the bundled one where it is left out")
     asking.add_argument("--count", type=int, default=4000, help="questions (%(default)s)")
     asking.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (%(default)s)")
     learning = verbs.add_parser("train", help="both stages")
-    learning.add_argument("state", type=Path, help="state.safetensors of a plain denoiser")
-    learning.add_argument("--answers", type=Path, required=True)
-    learning.add_argument("--out", type=Path, required=True)
-    learning.add_argument("--first-steps", type=int, default=1500)
-    learning.add_argument("--second-steps", type=int, default=1500)
+    learning.add_argument("state", type=Path, help="state.safetensors of a plain denoiser, or its folder")
+    add(learning, "answers", "out", "batch", "threads", "seed")
+    learning.add_argument("--rate", type=float, default=5e-4, help="learning rate, the same in all steps (%(default)s)")
+    learning.add_argument("--first-steps", type=int, default=1500, help="of the continuation (%(default)s)")
+    learning.add_argument("--second-steps", type=int, default=1500, help="of the refinement (%(default)s)")
     learning.add_argument("--slots", type=int, default=MOST, help="most slots behind a cut (%(default)s)")
     learning.add_argument("--base", type=float, default=BASE, help="of the refinement's weights (%(default)s)")
-    learning.add_argument("--batch", type=int, default=32)
-    learning.add_argument("--rate", type=float, default=5e-4)
-    learning.add_argument("--threads", type=int, default=1)
-    learning.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.verb == "answers":
         answers(options)

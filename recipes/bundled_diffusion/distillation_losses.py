@@ -125,7 +125,8 @@ def nested_masks(free: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
     student = 0.40 + 0.50 * torch.rand(b, generator=generator)
     ratio = 0.30 + 0.40 * torch.rand(b, generator=generator)
     order = torch.rand(free.shape, generator=generator).masked_fill(~free, 2.0).argsort(1).argsort(1)
-    return tuple(free & (order < count[:, None]) for count in mask_counts(length, student, ratio))  # type: ignore[return-value]
+    hidden, deeper = mask_counts(length, student, ratio)
+    return free & (order < hidden[:, None]), free & (order < deeper[:, None])
 
 
 def consistency_weight(done: float) -> float:
@@ -195,6 +196,5 @@ def copied(net: Net, batch: Batch, generator: torch.Generator) -> float:
 
 def _logits(net: Net, batch: Batch, masked: Tensor, rows: Tensor) -> Tensor:
     """(k, v) at `rows`, where `masked` is not seen."""
-    seen = (batch.slots < batch.length[:, None])[:, None, None, :]
-    logits: Tensor = net(batch.ids.masked_fill(masked, net.spec.mask_token_id), batch.slots, seen, rows)
+    logits: Tensor = net(batch.ids.masked_fill(masked, net.spec.mask_token_id), batch.slots, batch.seen, rows)
     return logits if logits.dtype == torch.float64 else logits.float()

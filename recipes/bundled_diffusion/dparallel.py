@@ -19,14 +19,14 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from distillation import BUNDLED, add_options, answers, begin, read_answers, train
+from distillation import add_options, answers, read_answers, start, train
 from distillation_losses import BETA, CERTAINTY_TEMPERATURE, MASK_RATE, dparallel_loss
+from flags import add, new_parser
 from lessons import batches
+from run import Facts
 
-from paceline.bench.parallel_tasks import TASKS
 
-
-def tune(options: argparse.Namespace) -> dict[str, object]:
+def tune(options: argparse.Namespace) -> Facts:
     """Train on the model's own right answers; the last report."""
     lessons = [lesson for path in options.answers for lesson in read_answers(path)]
     loss = partial(
@@ -36,10 +36,10 @@ def tune(options: argparse.Namespace) -> dict[str, object]:
         temperature=options.temperature,
         rate=options.mask_rate,
     )
-    run = begin(options, lambda run, batch, generator: loss(run.net, batch, generator))
+    run = start(options)
     seed = options.seed + run.progress.step
     made = batches(lessons, [], size=options.batch, text_share=0.0, seed=seed, lengths=options.lengths)
-    return train(run, made)
+    return train(run, loss, made)
 
 
 def rate(text: str) -> float | None:
@@ -48,26 +48,16 @@ def rate(text: str) -> float | None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     asking = verbs.add_parser("answers", help="let the model answer training prompts")
-    asking.add_argument("--model", type=Path, default=BUNDLED, help="a model folder (the bundled plain one)")
-    asking.add_argument("--out", type=Path, required=True)
-    asking.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all by default")
+    add(asking, "model", "out", "tasks", "threads", minutes=10, length=32, block_length=16, batch=64, seed=100)
     asking.add_argument("--count", type=int, default=2000, help="most prompts of each task (%(default)s)")
-    asking.add_argument("--minutes", type=float, default=10, help="minutes of processor time at most (%(default)s)")
-    asking.add_argument("--length", type=int, default=32, help="slots of a canvas (%(default)s)")
-    asking.add_argument("--block-length", type=int, default=16)
-    asking.add_argument("--batch", type=int, default=64)
-    asking.add_argument("--threads", type=int, default=1)
-    asking.add_argument("--seed", type=int, default=100)
     learning = verbs.add_parser("train", help="learn from them")
     add_options(learning)
-    learning.add_argument("--answers", type=Path, nargs="+", required=True)
-    learning.add_argument("--lengths", type=int, nargs="+", default=[16, 32], help="slots of a canvas (%(default)s)")
-    learning.add_argument("--rate", type=float, default=3e-4)
+    learning.add_argument("--answers", type=Path, nargs="+", required=True, help="what `answers` wrote")
     learning.add_argument("--beta", type=float, default=BETA, help="weight of the entropy (%(default)s)")
-    learning.add_argument("--temperature", type=float, default=CERTAINTY_TEMPERATURE, help="of the entropy (%(default)s)")
+    add(learning, lengths=[16, 32], temperature=CERTAINTY_TEMPERATURE)
     learning.add_argument("--mask-rate", type=rate, default=MASK_RATE, help="of the first view, or `any`: drawn for each text")
     options = parser.parse_args(arguments)
     if options.verb == "answers":

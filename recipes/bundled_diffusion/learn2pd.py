@@ -26,21 +26,21 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from model import read_state
+from answering import Batched, encoded, fill
+from flags import add, new_parser
+from model import TOKENIZER, read_net
 from numpy.typing import NDArray
-from rollouts import BUNDLED, Batched, fill, read_model
+from pair import keep, take_up
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from train import TOKENIZER, keep, take_up
 
-from paceline.bench.parallel_tasks import TASKS, items
+from paceline.bench.parallel_tasks import items
 from paceline.diffusion.learned import BlockFilter
 from paceline.models.denoiser import Call, Denoiser, Ints
 
@@ -125,10 +125,9 @@ def recorded(replays: Sequence[Replay], first: int = 0) -> Records:
 def collect(options: argparse.Namespace) -> Records:
     """Trajectories of the model on its prompts; what OUT holds already is not made again."""
     path = options.out / "records.safetensors"
-    net = read_model(options.model) if options.model.is_dir() else read_state(options.model)
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    net, tokenizer = read_net(options.model), Tokenizer.from_file(str(TOKENIZER))
     asked = [item for task in options.tasks for item in items(task, split="train", count=options.prompts, seed=options.seed)]
-    prompts = [encoding.ids for encoding in tokenizer.encode_batch([item.prompt for item in asked])]
+    prompts = encoded(tokenizer, [item.prompt for item in asked])
     records = Records(**load_file(path)) if path.is_file() else None
     done = 0 if records is None else int(records.trajectory.max()) + 1
     for low in range(done, len(prompts), TOGETHER):
@@ -239,20 +238,16 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=BUNDLED, help="a model folder or state.safetensors (the bundled model)")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="whose prompts are answered (%(default)s)")
+    parser = new_parser(__doc__)
+    add(parser, "model", "out", "tasks")
     parser.add_argument("--prompts", type=int, default=200, help="of each task (%(default)s)")
-    parser.add_argument("--length", type=int, default=16, help="slots of a canvas after the prompt (%(default)s)")
+    add(parser, length=16)
     parser.add_argument("--block-length", type=int, default=16, help="slots of a block, for which the filter is made (%(default)s)")
     parser.add_argument("--hidden", type=int, default=32, help="width of the filter (%(default)s)")
     parser.add_argument("--epochs", type=int, default=10_000, help="passes over all examples (%(default)s)")
     parser.add_argument("--every", type=int, default=100, help="epochs between looks at the held-out loss (%(default)s)")
     parser.add_argument("--minutes", type=float, default=8, help="minutes to learn for at most (%(default)s)")
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
+    add(parser, "threads", "seed", rate=3e-3)
     make(parser.parse_args(arguments))
 
 

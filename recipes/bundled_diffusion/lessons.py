@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from losses import Batch
@@ -45,13 +46,17 @@ def task_lessons(tokenizer: Tokenizer, *, split: Split, count: int, seed: int, n
     return lessons
 
 
+def read_rows(path: Path) -> list[Any]:
+    """The JSON values of a file, one a line; none where there is no file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line] if path.is_file() else []
+
+
 def documents(corpus: Path, tokenizer: Tokenizer, *, heldout: bool) -> list[list[int]]:
     """Token ids of the texts of SOURCES. Raises SystemExit without a corpus."""
     path = corpus / "documents.jsonl"
     if not path.is_file():
         raise SystemExit(f"no corpus at {corpus}: run recipes/bundled_pair/prepare.py --out {corpus} first")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    texts = [row["text"] for row in rows if row["source"] in SOURCES and row["heldout"] == heldout]
+    texts = [row["text"] for row in read_rows(path) if row["source"] in SOURCES and row["heldout"] == heldout]
     return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
 

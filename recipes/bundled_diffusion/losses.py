@@ -42,6 +42,11 @@ class Batch:
         """(b, n) True at slots that may be masked."""
         return (self.slots >= self.start[:, None]) & (self.slots < self.length[:, None])
 
+    @property
+    def seen(self) -> Tensor:
+        """(b, 1, 1, n) True at slots of the text, as a Net takes who sees whom."""
+        return (self.slots < self.length[:, None])[:, None, None, :]
+
 
 def draw_masks(free: Tensor, group: Tensor, groups: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Masks of a uniform number of the free slots of each group, and the weight of each masked slot.
@@ -69,8 +74,7 @@ def plain_loss(net: Net, batch: Batch, generator: torch.Generator) -> Tensor:
     free = batch.answer
     masked, weight = draw_masks(free, torch.zeros_like(batch.slots), 1, generator)
     noisy = batch.ids.masked_fill(masked, net.spec.mask_token_id)
-    seen = (batch.slots < batch.length[:, None])[:, None, None, :]
-    logits = net(noisy, batch.slots, seen, masked)
+    logits = net(noisy, batch.slots, batch.seen, masked)
     return _weighed(logits, batch.ids[masked], weight[masked], free)
 
 

@@ -2,27 +2,36 @@
 
 In:  a DenoiserSpec; (batch, slots) ids with their positions and who sees whom.
 Out: logits of chosen rows; weights under the canonical names, from which a NativeDenoiser is made or a folder written (write.py).
-Not here: what is learned from (lessons.py), losses (losses.py).
+Not here: what is learned from (lessons.py), losses (losses.py), what it writes (answering.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.models.checkpoint import Checkpoint
 from paceline.models.denoiser_layers import rotation
+from paceline.models.denoiser_layouts import LAYOUTS, denoiser_spec, layout_name
+from paceline.models.denoiser_load import end_tokens, mask_token_id
 from paceline.models.denoiser_native import NativeDenoiser
 from paceline.models.denoiser_spec import DenoiserSpec
+from paceline.models.denoiser_weights import load_denoiser_weights
+from paceline.models.hub import read_config
 from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 EOS, MASK, VOCAB_SIZE = 3, 6144, 6145  # the bundled target's tokenizer, and a mask token after it
 MAX_LENGTH = 512
 HEADS = 4  # of every bundled shape
+PACKAGE = Path(__file__).parents[2] / "src" / "paceline" / "bundled"
+TARGET, BUNDLED = PACKAGE / "target", PACKAGE / "diffusion"
+TOKENIZER = TARGET / "tokenizer.json"  # BUNDLED has the same with a mask token, which no text holds
 
 
 def make_spec(
@@ -60,7 +69,10 @@ def make_spec(
 
 
 class Layer(nn.Module):
-    """One pre-norm block."""
+    """One pre-norm block; norms of queries and keys only where the shape has them."""
+
+    q_norm: nn.RMSNorm
+    k_norm: nn.RMSNorm
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -80,7 +92,11 @@ class Layer(nn.Module):
         q, k = _rotated(q, by), _rotated(k, by)
         x_btd = x_btd + self.o(_attend(q, k, v.to(q.dtype), mask))
         gate, up = self.gate_up(self.mlp_norm(x_btd)).chunk(2, -1)
-        return x_btd + self.down(F.silu(gate) * up)
+        found: Tensor = x_btd + self.down(F.silu(gate) * up)
+        return found
+
+
+Layers = Iterable[Layer]  # what an nn.ModuleList of them is, which has no type for it
 
 
 def _attend(q_bthd: Tensor, k_bthd: Tensor, v_bthd: Tensor, mask: Tensor | None) -> Tensor:
@@ -127,7 +143,8 @@ class Net(nn.Module):
         """All layers and the last norm; the part that is worth compiling."""
         for layer in self.layers:
             x_btd = layer(x_btd, by, mask)
-        return self.final_norm(x_btd)
+        normed: Tensor = self.final_norm(x_btd)
+        return normed
 
     def forward(self, ids_bt: Tensor, positions_bt: Tensor, mask: Tensor | None, rows_bt: Tensor) -> Tensor:
         """Logits (rows, v) where `rows_bt` is True; that of the mask token is left as it is."""
@@ -138,6 +155,17 @@ class Net(nn.Module):
     def denoiser(self, dtype: torch.dtype = torch.float32) -> NativeDenoiser:
         """The runner with the weights as they stand."""
         return NativeDenoiser(self.spec, {name: value.detach().clone().to(dtype) for name, value in self.state_dict().items()})
+
+
+def read_net(path: Path) -> Net:
+    """The trainable form of a model folder (LLaDA's or SDAR's layout), or of a training state, in float32."""
+    if path.is_file():
+        return read_state(path)
+    config = read_config(path)
+    spec = denoiser_spec(config, mask_token_id=mask_token_id(path, config), eos_token_ids=end_tokens(path, config))
+    net, names = Net(spec), LAYOUTS[str(layout_name(config))].names
+    net.load_state_dict(load_denoiser_weights(Checkpoint(path), spec, names, device=torch.device("cpu"), dtype=torch.float32))
+    return net
 
 
 def read_state(path: Path) -> Net:
@@ -166,11 +194,11 @@ def take_over(net: Net, plain: Net, ids_bt: Tensor) -> None:
     """Start a block-causal model from a plain one; norms of queries and keys get the size that these have on `ids_bt`."""
     net.load_state_dict(plain.state_dict(), strict=False)
     sizes: list[Tensor] = []
-    hooks = [layer.qkv.register_forward_hook(lambda _, __, out: sizes.append(out)) for layer in plain.layers]
+    hooks = [layer.qkv.register_forward_hook(lambda _, __, out: sizes.append(out)) for layer in cast(Layers, plain.layers)]
     plain.states(ids_bt, torch.arange(ids_bt.shape[1]).expand_as(ids_bt), None)
     for hook in hooks:
         hook.remove()
-    for layer, out in zip(net.layers, sizes, strict=True):
+    for layer, out in zip(cast(Layers, net.layers), sizes, strict=True):
         q, k, _ = out.unflatten(-1, (3, layer.heads, -1)).unbind(-3)
         layer.q_norm.weight.fill_(q.pow(2).mean().sqrt())
         layer.k_norm.weight.fill_(k.pow(2).mean().sqrt())

@@ -7,31 +7,43 @@ evaluate.py's figures.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from model import EOS, MASK, MAX_LENGTH, Net, read_state
+from flags import new_parser
+from model import EOS, MASK, MAX_LENGTH, TARGET, Net, read_state
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from paceline.models.denoiser_spec import DenoiserSpec
 
-TARGET = Path(__file__).parents[2] / "src" / "paceline" / "bundled" / "target"
 MASK_TEXT = "<|mask|>"
 Weights = Mapping[str, Tensor]
 
 
-def _parts(weights: Weights, layer: int) -> dict[str, Tensor]:
-    """The matrices of one layer apart from each other."""
+def parts_of(weights: Weights, layer: int) -> dict[str, Tensor]:
+    """The tensors of one layer by what they are, matrices apart from each other."""
     at = f"layers.{layer}."
-    q, k, v = weights[f"{at}qkv.weight"].chunk(3)
-    gate, up = weights[f"{at}gate_up.weight"].chunk(2)
-    return {"q": q, "k": k, "v": v, "o": weights[f"{at}o.weight"], "gate": gate, "up": up, "down": weights[f"{at}down.weight"]}
+    own = {name.removeprefix(at).removesuffix(".weight"): value for name, value in weights.items() if name.startswith(at)}
+    own |= zip("qkv", own.pop("qkv").chunk(3), strict=True)
+    return own | dict(zip(("gate", "up"), own.pop("gate_up").chunk(2), strict=True))
+
+
+def renamed(weights: Weights, once: Mapping[str, str], layers: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """All tensors under a layout's names.
+
+    Args:
+        once: of what is there once. layers: what all names of layers begin with. names: of the parts of a layer.
+    """
+    tensors = {f"{to}.weight": weights[f"{name}.weight"] for name, to in once.items()}
+    count = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
+    for layer in range(count):
+        tensors |= {f"{layers}.{layer}.{names[part]}.weight": value for part, value in parts_of(weights, layer).items()}
+    return tensors
 
 
 LLADA: Mapping[str, Any] = {
@@ -72,19 +84,9 @@ def llada(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[st
         "vocab_size": model.vocab_size,
     }
     names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out", "gate": "ff_proj", "up": "up_proj", "down": "ff_out"}
-    tensors = {
-        "model.transformer.wte.weight": weights["embed.weight"],
-        "model.transformer.ln_f.weight": weights["final_norm.weight"],
-        "model.transformer.ff_out.weight": weights["head.weight"],
-    }
-    for layer in range(model.num_layers):
-        at = f"model.transformer.blocks.{layer}."
-        tensors |= {f"{at}{names[part]}.weight": value for part, value in _parts(weights, layer).items()}
-        tensors |= {
-            f"{at}{to}.weight": weights[f"layers.{layer}.{x}.weight"]
-            for x, to in (("attn_norm", "attn_norm"), ("mlp_norm", "ff_norm"))
-        }
-    return config, tensors
+    names |= {"attn_norm": "attn_norm", "mlp_norm": "ff_norm"}
+    once = {"embed": "wte", "final_norm": "ln_f", "head": "ff_out"}
+    return config, renamed(weights, {x: f"model.transformer.{to}" for x, to in once.items()}, "model.transformer.blocks", names)
 
 
 def sdar(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -112,18 +114,10 @@ def sdar(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[str
         "vocab_size": model.vocab_size,
     }
     names = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}
-    norms = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    norms |= {f"{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
-    tensors = {
-        "model.embed_tokens.weight": weights["embed.weight"],
-        "model.norm.weight": weights["final_norm.weight"],
-        "lm_head.weight": weights["head.weight"],
-    }
-    for layer in range(model.num_layers):
-        at = f"model.layers.{layer}."
-        tensors |= {f"{at}{names[part]}.weight": value for part, value in _parts(weights, layer).items()}
-        tensors |= {f"{at}{to}.weight": weights[f"layers.{layer}.{x}.weight"] for x, to in norms.items()}
-    return config, tensors
+    names |= {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    names |= {f"{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
+    once = {"embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+    return config, renamed(weights, once, "model.layers", names)
 
 
 LAYOUTS: Mapping[str, Callable[[DenoiserSpec, Weights], tuple[dict[str, Any], dict[str, Tensor]]]] = {"llada": llada, "sdar": sdar}
@@ -154,7 +148,7 @@ def write(net: Net, out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("state", type=Path, help="OUT/state.safetensors of train.py")
     parser.add_argument("out", type=Path)
     options = parser.parse_args(arguments)

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import learning_rate, load_model, load_tokenizer, pick_device, read_documents, windows
+from common import load_model, load_tokenizer, pick_device, read_documents, windows
 from exits import states_by_layer
+from optimizing import groups, learning_rate, set_rate, update
+from options import add_flags, new_parser
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from train import autocast, groups, heldout_rows, training_stream
+from train import autocast, heldout_rows, training_stream
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
@@ -47,15 +49,17 @@ class Adapter(nn.Module):
 
     def __init__(self, target: LlamaForCausalLM) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Layer(target.config)])
+        layer = Layer(target.config)
+        self.layers = nn.ModuleList([layer])
         self.norm = LlamaRMSNorm(target.config.hidden_size, target.config.rms_norm_eps)
         with torch.no_grad():
             self.norm.weight.copy_(target.model.norm.weight)
-            self.layers[0].self_attn.o_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.zero_()
 
     def forward(self, state_bth: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """(b, t, h) states that the target's head reads."""
-        return self.norm(self.layers[0](state_bth, rotations))
+        spoken: Tensor = self.norm(self.layers[0](state_bth, rotations))
+        return spoken
 
 
 def laws(target: LlamaForCausalLM, adapter: Adapter, x_bt: Tensor, exit_layer: int) -> tuple[Tensor, Tensor]:
@@ -97,15 +101,11 @@ def fit(target: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options:
     found, steps = [agreement(target, adapter, heldout_bt, options)], max(1, options.tokens // (options.batch * options.length))
     for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
         progress = max(step / steps, (time.process_time() - start) / 60 / options.minutes)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(20, steps))
+        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(20, steps)))
         with autocast(target.device.type):
             found_btv, wanted_btv = laws(target, adapter, stream_n[index].long().to(target.device), options.exit_layer)
         loss = F.cross_entropy(found_btv.flatten(0, 1), wanted_btv.flatten(0, 1).softmax(-1))
-        loss.backward()
-        nn.utils.clip_grad_norm_(adapter.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(adapter, optimizer, loss, 0.5)
         if step % 50 == 0:
             print(f"step {step}/{steps}  loss {loss.item():.3f}", flush=True)
         if progress >= 1:
@@ -129,18 +129,11 @@ def train(options: argparse.Namespace) -> list[float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
-    parser.add_argument("--target", type=Path, default=Path("build/target"))
-    parser.add_argument("--out", type=Path, default=Path("build/adapter"))
+    parser = new_parser(__doc__)
+    add_flags(parser, "corpus", "target", out=Path("build/adapter"))
     parser.add_argument("--exit-layer", type=int, default=2, help="layers that run before the adapter (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=4_000_000, help="most tokens to train on (%(default)s)")
     parser.add_argument("--minutes", type=float, default=10, help="most minutes of processor time (%(default)s)")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--device", default="auto")
+    add_flags(parser, "device", tokens=4_000_000, batch=8, length=256, rate=2e-3, seed=3)
     train(parser.parse_args(arguments))
 
 

@@ -1,4 +1,4 @@
-"""What all stages of the recipe share: the corpus format, the tokenizer, batches, schedules, model folders.
+"""What all stages of the recipe share: the corpus format, the tokenizer, batches, model folders.
 
 In:  a corpus folder (documents.jsonl, tokenizer.json) or a Hugging Face model folder.
 Out: token tensors, batches, model folders in the layout that any engine loads.
@@ -8,7 +8,6 @@ Not here: where the data comes from (sources.py), what a model is trained on (tr
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,12 +102,6 @@ def windows(total: int, length: int, batch: int, seed: int) -> Iterator[Tensor]:
         order = torch.randperm(count, generator=generator)
         for first in range(0, count - batch + 1, batch):
             yield (order[first : first + batch, None] * length + offset) + within
-
-
-def learning_rate(progress: float, step: int, peak: float, warmup: int = 100) -> float:
-    """Linear warm-up over `warmup` steps, then a cosine fall to 2 % of the peak at progress 1."""
-    fall = 0.02 + 0.49 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    return peak * min(1.0, (step + 1) / warmup) * fall
 
 
 def llama_config(*, width: int, layers: int, heads: int, kv_heads: int, mlp: int, head_dim: int = 64, tied: bool) -> LlamaConfig:

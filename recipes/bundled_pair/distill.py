@@ -21,9 +21,11 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from common import learning_rate, llama_config, load_model, load_tokenizer, pick_device, save_model
+from common import llama_config, load_model, load_tokenizer, pick_device, save_model
 from lessons import Lessons, Reached, School, load_school, make_school, mixed_batches, save_school
-from torch import Tensor, nn
+from optimizing import learning_rate, set_rate, update
+from options import add_flags, new_parser
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 # Axes in this file: n = tokens, k = likeliest tokens kept, v = vocabulary, h = the target's width, w = the draft's width.
@@ -97,13 +99,9 @@ def train(draft: LlamaForCausalLM, school: School, options: argparse.Namespace) 
         progress = max(step / steps, minutes / options.minutes)
         if progress >= 1:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(50, steps))
+        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(50, steps)))
         loss, agreement = loss_and_agreement(draft, lesson, options.greedy_share)
-        loss.backward()
-        nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(draft, optimizer, loss)
         losses.append(loss.item())
         agreed.append(agreement)
         if step % 20 == 19 or step == steps - 1:
@@ -151,28 +149,18 @@ def distill(options: argparse.Namespace) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
-    parser.add_argument("--target", type=Path, default=Path("build/target"))
-    parser.add_argument("--written", type=Path, default=Path("build/written.jsonl"))
-    parser.add_argument("--out", type=Path, default=Path("build/draft"))
+    parser = new_parser(__doc__)
+    add_flags(parser, "corpus", "target", out=Path("build/draft"))
+    parser.add_argument("--written", type=Path, default=Path("build/written.jsonl"), help="what write.py made (%(default)s)")
     parser.add_argument("--labels", type=Path, help="file to keep the target's labels in, for further runs")
-    parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--heads", type=int, default=2)
-    parser.add_argument("--kv-heads", type=int, default=1)
-    parser.add_argument("--mlp", type=int, default=512)
+    add_flags(parser, "kv_heads", width=192, heads=2, mlp=512)
     parser.add_argument("--tied", action="store_true", help="one table for input and head; half the file, less agreement")
-    parser.add_argument("--tokens", type=int, default=12_000_000, help="most tokens to train on (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=25, help="most minutes to train for (%(default)s)")
+    add_flags(parser, tokens=12_000_000, minutes=25)
     parser.add_argument("--corpus-tokens", type=int, default=1_200_000, help="of the corpus, label about so many (%(default)s)")
     parser.add_argument("--written-share", type=float, default=0.8, help="share of the target's own texts (%(default)s)")
     parser.add_argument("--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)")
     parser.add_argument("--k", type=int, default=16, help="likeliest tokens kept as labels (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="auto")
+    add_flags(parser, "batch", "length", "device", rate=4e-3, seed=1)
     distill(parser.parse_args(arguments))
 
 

@@ -21,11 +21,13 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from common import learning_rate, load_model, load_tokenizer, pick_device, read_documents, save_model, windows
+from common import load_model, load_tokenizer, pick_device, read_documents, save_model, windows
 from exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
+from optimizing import groups, learning_rate, set_rate, update
+from options import add_flags, new_parser
 from resume import keep, take_up
-from torch import Tensor, nn
-from train import autocast, groups, heldout_rows, training_stream
+from torch import Tensor
+from train import autocast, heldout_rows, training_stream
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
@@ -50,16 +52,13 @@ def starts(model: LlamaForCausalLM, heldout_bt: Tensor, options: argparse.Namesp
     return [{"tokens": 0, "heldout": measure(model, heldout_bt, options.batch)}]
 
 
-def learn(model: LlamaForCausalLM, x_bt: Tensor, step: int, options: argparse.Namespace) -> float:
-    """The gradient of one step's loss, clipped; the loss."""
+def loss_of_step(model: LlamaForCausalLM, x_bt: Tensor, step: int, options: argparse.Namespace) -> Tensor:
+    """The loss of one step's exits."""
     layers, device = len(model.model.layers), model.device
     exits = exits_of_step(step, layers, options.rotation)
     weights = dict(zip(exits, exit_weights(exits, layers, options.scale, equal=options.equal), strict=True))
     with autocast(device.type):
-        loss = training_loss(model, x_bt.long().to(device), dropout_rates(layers, options.dropout), weights)
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return loss.item()
+        return training_loss(model, x_bt.long().to(device), dropout_rates(layers, options.dropout), weights)
 
 
 def batches(stream_n: Tensor, options: argparse.Namespace, first: int, steps: int) -> Iterator[tuple[int, Tensor]]:
@@ -85,16 +84,14 @@ def fit(
     for step, x_bt in batches(stream_n, options, at.step, steps):
         at.step, at.minutes = step + 1, (time.process_time() - start) / 60
         progress = max(step / steps, at.minutes / options.minutes)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(50, steps))
-        loss = learn(model, x_bt, step, options)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(50, steps)))
+        loss = loss_of_step(model, x_bt, step, options)
+        update(model, optimizer, loss)
         last = step == steps - 1 or progress >= 1
         if step % options.measure_every == options.measure_every - 1 or last:
             seen = at.step * options.batch * options.length
             history.append({"tokens": seen, "heldout": measure(model, heldout_bt, options.batch)})
-            print(f"{history[-1]}  loss {loss:.3f}  {at.minutes:.1f} min of processor time", flush=True)
+            print(f"{history[-1]}  loss {loss.item():.3f}  {at.minutes:.1f} min of processor time", flush=True)
             save(model, tokenizer, options.out, history)
             keep(options.out / "training.safetensors", model, optimizer, at)
             if last:
@@ -112,24 +109,17 @@ def tune(options: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
-    parser.add_argument("--target", type=Path, default=Path("build/target"), help="the model to tune (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("build/early_exit"))
-    parser.add_argument("--tokens", type=int, default=20_000_000, help="most tokens to train on (%(default)s)")
+    parser = new_parser(__doc__)
+    add_flags(parser, "corpus", "target", out=Path("build/early_exit"), tokens=20_000_000)
     parser.add_argument("--minutes", type=float, default=60, help="most minutes of processor time (%(default)s)")
-    parser.add_argument("--measure-every", type=int, default=50, help="steps between held-out measurements (%(default)s)")
+    add_flags(parser, measure_every=50)
     parser.add_argument("--rotation", type=int, default=3, help="every which early exit has a loss in a step (%(default)s)")
     parser.add_argument("--scale", type=float, default=0.5, help="weight of an early exit against the last (%(default)s)")
     parser.add_argument(
         "--rising", dest="equal", action="store_false", help="weights that rise with the layer, as in the paper, not equal ones"
     )
     parser.add_argument("--dropout", type=float, default=0.1, help="chance of leaving out the last layer (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=8e-4)
-    parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--device", default="auto")
+    add_flags(parser, "batch", "length", "device", rate=8e-4, seed=2)
     tune(parser.parse_args(arguments))
 
 

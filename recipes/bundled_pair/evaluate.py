@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from common import encode, load_model, load_tokenizer, pick_device, read_documents
+from options import add_flags, new_parser
 from sources import evaluation_texts
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -99,17 +100,13 @@ def corpus_texts(corpus: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, default=Path("build/target"))
-    parser.add_argument("--draft", type=Path)
-    parser.add_argument("--data", type=Path, help="folder with the data sets; without it they are fetched")
-    parser.add_argument("--cache", type=Path, default=Path("build/data"))
+    parser = new_parser(__doc__)
+    add_flags(parser, "target", "data", "cache")
+    parser.add_argument("--draft", type=Path, help="a draft's folder, to be measured against the target")
     parser.add_argument("--corpus", type=Path, help="measure on this corpus folder's held-out documents instead")
     parser.add_argument("--rows", type=int, default=100, help="texts of each set (%(default)s)")
-    parser.add_argument("--longest", type=int, default=512)
-    parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path, help="write the table there")
-    parser.add_argument("--device", default="auto")
+    add_flags(parser, "device", longest=512, new_tokens=128)
     options = parser.parse_args(arguments)
     report = evaluate(options)
     if options.json:

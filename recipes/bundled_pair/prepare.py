@@ -7,11 +7,11 @@ Not here: token ids; every stage tokenizes for itself, so that a draft follows i
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 
 from common import SPECIAL_TOKENS, VOCAB_SIZE, Document, shuffled, write_documents
+from options import add_flags, new_parser
 from sources import load_sources
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -56,11 +56,8 @@ def prepare(texts: dict[str, list[str]], out: Path, *, seed: int = 1, vocab_size
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with the data sets; without it they are fetched")
-    parser.add_argument("--cache", type=Path, default=Path("build/data"), help="where fetched files are kept (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("build/corpus"), help="corpus folder to write (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = new_parser(__doc__)
+    add_flags(parser, "data", "cache", out=Path("build/corpus"), seed=1)
     options = parser.parse_args(arguments)
     prepare(load_sources(options.data, options.cache), options.out, seed=options.seed)
 

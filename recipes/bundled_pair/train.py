@@ -21,7 +21,6 @@ from common import (
     Document,
     encode,
     join,
-    learning_rate,
     llama_config,
     load_tokenizer,
     pick_device,
@@ -30,6 +29,8 @@ from common import (
     shuffled,
     windows,
 )
+from optimizing import groups, learning_rate, set_rate, update
+from options import add_flags, new_parser
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -81,13 +82,6 @@ def measure(model: LlamaForCausalLM, rows_bt: Tensor, batch: int) -> float:
     return sum(parts) / len(rows_bt)
 
 
-def groups(model: nn.Module, decay: float = 0.1) -> list[dict[str, object]]:
-    """Weight decay for matrices only."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
 def fit(model: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: argparse.Namespace) -> Best:
     """Train until tokens or minutes are used up, or the held-out loss has not fallen for --patience measurements."""
     device = str(model.device)
@@ -98,13 +92,9 @@ def fit(model: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: 
     for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
         minutes = (time.perf_counter() - start) / 60
         progress = max(step / steps, minutes / options.minutes)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(progress, step, options.rate, warmup=min(100, steps))
+        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(100, steps)))
         loss = loss_on(forward, stream_n[index].long().to(device))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, loss)
         last = step == steps - 1 or progress >= 1
         if step % options.measure_every == options.measure_every - 1 or last:
             best.offer(measure(model, heldout_bt, options.batch), model)
@@ -141,24 +131,14 @@ def train(options: argparse.Namespace) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
-    parser.add_argument("--out", type=Path, default=Path("build/target"))
-    parser.add_argument("--width", type=int, default=256)
+    parser = new_parser(__doc__)
+    add_flags(parser, "corpus", out=Path("build/target"), width=256)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--mlp", type=int, default=704)
-    parser.add_argument("--tokens", type=int, default=40_000_000, help="most tokens to train on (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=55, help="most minutes to train for (%(default)s)")
-    parser.add_argument("--measure-every", type=int, default=100, help="steps between held-out measurements (%(default)s)")
+    add_flags(parser, heads=4, kv_heads=2, mlp=704, tokens=40_000_000, minutes=55, measure_every=100)
     parser.add_argument("--patience", type=int, default=5, help="measurements without a better one before stopping (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    add_flags(parser, "batch", "length", rate=2e-3)
     parser.add_argument("--compile", action="store_true", help="torch.compile; faster, needs a C++ compiler")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto")
+    add_flags(parser, "device", seed=0)
     train(parser.parse_args(arguments))
 
 

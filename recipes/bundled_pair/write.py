@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from common import Document, encode, load_model, load_tokenizer, pick_device, prompt_of, read_documents, shuffled
+from options import add_flags, new_parser
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -117,17 +118,12 @@ def batches(prompts: list[Prompt], size: int, pool: int = 16) -> Iterator[list[P
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
-    parser.add_argument("--target", type=Path, default=Path("build/target"))
-    parser.add_argument("--out", type=Path, default=Path("build/written.jsonl"))
+    parser = new_parser(__doc__)
+    add_flags(parser, "corpus", "target", out=Path("build/written.jsonl"))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.0, 0.7], help="0 is greedy (%(default)s)")
     parser.add_argument("--prompts", type=int, default=0, help="how many prompts to use; 0 is all")
     parser.add_argument("--longest", type=int, default=400, help="longer prompts are left out (%(default)s tokens)")
-    parser.add_argument("--new-tokens", type=int, default=144)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="auto")
+    add_flags(parser, "device", new_tokens=144, batch=128, seed=1)
     write(parser.parse_args(arguments))
 
 

@@ -1,4 +1,4 @@
-"""The recipe's modules in a test: they import each other by plain names, as scripts do, and are gone afterwards."""
+"""A recipe's modules in a test: they import each other by plain names, as scripts do, and are gone afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 ROOT = Path(__file__).parents[2] / "recipes"
-RECIPE = ROOT / "bundled_diffusion"
 
 
 def ours() -> dict[str, ModuleType]:
@@ -20,11 +19,11 @@ def ours() -> dict[str, ModuleType]:
 
 
 @contextmanager
-def loaded(*names: str) -> Iterator[SimpleNamespace]:
-    """Modules of the recipe by name."""
+def loaded(*names: str, recipe: str = "bundled_diffusion") -> Iterator[SimpleNamespace]:
+    """Modules of a recipe by name."""
     kept = {name: sys.modules.pop(name) for name in ours()}
     path, threads = list(sys.path), torch.get_num_threads()
-    sys.path.insert(0, str(RECIPE))
+    sys.path.insert(0, str(ROOT / recipe))
     try:
         yield SimpleNamespace(**{name: __import__(name) for name in names})
     finally:

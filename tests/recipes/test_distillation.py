@@ -8,15 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from paceline.bench.parallel_tasks import split_of
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
-from paceline.models.denoiser import Call
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.tokenizer import Tokenizer
 from tests.recipes.loaded import loaded
@@ -25,7 +20,7 @@ from tests.test_recipe_diffusion import net_of
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    with loaded("model", "train", "write", "distillation", "dparallel", "cd4lm") as modules:
+    with loaded("model", "pair", "write", "distillation", "dparallel", "cd4lm") as modules:
         yield modules
 
 
@@ -35,30 +30,10 @@ def test_a_teacher_is_asked_about_what_it_sees_only_if_it_copies(recipe: SimpleN
     assert choose("skip", 1.0) == "skip"
 
 
-def test_the_own_answers_are_those_of_the_static_baseline(recipe: SimpleNamespace) -> None:
-    """All texts in one pass write what the package's loop writes to each."""
-    net = recipe.distillation.starting_net(recipe.distillation.BUNDLED)
-    denoiser = load_denoiser(recipe.distillation.BUNDLED, dtype="float32", device="cpu")
-    prompts = [[700, 800, 900], [50, 60, 70, 80, 90], [1000]]
-    ours = recipe.distillation.static_answers(net, prompts, length=8, block_length=4)
-    for block_length in (4, 8):
-        canvases = [Canvas.of(prompt, 8, mask_token_id=denoiser.mask_token_id) for prompt in prompts]
-        method = Recipe({"method": "static", "block_length": block_length})
-        outcomes = decode(canvases, denoiser, [method.parts(denoiser, canvas) for canvas in canvases])
-        assert (ours == [outcome.canvas.output for outcome in outcomes]) is (block_length == 4)
-
-
-def test_a_folder_starts_as_what_it_runs(recipe: SimpleNamespace) -> None:
-    net = recipe.distillation.starting_net(recipe.distillation.BUNDLED)
-    denoiser = load_denoiser(recipe.distillation.BUNDLED, dtype="float32", device="cpu")
-    call = Call(np.arange(20) + 5, np.arange(20))
-    assert torch.allclose(net.denoiser().forward([call])[0], denoiser.forward([call])[0])
-
-
 def tiny_state(recipe: SimpleNamespace, folder: Path) -> Path:
     """A training state with the whole vocabulary and next to nothing else."""
     net, path = net_of(recipe, "plain", width=8, layers=1, vocab_size=recipe.model.VOCAB_SIZE), folder / "start.safetensors"
-    recipe.train.keep(path, net, torch.optim.AdamW(net.parameters()), recipe.train.Progress())
+    recipe.pair.keep(path, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     return path
 
 
@@ -76,7 +51,7 @@ def test_answers_are_kept_with_whether_they_are_right(recipe: SimpleNamespace, t
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["task"] for row in rows] == ["copy", "reverse"] * 2
     assert out.read_text().startswith(once)
-    tokenizer = Tokenizer.load(recipe.distillation.BUNDLED)
+    tokenizer = Tokenizer.load(recipe.model.BUNDLED)
     prompts = [tokenizer.decode(row["prompt"]) for row in rows]
     assert len(set(prompts)) == 4
     assert all(split_of(prompt) == "train" for prompt in prompts)

@@ -26,7 +26,7 @@ METHODS = [{"method": "ass"}, {"method": "threshold", "confidence_threshold": 0.
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    with loaded("grpo", "coupled_grpo", "cj_grpo", "rollouts", "model", "train", "write") as modules:
+    with loaded("grpo", "coupled_grpo", "cj_grpo", "rollouts", "model", "pair", "run", "write") as modules:
         yield modules
 
 
@@ -196,13 +196,12 @@ def test_inverse_shares_are_one_over_the_rates(recipe: SimpleNamespace) -> None:
 def test_groups_that_are_all_alike_teach_nothing(recipe: SimpleNamespace) -> None:
     net = net64(recipe)
     rollouts, _ = rolled(recipe, net, {"method": "ass"})
-    options = SimpleNamespace(group=2)
-    views_of, relative = recipe.cj_grpo.trajectory_views, recipe.grpo.group_relative
-    run = recipe.grpo.Run(net, net, None, options, views_of, relative, False, None, [], None)
+    run = SimpleNamespace(net=net, options=SimpleNamespace(group=2))
+    policy = recipe.grpo.Policy(run, net, recipe.cj_grpo.trajectory_views, recipe.grpo.group_relative, False, None, [])
     mixed, alike = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.ones(4)
-    made = list(run.batches(replace(rollouts, reward=mixed), 3, torch.Generator()))
+    made = list(policy.batches(replace(rollouts, reward=mixed), 3, torch.Generator()))
     assert [len(batch.rollouts.ids) for batch in made] == [2, 2, 2]
-    assert not list(run.batches(replace(rollouts, reward=alike), 3, torch.Generator()))
+    assert not list(policy.batches(replace(rollouts, reward=alike), 3, torch.Generator()))
 
 
 def test_a_coupled_log_prob_by_hand(recipe: SimpleNamespace) -> None:
@@ -303,12 +302,12 @@ def test_each_update_sees_the_weights_that_the_last_one_left(recipe: SimpleNames
     monkeypatch.setattr(recipe.grpo, "roll_out", lambda *_, **__: rollouts)
     monkeypatch.setattr(recipe.grpo, "clipped", watched)
     given = {"group": 2, "prompts": 0, "updates": 3, "sync": 64, "rate": 0.1, "clip": 1.0, "epsilon": 0.5, "beta": 0.0}
-    options = SimpleNamespace(minutes=1.0, seed=0, method={}, length=8, temperature=1.0, **given)
+    options = SimpleNamespace(minutes=1.0, most_steps=9, seed=0, method={}, length=8, temperature=1.0, **given)
     optimizer = torch.optim.AdamW([part for part in net.layers.parameters() if part.ndim > 1], lr=0.1)
     views_of, relative = recipe.cj_grpo.trajectory_views, recipe.grpo.group_relative
-    progress = recipe.train.Progress()
-    run = recipe.grpo.Run(net, net_of(recipe, "plain"), optimizer, options, views_of, relative, False, None, [], progress)
-    run.step(torch.Generator())
+    run = recipe.run.Run(net=net, optimizer=optimizer, options=options, progress=recipe.pair.Progress(), warmup=10)
+    policy = recipe.grpo.Policy(run, net_of(recipe, "plain"), views_of, relative, False, None, [])
+    run.step(policy.learn, torch.Generator())
     assert moved[0] == 0
     assert moved[1] > 1e-3
     assert abs(moved[2] - moved[1]) > 1e-3
@@ -319,7 +318,7 @@ def test_a_run_goes_on(recipe: SimpleNamespace, name: str, tmp_path: Path, monke
     """Two steps, then a third; the state is one that write.py takes."""
     net = net_of(recipe, "plain", width=8, layers=1, mlp=8, vocab_size=6145)
     state, out = tmp_path / "state.safetensors", tmp_path / "out"
-    recipe.train.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.train.Progress())
+    recipe.pair.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     rewarded = partial(recipe.rollouts.roll_out, reward=lambda item, text: float(len(text) % 2))
     monkeypatch.setattr(recipe.grpo, "roll_out", rewarded)
     monkeypatch.setattr(recipe.grpo, "POOL", 8)
@@ -332,5 +331,5 @@ def test_a_run_goes_on(recipe: SimpleNamespace, name: str, tmp_path: Path, monke
     still = [key for key, value in net.state_dict().items() if torch.equal(after.state_dict()[key], value)]
     assert not still, f"these never learned: {still}"
     recipe.write.main([str(out / "state.safetensors"), str(tmp_path / "model")])
-    again = recipe.rollouts.read_model(tmp_path / "model")
+    again = recipe.model.read_net(tmp_path / "model")
     assert all(torch.allclose(a, b, atol=0.02, rtol=0.01) for a, b in zip(again.parameters(), after.parameters(), strict=True))

@@ -23,7 +23,7 @@ from tests.test_recipe_diffusion import net_of
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    with loaded("learn2pd", "model", "train", "rollouts") as modules:
+    with loaded("learn2pd", "model", "pair") as modules:
         yield modules
 
 
@@ -119,7 +119,7 @@ def test_all_stages(recipe: SimpleNamespace, tmp_path: Path, capsys: pytest.Capt
     """Collect, learn, go on; the model stays as it is, and trajectories are made once."""
     net = net_of(recipe, "plain", width=8, layers=1, mlp=8, vocab_size=6145)
     state = tmp_path / "state.safetensors"
-    recipe.train.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.train.Progress())
+    recipe.pair.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     before = state.read_bytes()
     given = ["--model", str(state), "--out", str(tmp_path / "out"), "--tasks", "copy", "--prompts", "10", "--length", "8"]
     given += ["--block-length", "4", "--every", "10", "--hidden", "5"]

@@ -1,0 +1,66 @@
+"""Canvases filled by a net in training, all in one pass: what the package's loop writes to each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.loop import decode
+from paceline.diffusion.methods import Recipe
+from paceline.errors import ConfigError
+from paceline.models.denoiser import Call
+from paceline.models.denoiser_load import load_denoiser
+from paceline.models.tokenizer import Tokenizer
+from tests.recipes.loaded import loaded
+
+PROMPTS = [[700, 800, 900], [50, 60, 70, 80, 90], [1000]]
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Iterator[SimpleNamespace]:
+    with loaded("model", "answering") as modules:
+        yield modules
+
+
+def test_all_texts_in_one_pass_are_those_of_one_by_one(recipe: SimpleNamespace) -> None:
+    net = recipe.model.read_net(recipe.model.BUNDLED)
+    denoiser = load_denoiser(recipe.model.BUNDLED, dtype="float32", device="cpu")
+    filled = recipe.answering.fill(recipe.answering.Batched(net), PROMPTS, {"method": "static", "block_length": 4}, length=8)
+    ours = [outcome.canvas.output for outcome in filled]
+    for block_length in (4, 8):
+        canvases = [Canvas.of(prompt, 8, mask_token_id=denoiser.mask_token_id) for prompt in PROMPTS]
+        method = Recipe({"method": "static", "block_length": block_length})
+        outcomes = decode(canvases, denoiser, [method.parts(denoiser, canvas) for canvas in canvases])
+        assert (ours == [outcome.canvas.output for outcome in outcomes]) is (block_length == 4)
+
+
+def test_a_folder_is_read_as_what_it_runs(recipe: SimpleNamespace) -> None:
+    net = recipe.model.read_net(recipe.model.BUNDLED)
+    denoiser = load_denoiser(recipe.model.BUNDLED, dtype="float32", device="cpu")
+    call = Call(np.arange(20) + 5, np.arange(20))
+    assert torch.allclose(net.denoiser().forward([call])[0], denoiser.forward([call])[0])
+
+
+def test_the_package_and_the_recipe_have_one_tokenizer(recipe: SimpleNamespace) -> None:
+    """Texts are encoded by the target's; the model's own has one token more."""
+    ours, theirs = Tokenizer.load(recipe.model.TARGET), Tokenizer.load(recipe.model.BUNDLED)
+    text = "<|user|>\nsort: Ada Ben Cleo <|assistant|>\n 12.5 <|end|>"
+    assert ours.encode(text) == theirs.encode(text)
+    assert theirs.encode("<|mask|>") == [recipe.model.MASK] != ours.encode("<|mask|>")
+
+
+@pytest.mark.parametrize("output", [[7, 8, 3, 9], [3], [7, 8]])
+def test_a_text_ends_before_its_end_token(recipe: SimpleNamespace, output: list[int]) -> None:
+    canvas = SimpleNamespace(output=output, eos_token_ids=(3,))
+    assert recipe.answering.before_end(canvas) == output[: output.index(3) if 3 in output else None]
+
+
+def test_an_error_of_a_canvas_is_raised(recipe: SimpleNamespace) -> None:
+    net = recipe.model.read_net(recipe.model.BUNDLED)
+    with pytest.raises(ConfigError, match="slots"):
+        recipe.answering.fill(recipe.answering.Batched(net), PROMPTS, {"method": "static"}, length=10_000)
