@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from toy_numbers import normal
 
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import Found, Stop, begun, best_of, chains_by_steps
@@ -39,8 +40,8 @@ class ToyLayers:
         key, missing = runner._key(text), 1.0 - layers / runner.info.num_layers
         row = runner.logits(text).float()
         if missing > 0:
-            noise = np.random.default_rng((runner.seed, 77, layers, *key)).standard_normal(len(row)).astype(np.float32)
-            row = row + torch.from_numpy(noise) * (NOISE * missing * runner.sharpness)
+            noise = normal(len(row), (runner.seed, 77, layers, *key))
+            row = row + torch.from_numpy(noise.copy()) * (NOISE * missing * runner.sharpness)
         return row.to(runner.info.dtype)
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from toy_numbers import normal
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
@@ -205,8 +206,8 @@ class ExitToy(ToyRunner):
 
     def at(self, text: Sequence[int], layers: int) -> torch.Tensor:
         """(v,) logits of an exit."""
-        noise = np.random.default_rng((self.seed, 91, layers, *text)).standard_normal(self.info.vocab_size)
-        return self.logits(text) + torch.from_numpy(noise.astype(np.float32)) * (1 - layers / self.info.num_layers)
+        noise = normal(self.info.vocab_size, (self.seed, 91, layers, *text))
+        return self.logits(text) + torch.from_numpy(noise.copy()) * (1 - layers / self.info.num_layers)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.at(self._texts[int(i)], int(layers)) for layers, i in hidden.tolist()])

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 import torch
 from toy_layers import ToyLayers
+from toy_numbers import normal
 
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -45,11 +45,6 @@ class ToyCache:
     def length(self) -> int:
         ensure(not self.released, "length of a released cache")
         return len(self.tokens)
-
-
-@lru_cache(maxsize=2**16)
-def _normal(size: int, seed: int, key: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng((seed, len(key), *key)).standard_normal(size).astype(np.float32)
 
 
 class ToyRunner:
@@ -135,12 +130,12 @@ class ToyRunner:
         return row
 
     def _normal(self, seed: int, key: tuple[int, ...]) -> np.ndarray:
-        return _normal(self.vocab_size, seed, key)
+        return normal(self.vocab_size, (seed, len(key), *key))
 
     def hidden(self, layer: int, text: Sequence[int]) -> torch.Tensor:
         """(hidden,) state at `layer` of the last token of `text`."""
-        rng = np.random.default_rng((self.seed, layer + 2, *self._key(text)))
-        return torch.from_numpy(rng.standard_normal(self.info.hidden_size).astype(np.float32)).to(self.info.dtype)
+        state = normal(self.info.hidden_size, (self.seed, layer + 2, *self._key(text)))
+        return torch.from_numpy(state.copy()).to(self.info.dtype)
 
     def _scores(self, logit_texts: list[Rows], tap_texts: list[Rows], taps: Sequence[int]) -> Scores:
         rows = [self.logits(text) for texts in logit_texts for text in texts]

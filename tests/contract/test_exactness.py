@@ -1,7 +1,8 @@
 """Every cell of the exactness table, proven: each drafter x verifier x sampling parameter x mode against plain decoding.
 
 A cell that is claimed bit-equal is compared bit by bit, alone, with three others, and among prompts of other lengths. One that is
-claimed equal in law takes a G-test of two samples. An approximate one must keep its verifier's bound. What is refused must be so.
+claimed equal in law takes a G-test of two samples; where the parameter does not touch what is drawn, the same tokens are drawn without it.
+An approximate one must keep its verifier's bound. What is refused must be so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from contract.worlds import BATCHES, PROMPT, VOCAB, accepted, decoded, engine, letters, make, target, verifier
 from datastores import Numbers, write
 from drafters.test_contract import VARIANTS
-from tools.gtest import ERROR, independence
+from tools.gtest import ERROR, SMALLEST_CELL, independence
 
 from paceline import claims, registry
 from paceline.claims import Cell
@@ -54,7 +55,9 @@ CELLS = [cell for cell in claims.cells() if cell.claim != "refused"]
 EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
 LAW = [cell for cell in CELLS if cell.claim == "equal in law"]
 APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
-OUTPUTS, LENGTH, LAW_NODES = 384, 2, 4
+UNTOUCHED = {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"}
+"""Parameters that change what a caller is shown and not what is drawn (the law's requests have n and no seed of their own)."""
+OUTPUTS, EACH, LENGTH, LAW_NODES = {"plain": 3072, "fast": 320}, 32, 2, 4
 FIRST_SEED = {"plain": 10_000, "fast": 50_000}
 
 
@@ -63,7 +66,7 @@ def named(cells: list[Cell]) -> Any:
 
 
 def params(parameter: str, mode: str, **more: Any) -> SamplingParams:
-    base: dict[str, Any] = {"temperature": 0.0 if mode == "greedy" else 0.8, "max_tokens": 14}
+    base: dict[str, Any] = {"temperature": 0.0 if mode == "greedy" else 0.8, "max_tokens": 10}
     base |= {"seed": 11} if mode == "seeded" else {}
     return SamplingParams(**base | CASES[parameter] | more)
 
@@ -108,33 +111,41 @@ def test_bit_equal(cell: Cell) -> None:
         assert drafted(cell, batch) == plain(cell.parameter, cell.mode, batch), batch
 
 
-def counts(drafters: list[Any], sampled: Any, parameter: str, first: int, runner: Any) -> Counter[Any]:
-    """How often each output came, over requests of 32 outputs each."""
+def drawn(drafters: list[Any], sampled: Any, parameter: str, which: str, runner: Any, outputs: int = 0) -> list[Any]:
+    """Token ids and reasons of outputs, over requests of 32 outputs each."""
     live = engine(drafters, sampled, runner=runner, nodes=LAW_NODES)
-    wanted = params(parameter, "sampled", n=32, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0)))
-    found = decoded(live, [PROMPT] * (OUTPUTS // 32), wanted, first)
-    return Counter((tuple(tokens), reason) for tokens, _, reason, *_ in found)
+    wanted = params(parameter, "sampled", n=EACH, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0)))
+    found = decoded(live, [PROMPT] * ((outputs or OUTPUTS[which]) // EACH), wanted, FIRST_SEED[which])
+    return [(tuple(tokens), reason) for tokens, _, reason, *_ in found]
+
+
+def drafted_law(cell: Cell, sampled: Any, parameter: str, outputs: int = 0) -> list[Any]:
+    runner = target()
+    return drawn([make(cell.drafter, options(cell.drafter), runner)], sampled, parameter, "fast", runner, outputs)
 
 
 @cache
 def plain_counts(parameter: str) -> Counter[Any]:
-    return counts([], verifier("rejection_sampler"), parameter, FIRST_SEED["plain"], target())
+    return Counter(drawn([], verifier("rejection_sampler"), parameter, "plain", target()))
 
 
 def p_value(cell: Cell, sampled: Any) -> float:
     """Of "plain and drafted outputs have one law"; rare outputs are pooled."""
-    runner = target()
-    mine = counts([make(cell.drafter, options(cell.drafter), runner)], sampled, cell.parameter, FIRST_SEED["fast"], runner)
-    base = plain_counts(cell.parameter)
-    common = [key for key in mine | base if mine[key] + base[key] >= 20]
-    rows = [[c[key] for key in common] + [OUTPUTS - sum(c[key] for key in common)] for c in (base, mine)]
+    mine, base = Counter(drafted_law(cell, sampled, cell.parameter)), plain_counts(cell.parameter)
+    share = OUTPUTS["fast"] / sum(OUTPUTS.values())
+    common = [key for key in mine | base if (mine[key] + base[key]) * share >= SMALLEST_CELL]
+    rows = [[c[key] for key in common] + [c.total() - sum(c[key] for key in common)] for c in (base, mine)]
     table = np.array(rows)
     return independence(table[:, table.sum(0) > 0])
 
 
 @named(LAW)
 def test_equal_in_law(cell: Cell) -> None:
-    assert p_value(cell, verifier(cell.verifier)) > ERROR
+    if cell.parameter not in UNTOUCHED:
+        assert p_value(cell, verifier(cell.verifier)) > ERROR
+        return
+    with_it, without = (drafted_law(cell, verifier(cell.verifier), name, EACH) for name in (cell.parameter, "temperature"))
+    assert with_it == without, "what is drawn changes with it; the cell of temperature has the G-test"
 
 
 class Bounded(TypicalAcceptance):
@@ -199,6 +210,12 @@ def test_the_comparison_catches_a_relaxed_rule(drafter: str) -> None:
 def test_the_law_catches_a_relaxed_rule() -> None:
     relaxed = TypicalAcceptance(posterior_threshold=0.02, posterior_alpha=0.3)
     assert p_value(next(cell for cell in LAW if cell.parameter == "temperature"), relaxed) < ERROR
+
+
+def test_the_same_tokens_are_not_drawn_where_a_parameter_touches_them() -> None:
+    cell = next(cell for cell in LAW if cell.parameter == "top_k")
+    with_it, without = (drafted_law(cell, verifier(cell.verifier), name, EACH) for name in ("top_k", "temperature"))
+    assert with_it != without
 
 
 def test_the_bound_catches_a_looser_rule(monkeypatch: pytest.MonkeyPatch) -> None:
