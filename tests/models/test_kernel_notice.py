@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
+from numba import cfunc, types
 from numba.core import caching
 
 from paceline.compiled import compiled
-from paceline.models.kernels import draft_run, exit_chain, forward
+from paceline.models.kernels import draft_run, entry, exit_chain, forward
 from paceline.models.kernels.entry import machine_code
 
 SOURCE = "def entry(number):\n    pass\n"
@@ -61,6 +64,42 @@ def test_where_nothing_can_be_kept_it_is_said_once(
     assert [record.getMessage() for record in caplog.records] == [LINE]
     assert made.ctypes(3) is None  # it runs
     assert not list(path.parent.rglob("*.nbc"))
+
+
+def test_while_another_process_compiles_this_one_waits_and_then_reads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A second lock on the same file is to this process what another process's is."""
+    theirs, made = FileLock(path.parent / "__pycache__" / "entry.lock"), []
+    theirs.acquire()
+    ours = threading.Thread(target=lambda: made.append(machine_code(function_of(path), "the test", "no time")))
+    ours.start()
+    while not caplog.records:
+        assert ours.is_alive()
+    assert not made
+    compiled_by_them = cfunc(types.void(types.int64), cache=True, error_model="numpy")(function_of(path))
+    theirs.release()
+    ours.join()
+    assert (compiled_by_them.cache_hits, made[0].cache_hits) == (0, 1)
+    assert [record.getMessage() for record in caplog.records] == ["waiting for the test, which another process is compiling"]
+
+
+@pytest.mark.parametrize("reason", [PermissionError("read-only"), NotImplementedError("no locks here")])
+def test_where_no_lock_can_be_made_it_is_compiled_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch, reason: Exception
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise reason
+
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    assert machine_code(function_of(path), "the test", "no time").ctypes(3) is None
+
+
+def test_who_waits_too_long_compiles_itself(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "LONGEST_WAIT", 0.01)
+    with FileLock(path.parent / "__pycache__" / "entry.lock"):
+        assert machine_code(function_of(path), "the test", "no time").cache_hits == 0
+    assert LINE in [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.parametrize("module", [forward, draft_run, exit_chain], ids=lambda module: module.__name__)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from numba import cfunc, types
 from numba.core.compiler import Compiler
 
@@ -20,6 +22,8 @@ from paceline.waiting import waiting
 log = logging.getLogger("paceline")
 
 HINT = "which takes {}; where they can be kept on disk, once a machine"
+LONGEST_WAIT = 600.0
+"""Seconds after which a process compiles what another one seems to be compiling still."""
 
 
 def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
@@ -43,10 +47,35 @@ def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
 
     options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": Once}
     try:
-        return cfunc(types.void(types.int64), cache=True, **options)(entry)
+        with one_process_at_a_time(Path(entry.__code__.co_filename), name):
+            return cfunc(types.void(types.int64), cache=True, **options)(entry)
     except (RuntimeError, OSError) as reason:
         log.debug("%s are not kept on disk: %s", name, reason)
         return cfunc(types.void(types.int64), **options)(entry)
+
+
+@contextmanager
+def one_process_at_a_time(source: Path, name: str) -> Iterator[None]:
+    """While one process compiles a file, others wait for what it will leave on disk. Where no lock can be made, none waits."""
+    lock = FileLock(source.parent / "__pycache__" / f"{source.stem}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        with waiting(f"waiting for {name}", "which another process is compiling"):
+            _wait_for(lock)
+    except (OSError, NotImplementedError) as reason:
+        log.debug("no lock for %s: %s", name, reason)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _wait_for(lock: FileLock) -> None:
+    try:
+        lock.acquire(timeout=LONGEST_WAIT)
+    except Timeout:
+        log.warning("another process has been compiling for %.0f seconds: compiling here as well", LONGEST_WAIT)
 
 
 def source_number() -> int:
