@@ -1,8 +1,8 @@
 """Every cell of the exactness table, proven: each drafter x verifier x sampling parameter x mode against plain decoding.
 
 A cell that is claimed bit-equal is compared bit by bit, alone, with three others, and among prompts of other lengths. One that is
-claimed equal in law takes a G-test of two samples; where the parameter does not touch what is drawn, the same tokens are drawn without it.
-An approximate one must keep its verifier's bound. What is refused must be so.
+claimed equal in law takes a G-test of two samples; where its parameter does not touch what is drawn, the same tokens are drawn
+without it. An approximate one must keep its verifier's bound. What is refused must be so.
 """
 
 from __future__ import annotations
