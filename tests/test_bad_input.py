@@ -5,6 +5,7 @@ The table at the top is the promise; the loops at the end look for leaks in brok
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -19,7 +20,16 @@ import torch
 from command import Command
 from tiny_checkpoint import edit_json, edit_weights, write
 
-from paceline import LLM, CheckpointError, ConfigError, PromptError, SamplingParams, UnsupportedModelError
+from paceline import (
+    LLM,
+    CheckpointError,
+    ConfigError,
+    PacelineError,
+    PromptError,
+    SamplingParams,
+    SpeculativeConfig,
+    UnsupportedModelError,
+)
 from paceline.models import memory
 
 MISSING = "/no/such/folder"
@@ -91,8 +101,9 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "empty bad word": (("generate", "x", "--bad-words", ""), "bad_words must be"),
     "stop token": (("generate", "x", "--stop-token-ids", "-1"), "stop_token_ids must be an integer of 0 or more, got -1"),
     "stop token out of range": (("generate", "x", "--stop-token-ids", "999999999"), "stop_token_ids"),
-    "bias no JSON": (("generate", "x", "--logit-bias", "{"), "--logit-bias must be a JSON object, got '{'"),
-    "bias a list": (("generate", "x", "--logit-bias", "[1]"), "logit_bias must map token ids to numbers, got [1]"),
+    "bias no JSON": (("generate", "x", "--logit-bias", "{"), "--logit-bias is not JSON (Expecting property name"),
+    "bias twice": (("generate", "x", "--logit-bias", '{"1": 1, "1": 2}'), "--logit-bias must have each key once, and '1' stands"),
+    "bias a list": (("generate", "x", "--logit-bias", "[1]"), "--logit-bias must be a JSON object or null, got '[1]'"),
     "bias of a word": (("generate", "x", "--logit-bias", '{"a": 1}'), "logit_bias token id must be an integer"),
     "bias too large": (("generate", "x", "--logit-bias", '{"1": 1e9}'), "logit_bias[1] must be in -100..100"),
     "bias out of range": (("generate", "x", "--logit-bias", '{"999999999": 1}'), "logit_bias"),
@@ -114,6 +125,8 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown controller": (("generate", "x", "-s", '{"controller": "autoo"}'), "unknown controller 'autoo'; did you mean auto?"),
     "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "acceptance_method must be one of"),
     "too many guesses": (("generate", "x", "-s", '{"num_speculative_tokens": 100000}'), "num_speculative_tokens must be"),
+    "the same method twice": (("generate", "x", "-s", '{"method": ["ngram", "ngram"]}'), "'ngram' would draft the same twice"),
+    "the same key twice": (("generate", "x", "-s", '{"method": "ngram", "method": "suffix"}'), "have each key once, and 'method'"),
     "missing draft model": (("generate", "x", "-s", '{"model": "/no/such/folder"}'), "no folder '/no/such/folder'"),
     "no such plugin": (("generate", "x", "-s", '{"method": "no.such:Drafter"}'), "cannot import drafter 'no.such:Drafter'"),
     "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
@@ -210,7 +223,15 @@ PROMPTS: dict[str, tuple[Any, str]] = {
     "None among prompts": (["a", None], "a prompt must be"),
     "a dict of nothing": ({}, "a prompt dict needs"),
     "a dict with a wrong prompt": ({"prompt": 5}, "a prompt dict needs"),
-    "a dict with ids that are text": ({"prompt_token_ids": "abc"}, "a prompt must be"),
+    "a dict with ids that are text": ({"prompt_token_ids": "abc"}, "prompt_token_ids must be a list of token ids, got 'abc'"),
+    "a text and other ids": ({"prompt": "a", "prompt_token_ids": [5]}, "[5] are not the token ids of 'a'; give one of them"),
+    "a number as prediction": ({"prompt": "a", "prediction": 5}, "prediction must be a text, a list of token ids or {'type'"),
+    "a prediction out of range": (
+        {"prompt": "a", "prediction": [10**9]},
+        "prediction token ids must be integers in 0..8191, got 10000",
+    ),
+    "a set": ({5, 6}, "prompts must be"),
+    "an array of bytes": (bytearray(b"abc"), "prompts must be"),
     "a dict with no ids": ({"prompt_token_ids": []}, "the prompt is empty"),
     "a lone surrogate": ("\ud800", "not valid Unicode"),
 }
@@ -257,6 +278,79 @@ def test_parameters_of_the_api(case: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
+    "unknown parameter": (
+        lambda _: SamplingParams(temprature=1),
+        "SamplingParams does not know 'temprature'; did you mean temperature",
+    ),
+    "parameters by place": (
+        lambda _: SamplingParams(0.5),
+        "SamplingParams: too many positional arguments; its arguments are n, temp",
+    ),
+    "unknown argument": (lambda _: LLM(modle="x"), "LLM does not know 'modle'; did you mean model?"),
+    "far from any argument": (lambda _: LLM(gpu_memory_utilization=0.9), "LLM does not know 'gpu_memory_utilization'; known are"),
+    "arguments by place": (lambda _: LLM("x", "y"), "LLM: too many positional arguments"),
+    "key of a config": (
+        lambda _: SpeculativeConfig(metod="ngram"),
+        "SpeculativeConfig does not know 'metod'; did you mean method or model?",
+    ),
+    "unknown in generate": (lambda llm: llm.generate("a", sampling_param=None), "LLM.generate does not know 'sampling_param'"),
+    "unknown in stream": (lambda llm: llm.stream("a", params=None), "LLM.stream does not know 'params'"),
+    "nothing to generate": (lambda llm: llm.generate(), "LLM.generate: missing a required argument: 'prompts'"),
+    "unknown in chat": (lambda llm: llm.chat(TALK, max_tokens=5), "'max_tokens' is a sampling parameter"),
+    "no template variable": (lambda llm: llm.chat(TALK, thinking=True), "does not know 'thinking'"),
+    "model a number": (lambda _: LLM(5), "model must be a folder or hub id, got 5"),
+    "model a list": (lambda _: LLM(model=["x"]), "model must be a folder or hub id, got ['x']"),
+    "tokenizer a number": (lambda _: LLM(tokenizer=5), "tokenizer must be a folder or hub id, got 5"),
+    "revision a number": (lambda _: LLM("a/b", revision=5), "revision must be a branch, tag or commit, got 5"),
+    "profile a number": (lambda _: LLM(profile=3), "profile must be True or False, got 3"),
+    "trust a word": (lambda _: LLM(trust_remote_code="no"), "trust_remote_code must be True or False, got 'no'"),
+    "stream of a list": (
+        lambda llm: llm.stream(["a"]),
+        "stream takes one prompt, got a list of 1; use generate for lists, or stream each of them",
+    ),
+    "tables into a number": (lambda llm: llm.save_tables(5), "folder must be the path of a folder, got 5"),
+    "stream of rows": (lambda llm: llm.stream(np.array([[1, 2], [3, 4]])), "stream takes one prompt, got a list of 2"),
+    "stream of dicts": (lambda llm: llm.stream([{"prompt": "a"}, {"prompt": "b"}]), "stream takes one prompt, got a list of 2"),
+}
+TALK = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_calls_of_the_api(llm: LLM, case: str) -> None:
+    call, line = CALLS[case]
+    with pytest.raises(PacelineError) as caught:
+        call(llm)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_type_error_from_within_stays_one(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def broken(_prompts: object) -> list[Any]:
+        raise TypeError("ours")
+
+    monkeypatch.setattr("paceline.llm.as_list", broken)
+    with pytest.raises(TypeError, match="ours"):
+        llm.generate("a")
+
+
+def test_signatures_are_seen_through() -> None:
+    for function, known in ((LLM, "speculative_config"), (LLM.generate, "sampling_params"), (SamplingParams, "temperature")):
+        assert known in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["dict", "JSON"])
+def test_none_is_not_given_for_keys_of_vllm(llm: LLM, text: bool) -> None:
+    given = {"method": "ngram", "quantization": None, "draft_tensor_parallel_size": None, "prompt_lookup_max": None, "model": None}
+    parsed = SpeculativeConfig.parse(json.dumps(given) if text else given)
+    assert parsed == SpeculativeConfig(method="ngram")
+    llm.with_speculative_config(given)
+    for key, value in (("quantisation", None), ("quantization", "int8"), ("draft_tensor_parallel_size", 1)):
+        with pytest.raises(ConfigError, match=f"speculative_config of 'ngram' does not know '{key}'"):
+            llm.with_speculative_config({"method": "ngram", key: value})
+
+
 @pytest.mark.parametrize("params", [{}, "greedy", [None], [SamplingParams()] * 2])
 def test_what_is_no_sampling_params(llm: LLM, params: Any) -> None:
     with pytest.raises(ConfigError, match="sampling_params must be"):
@@ -290,10 +384,25 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),
     "config too deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "cannot be read as JSON"),
     "endless layers": (lambda f: edit_json(f / "config.json", num_hidden_layers=10**30), "'num_hidden_layers' must be"),
+    "a negative window": (lambda f: edit_json(f / "config.json", sliding_window=-4), "'sliding_window' must be an integer in 1"),
+    "dtype unknown": (lambda f: edit_json(f / "config.json", dtype="zzz"), "'dtype' must be one of float32, bfloat16"),
+    "end token a word": (lambda f: edit_json(f / "config.json", eos_token_id="x"), "must be a token id or a list of them, got 'x'"),
+    "yarn without factor": (
+        lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+        "rope type 'yarn' needs 'factor'",
+    ),
+    "layer types too long": (
+        lambda f: edit_json(f / "config.json", layer_types=["full_attention"] * 3),
+        "'layer_types' must be a list of 2 entries",
+    ),
     "architecture unknown": (lambda f: edit_json(f / "config.json", model_type="martian", architectures=["Martian"]), "martian"),
     "a classifier": (
         lambda f: edit_json(f / "config.json", architectures=["LlamaForSequenceClassification"]),
         "does not write text",
+    ),
+    "template a number": (
+        lambda f: edit_json(f / "tokenizer_config.json", chat_template=5),
+        "the chat template in",
     ),
     "template no text": (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja cannot be read"),
     "GPTQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"}), "is quantised (GPTQ)"),
@@ -317,6 +426,28 @@ def test_checkpoints(run: Command, folder: Path, case: str) -> None:
     assert line in found.line
     with pytest.raises(CheckpointError):
         LLM(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{% if %}", "cannot be read (Expected an expression, got 'end of statement block' at line 1); repair it"),
+        ("{{ nothing.at }}", "failed on these messages (UndefinedError: 'nothing' is undefined); change the messages, repair"),
+        ("{{ raise_exception('no\nway') }}", "refused the messages: no way"),
+    ],
+)
+def test_broken_chat_templates(run: Command, folder: Path, template: str, line: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    for found in (run("generate", "x", "--chat", "-m", folder, *FAST), run("chat", "-m", folder, *FAST, stdin="hi\n")):
+        assert (found.code, found.out.strip()) == (2, "")
+        assert found.line.startswith(f"the chat template of {folder} {line}")
+
+
+def test_an_environment_that_says_neither_on_nor_off(run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_PROFILE", "flase")
+    found = run("generate", "x", "-m", folder, *FAST)
+    assert (found.code, found.out) == (2, "")
+    assert found.line == "PACELINE_PROFILE must be 0 (profiles off) or 1 (on, as without it), got 'flase'"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,31 @@ def test_defaults_are_vllms_and_forms_are_normalised() -> None:
     assert params.logit_bias == {7: 1.0}
     assert SamplingParams(temperature=1e-6).greedy
     assert not SamplingParams(temperature=1e-3).greedy
+
+
+BAD_FORMS: list[Callable[[Any], Any]] = [
+    *(lambda value, key=key: SamplingParams(**{key: value}) for key in ("logit_bias", "stop", "temperature", "n", "seed")),
+    *(lambda value, key=key: EngineConfig(**{key: value}) for key in ("dtype", "device", "exactness", "quantization", "threads")),
+    *(lambda value, key=key: SpeculativeConfig(**{key: value}) for key in ("method", "acceptance_method", "options", "model")),
+    *(lambda value, key=key: SpeculativeConfig.parse({key: value}) for key in ("method", "acceptance_method", "model")),
+    SpeculativeConfig.parse,
+]
+
+
+ODD = [np.array([1, 2]), [[]], {1}, object(), torch.device("cpu"), b"x", torch.float32]
+
+
+@pytest.mark.parametrize("value", ODD, ids=[type(value).__name__ for value in ODD])
+def test_no_odd_value_ends_in_anything_but_a_line(value: Any) -> None:
+    for make in BAD_FORMS:
+        with pytest.raises(ConfigError) as caught:
+            make(value)
+        assert "\n" not in str(caught.value)
+
+
+def test_bytes_are_no_token_ids() -> None:
+    with pytest.raises(ConfigError, match="stop_token_ids must be a list of token ids, got b'x'"):
+        SamplingParams(stop_token_ids=b"x")
 
 
 def test_unknown_names_get_near_matches() -> None:

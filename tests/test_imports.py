@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "checking", "waiting", "compiled", "config", "registry", "bundled"}
+LOW = {"errors", "checking", "checking_types", "user_cache", "waiting", "compiled", "config", "registry", "bundled"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
+    "user_cache": set(),
     "waiting": set(),
     "compiled": {"waiting"},
     "checking": {"errors"},
+    "checking_types": {"errors", "checking"},
     "config": {"errors", "checking"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},

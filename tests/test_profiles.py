@@ -17,7 +17,7 @@ from paceline import LLM, ConfigError, SamplingParams
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.curve import Line
 from paceline.llm import BUNDLED
-from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir
+from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir, switched_on
 
 HERE = Conditions(
     model="m" * 16, device="cpu AVX512", dtype="float32", threads=2, machine="x", versions={"torch": "2", "paceline": "1"}
@@ -161,6 +161,16 @@ def test_the_environment_switches_profiles_off(llm: LLM, monkeypatch: pytest.Mon
     assert adopt(llm.runner.info, folder) == profile
     monkeypatch.setenv(SWITCH, off)
     assert adopt(llm.runner.info, folder) is None
+
+
+@pytest.mark.parametrize(("word", "fine"), [("1", True), ("on", True), ("", True), ("flase", False), ("2", False)])
+def test_the_switch_is_off_or_on(monkeypatch: pytest.MonkeyPatch, word: str, fine: bool) -> None:
+    monkeypatch.setenv(SWITCH, word)
+    if fine:
+        assert switched_on()
+    else:
+        with pytest.raises(ConfigError, match=f"{SWITCH} must be 0 .profiles off. or 1 .*, got '{word}'"):
+            switched_on()
 
 
 def test_adopting_sets_the_threads(llm: LLM) -> None:

@@ -1,18 +1,27 @@
-"""Checks of single values, with one clear line each: what is wrong, what we got, what is allowed.
+"""Checks of values and of calls, with one clear line each: what is wrong, what we got, what is allowed.
 
-In: a value, its name, a rule in words. Out: nothing, or a ConfigError. Not here: which values exist (`config`).
+In: a value, its name, a rule in words; a function. Out: nothing, or a ConfigError. Not here: which values exist (`config`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 from paceline.errors import ConfigError
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
+
 MAX_NUMBER = 1e30
 """Finite in float32 with room to multiply; nothing larger means anything as a temperature, penalty or threshold."""
+
+TINY = 1 / MAX_NUMBER
+"""Smaller numbers are 0 in float32, by which logits cannot be divided."""
 
 MAX_COUNT = 2**62
 """No count in use comes near; larger integers are typing mistakes that would overflow somewhere."""
@@ -57,6 +66,12 @@ def _plain(name: str, value: object) -> None:
     need(not foreign, name, "be a plain number of Python's (x.item() makes one)", value)
 
 
+def choice(name: str, value: object, known: Sequence[str], *, optional: bool = False) -> None:
+    """Raise ConfigError unless `value` is one of the known names, or None where it is optional."""
+    fine = (value is None and optional) or (isinstance(value, str) and value in known)
+    need(fine, name, f"be {'None or ' * optional}one of {', '.join(known)}", value)
+
+
 def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise ConfigError for the first unknown key of `given`, with near matches."""
     for key in given:
@@ -74,13 +89,85 @@ def strings(name: str, value: object) -> tuple[str, ...]:
     return found
 
 
+def tokens(name: str, value: object) -> tuple[int, ...]:
+    """Any iterable of token ids, as a tuple; None is empty."""
+    found = items(name, value, "be a list of token ids")
+    for token in found:
+        integer(name, token, 0)
+    return found
+
+
 def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
     """Any iterable but text and mappings, as a tuple; None is empty."""
     if value is None:
         return ()
-    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping):
         try:
             return tuple(value)
         except TypeError:  # an array without dimensions claims to be iterable
             pass
     raise ConfigError(f"{name} must {rule}, got {shortened(value)}")
+
+
+def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | None:
+    """The object, or None for null, that a JSON text holds. A key that an object has twice is refused, since JSON drops the first.
+
+    Args:
+        name: of the argument.
+        hint: what to write instead, where the text is a bare word.
+    Raises:
+        ConfigError: it is no JSON, or holds something else.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=partial(_once, name, text))
+    except json.JSONDecodeError as error:
+        got = shortened(text)
+        if hint and text.replace("_", "").isalnum():
+            raise ConfigError(f"{name} must be a JSON object, as {hint}, got {got}") from None
+        raise ConfigError(f"{name} is not JSON ({error.msg} at character {error.pos}), got {got}") from None
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
+        raise ConfigError(f"{name} cannot be read ({error}), got {shortened(text)}") from None
+    need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
+    return value  # type: ignore[no-any-return]
+
+
+def _once(name: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        need(keys.count(key) == 1, name, f"have each key once, and {key!r} stands there {keys.count(key)} times", text)
+    return dict(pairs)
+
+
+def clear_arguments(function: Function) -> Function:
+    """The same function, which answers arguments that it does not have with one line in place of a TypeError.
+
+    Raises:
+        ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A TypeError from
+            within the function stays what it is.
+    """
+    signature = inspect.signature(function)
+    name = function.__qualname__.removesuffix(".__init__")
+    known = [key for key, one in signature.parameters.items() if key != "self" and one.kind is not one.VAR_KEYWORD]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+
+    @wraps(function)
+    def clear(*positional: Any, **given: Any) -> Any:
+        try:
+            return function(*positional, **given)
+        except TypeError:
+            try:
+                signature.bind(*positional, **given)
+            except TypeError as error:
+                reject_unknown(name, {} if takes_all else given, known)
+                raise ConfigError(f"{name}: {error}; its arguments are {', '.join(known)}") from None
+            raise
+
+    return clear  # type: ignore[return-value]
+
+
+def clear_constructor(cls: Class) -> Class:
+    """The same class, built by a constructor with `clear_arguments`."""
+    cls.__init__ = clear_arguments(cls.__init__)  # type: ignore[misc]
+    return cls

@@ -6,13 +6,12 @@ Not here: defaults that depend on a checkpoint (`llm`) and the methods themselve
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from paceline.checking import MAX_NUMBER, integer, items, need, number, reject_unknown, shortened, strings
+from paceline.checking import TINY, choice, clear_constructor, integer, json_object, need, number, reject_unknown, strings, tokens
 from paceline.errors import ConfigError
 
 GREEDY_EPSILON = 1e-5
@@ -28,6 +27,7 @@ QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
 """What a user may write -> what it is; the longer names are torchao's."""
 
 
+@clear_constructor
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
@@ -81,9 +81,7 @@ class SamplingParams:
         self._check_limits()
         object.__setattr__(self, "stop", strings("stop", self.stop))
         object.__setattr__(self, "bad_words", strings("bad_words", self.bad_words))
-        object.__setattr__(self, "stop_token_ids", items("stop_token_ids", self.stop_token_ids, "be a list of token ids"))
-        for token in self.stop_token_ids:
-            integer("stop_token_ids", token, 0)
+        object.__setattr__(self, "stop_token_ids", tokens("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", self._bias())
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
 
@@ -95,8 +93,7 @@ class SamplingParams:
         number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
         number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
         number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
-        least = 1 / MAX_NUMBER  # smaller ones are 0 in float32, by which logits cannot be divided
-        number("repetition_penalty", self.repetition_penalty, least, math.inf, f"be {least:g} or more")
+        number("repetition_penalty", self.repetition_penalty, TINY, math.inf, f"be {TINY:g} or more")
 
     def _check_limits(self) -> None:
         integer("min_tokens", self.min_tokens, 0)
@@ -112,16 +109,16 @@ class SamplingParams:
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
 
     def _bias(self) -> dict[int, float] | None:
-        if self.logit_bias is None or self.logit_bias == {}:
+        if self.logit_bias is None:
             return None
         need(isinstance(self.logit_bias, Mapping), "logit_bias", "map token ids to numbers", self.logit_bias)
-        bias = {}
+        bias: dict[int, float] = {}
         for key, value in self.logit_bias.items():
             token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
             integer("logit_bias token id", token, 0)
             number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
             bias[token] = float(value)
-        return bias
+        return bias or None
 
     @property
     def greedy(self) -> bool:
@@ -141,11 +138,24 @@ class SamplingParams:
 SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
 """Keys that serve all methods of a configuration, and stand beside a list of them."""
 
+VLLM_KEYS = frozenset(
+    """attention_backend code_revision disable_eagle_block_drop disable_logprobs disable_mqa_scorer
+    disable_padded_drafter_batch draft_load_config draft_model_config draft_parallel_config draft_sample_method
+    draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager index_share_for_mtp_iteration
+    kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size parallel_drafting prompt_lookup_max
+    prompt_lookup_min quantization rejection_sample_method revision speculative_token_tree
+    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth
+    suffix_decoding_min_token_prob synthetic_acceptance_length synthetic_acceptance_rate synthetic_acceptance_rates
+    target_model_config target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction""".split()  # noqa: SIM905 (a list would take a line for each)
+)
+"""vLLM's other keys. None says there that a key is not given, so it says the same here, whether the key is known or not."""
+
 AcceptanceMethod = Literal[
     "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling", "typical_acceptance_sampler"
 ]
 
 
+@clear_constructor
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """vLLM's `speculative_config` dialect.
@@ -180,8 +190,11 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
         if self.disable_by_batch_size is not None:
             integer("disable_by_batch_size", self.disable_by_batch_size, 1)
-        known = get_args(AcceptanceMethod)
-        need(self.acceptance_method in known, "acceptance_method", f"be one of {', '.join(known)}", self.acceptance_method)
+        choice("acceptance_method", self.acceptance_method, get_args(AcceptanceMethod))
+        parts = self.method if isinstance(self.method, tuple) else ()
+        fine = isinstance(self.method, str | tuple) and all(isinstance(one, SpeculativeConfig) for one in parts)
+        need(fine, "method", "be a name or a tuple of SpeculativeConfigs", self.method)
+        need(isinstance(self.options, Mapping), "options", "be a dict", self.options)
         number("posterior_threshold", self.posterior_threshold, 0.0, 1.0, "be in 0..1")
         number("posterior_alpha", self.posterior_alpha, 0.0, math.inf, "be 0 or more")
         for name, rule in (("model", "be a folder or hub id"), ("controller", "be a name from `paceline methods`")):
@@ -198,19 +211,20 @@ class SpeculativeConfig:
         if given is None or isinstance(given, SpeculativeConfig):
             return given
         if isinstance(given, str):
-            given = _json_object(given)
+            given = json_object("speculative_config", given, hint=f'{{"method": "{given}"}}')
             if given is None:
                 return None
         need(isinstance(given, Mapping), "speculative_config", "be a dict, JSON or None", given)
         own = {f.name for f in fields(cls)} - {"options"}
+        given = {key: value for key, value in given.items() if value is not None or key not in own | VLLM_KEYS}
         known = {key: value for key, value in given.items() if key in own}
-        method = known.get("method", "draft_model" if known.get("model") else "auto")
-        need(isinstance(method, str | list | tuple), "method", "be a name or a list of names", method)
+        method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")
+        need(isinstance(method, str | list | tuple) and method != "", "method", "be a name or a list of names", method)
         if not isinstance(method, str):
             need(len(method) > 0, "method", "not be an empty list", method)
             method = tuple(cls._nested(item, given) for item in method)
         known["method"] = method
-        if known.get("acceptance_method") != "typical_acceptance_sampler":
+        if str(known.get("acceptance_method")) != "typical_acceptance_sampler":
             for key in ("posterior_threshold", "posterior_alpha"):
                 need(key not in given, key, 'stand beside "acceptance_method": "typical_acceptance_sampler"', known.get(key))
         return cls(**known, options={key: value for key, value in given.items() if key not in own})
@@ -227,20 +241,6 @@ class SpeculativeConfig:
         if nested is None or not isinstance(nested.method, str) or nested.method == "auto":
             raise ConfigError(f"each entry of a list of methods must be one method, and not 'auto', got {item!r}")
         return nested
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        got = shortened(text)
-        if text.replace("_", "").isalnum():  # the bare name of a method
-            raise ConfigError(f'speculative_config must be a JSON object, as {{"method": "{text}"}}, got {got}') from None
-        raise ConfigError(f"speculative_config is not JSON ({error.msg} at character {error.pos}), got {got}") from None
-    except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
-        raise ConfigError(f"speculative_config cannot be read ({error}), got {shortened(text)}") from None
-    need(value is None or isinstance(value, dict), "speculative_config", "be a JSON object or null", text)
-    return value  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,11 +279,10 @@ class EngineConfig:
     quantization: str | None = None
 
     def __post_init__(self) -> None:
-        known = self.quantization is None or self.quantization in QUANTIZATIONS
-        need(known, "quantization", f"be None or one of {', '.join(QUANTIZATIONS)}", self.quantization)
-        need(self.dtype in DTYPES, "dtype", f"be one of {', '.join(DTYPES)}", self.dtype)
-        need(self.exactness in EXACTNESS, "exactness", f"be one of {', '.join(EXACTNESS)}", self.exactness)
-        kind = str(self.device).split(":")[0]
+        choice("quantization", self.quantization, tuple(QUANTIZATIONS), optional=True)
+        choice("dtype", self.dtype, DTYPES)
+        choice("exactness", self.exactness, EXACTNESS)
+        kind = self.device.split(":")[0] if isinstance(self.device, str) else None
         need(kind in ("auto", "cpu", "cuda"), "device", "be auto, cpu, cuda or cuda:N", self.device)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 2)

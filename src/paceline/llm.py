@@ -6,13 +6,14 @@ In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. N
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import need
+from paceline.checking import clear_arguments, need
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.dllm.engine import DiffusionEngine
 from paceline.dllm.refusals import check_kind
@@ -22,12 +23,12 @@ from paceline.engine.exactness import Exactness, find
 from paceline.engine.loop import Engine
 from paceline.engine.models import DraftModels
 from paceline.engine.outputs import RequestOutput, StreamChunk
-from paceline.engine.prompts import Prompt, as_list, params_for, read_prompt
+from paceline.engine.prompts import Prompt, as_list, one_prompt, params_for, read_prompt
 from paceline.engine.request import Request, check_prompt
 from paceline.errors import CapabilityError
 from paceline.models.denoiser_layouts import is_denoiser
 from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.hub import BUNDLED_FOLDER, read_config, resolve
+from paceline.models.hub import BUNDLED_FOLDER, check_names, read_config, resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
 from paceline.profiles import DEFAULT, Profile, adopt
@@ -71,6 +72,7 @@ class LLM:
     diffusion: DiffusionEngine | None = None
     _predicting: Driver | None = None  # beside a profile that reads no predictions
 
+    @clear_arguments
     def __init__(
         self,
         model: str | Path | None = None,
@@ -114,6 +116,9 @@ class LLM:
 
     def _open(self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, profile: bool) -> None:
         """Load the model and build the engine around it."""
+        check_names(model=model, tokenizer=tokenizer, revision=revision)
+        for key, value in (("profile", profile), ("trust_remote_code", self._trust)):
+            need(isinstance(value, bool), key, "be True or False", value)
         check_methods(self.speculative)
         self.default_draft = str(BUNDLED / "draft") if model is None else None
         self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
@@ -121,7 +126,7 @@ class LLM:
             self._adopt_profile()
         if self.diffusion is None:
             self._assemble()
-        self._seed = draw_seed(self.config.seed if self.config.seed is not None else _fresh_seed(), 0)
+        self._seed = draw_seed(self.config.seed if self.config.seed is not None else secrets.randbits(62), 0)
         self._count = count()
 
     def _load(self, name: str, tokenizer: str | Path | None, revision: str | None) -> None:
@@ -193,6 +198,7 @@ class LLM:
         other._assemble()
         return other
 
+    @clear_arguments
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
@@ -214,6 +220,7 @@ class LLM:
             self._serving(requests).run(requests)
         return [request.result() for request in requests]
 
+    @clear_arguments
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -231,10 +238,11 @@ class LLM:
         prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params)
 
+    @clear_arguments
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the request."""
         (params,) = self._params(sampling_params, 1)
-        request = self._request(prompt, params)
+        request = self._request(one_prompt(prompt), params)
         if self.diffusion:
             return self.diffusion.stream(request)
         driver = self._serving([request])
@@ -286,12 +294,6 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         read = read_prompt(prompt, self.tokenizer.encode)
         info, serial = self.diffusion or self.runner.info, next(self._count)
-        room = check_prompt(read.tokens, info.vocab_size, info.max_context, params.max_tokens)
+        room = check_prompt(read.tokens, info.vocab_size, info.max_context, params.max_tokens, read.prediction)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         return Request(f"request-{serial}", read.text, read.tokens, params, seed, room, read.tenant, read.prediction)
-
-
-def _fresh_seed() -> int:
-    import secrets
-
-    return secrets.randbits(62)

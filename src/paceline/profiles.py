@@ -22,10 +22,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
+from paceline.checking import need
 from paceline.config import SpeculativeConfig
-from paceline.controllers.cost_store import CostKey, cache_dir
+from paceline.controllers.cost_store import CostKey
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.hub import resolve
+from paceline.user_cache import user_cache
 
 if TYPE_CHECKING:
     from paceline.models.base import ModelInfo
@@ -181,12 +183,19 @@ def _methods(config: SpeculativeConfig | None) -> list[str]:
 
 def profile_dir() -> Path:
     """Folder of the profiles, beside that of the measured costs."""
-    return cache_dir().parent / "profiles"
+    return user_cache("profiles")
 
 
 def switched_on() -> bool:
-    """Whether the environment leaves profiles on."""
-    return os.environ.get(SWITCH, "").strip().lower() not in ("0", "off", "no", "false")
+    """Whether the environment leaves profiles on.
+
+    Raises:
+        ConfigError: it says neither.
+    """
+    word = os.environ.get(SWITCH, "").strip().lower()
+    off = ("0", "off", "no", "false")
+    need(word in ("", "1", "on", "yes", "true", *off), SWITCH, "be 0 (profiles off) or 1 (on, as without it)", word)
+    return word not in off
 
 
 def adopt(info: ModelInfo, folder: Path, *, threads: int | None = None) -> Profile | None:

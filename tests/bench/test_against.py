@@ -156,7 +156,7 @@ def test_what_cannot_run_is_left_out_with_the_reason(llm: LLM, log: list[Any]) -
         llm, parse(["all"]), Options(max_tokens=4, repeats=1, ignore_eos=True, chat=False, batches=(2,), temperatures=(0.0, 0.5))
     )
     whys = [(one["name"], one["why"]) for one in made["peers_skipped"]]
-    assert ("vllm", "not installed; run `paceline bench peers install vllm`") in whys
+    assert ("vllm", "no environment; run `paceline bench peers install vllm`") in whys
     assert sum(name == "vllm" for name, _ in whys) == 1
     assert ("transformers draft_model", "it needs a draft model; give --draft-model") in whys
     assert ("llama.cpp plain", "it does not start") in whys

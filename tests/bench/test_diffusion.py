@@ -185,7 +185,7 @@ def test_references_of_lossless_lines() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["{oops"], "--method must be a name or a JSON object"),
+        (["{oops"], "--method is not JSON"),
         (["treshold"], "did you mean threshold"),
         (["threshold", "threshold"], "--method must name every method once"),
         (['{"method": "threshold", "drafts": 3}'], "has no option 'drafts'"),

@@ -183,7 +183,8 @@ def test_settings_from_text() -> None:
     assert [one.name for one in parse(["ngram", "null", '{"method": "auto"}'])] == ["ngram", "auto"]
     for texts, message in (
         (["ngram", "ngram"], "given twice"),
-        (["{"], "must be a method or JSON"),
+        (["{"], "a setting is not JSON"),
+        (['{"method": "ngram", "method": "suffix"}'], "a setting must have each key once"),
         (["3"], "JSON object or null"),
     ):
         with pytest.raises(ConfigError, match=message):

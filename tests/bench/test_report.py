@@ -29,7 +29,7 @@ def full() -> dict[str, Any]:
         [*others, cell("plain", temperature=0.8), withheld("ngram", "3 of 8 outputs differ", temperature=0.8)],
         load=[load_run(name, rate) for name in ("plain", "ngram") for rate in (1.0, 4.0)],
         peers=[peer("llama.cpp"), peer("transformers", "ngram", 150.0)],
-        peers_skipped=[{"name": "vllm", "why": "not installed; run `paceline bench peers install vllm`"}],
+        peers_skipped=[{"name": "vllm", "why": "no environment; run `paceline bench peers install vllm`"}],
         bandwidth={"bytes_per_second": 4e10, "method": "a sum", "samples": [4e10]},
     )
     documents.check(found)

@@ -57,7 +57,7 @@ def test_reports_and_peers_that_are_not_installed(
     made = json.loads(path.read_text())
     assert made["peers"] == []
     assert [one["name"] for one in made["peers_skipped"]] == ["transformers", "llama.cpp"]
-    assert "left out: llama.cpp: not installed; run `paceline bench peers install llama.cpp`" in found.out
+    assert "left out: llama.cpp: no environment; run `paceline bench peers install llama.cpp`" in found.out
     assert page.read_text().startswith("<!doctype html>")
     again = run("bench", "report", path, "-o", tmp_path / "again.html")
     assert (again.code, again.out) == (0, f"{tmp_path / 'again.html'}\n")

@@ -61,7 +61,7 @@ WRONG = [
         ("--dllm-denoising-steps", 3, "--diffusion-config", '{"denoising_steps": 3}'),
         "--dllm-denoising-steps and 'denoising_steps' in --diffusion-config say the same thing; give one of them",
     ),
-    (("--diffusion-config", "{"), "diffusion_config must be a JSON object or the name of a method"),
+    (("--diffusion-config", "{"), "diffusion_config is not JSON"),
     (("--dllm-unmasking-strategy", "static", "--dllm-denoising-steps", 13), "denoising_steps must lie in 1..12"),
     (("--top-p", 0.5), "top_p=0.5 does not go with a diffusion language model; leave it out"),
     (("--prediction", "ab"), "a prediction does not go with a diffusion language model; leave it out"),

@@ -38,13 +38,19 @@ def test_the_list_names_every_peer(run: Command) -> None:
     rows = json.loads(run("bench", "peers", "list", "--json").out)["peers"]
     assert [row["name"] for row in rows] == peers.names()
     assert not any(row["installed"] for row in rows)
-    assert len(run("bench", "peers", "list").out.splitlines()) == len(rows)
+    lines = run("bench", "peers", "list").out.splitlines()
+    assert len(lines) == len(rows)
+    assert lines[0].split(maxsplit=1)[0] == "transformers"
+    assert "no environment" in lines[0]
+    assert lines[0].endswith("; `paceline bench peers install transformers`")
+    assert "by URL" in lines[-1]
+    assert "install" not in lines[-1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "llama.cpp", "--no-compare"), "peer llama.cpp is not installed; run `paceline bench peers install llama.cpp`"),
+        (("run", "llama.cpp", "--no-compare"), "peer llama.cpp has no environment; run `paceline bench peers install llama.cpp`"),
         (("run", "lama.cpp"), "unknown peer 'lama.cpp'; did you mean llama.cpp?"),
         (("run", "llama.cpp", "--options", "[1]"), "--options must be a JSON object, got '[1]'"),
         (("run", "llama.cpp", "--model", "/nowhere"), "/nowhere holds no config.json"),

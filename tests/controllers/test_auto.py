@@ -25,12 +25,6 @@ from paceline.tree.types import NO_BUDGET
 PLAIN_MS = 13.0
 
 
-@pytest.fixture(autouse=True)
-def no_time_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All seconds are the worlds'."""
-    monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: 0.0))
-
-
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -106,7 +100,7 @@ class IgnoresCosts(AutoController):
     def plan(self, signals: list[Signal]) -> None:  # type: ignore[override]
         self._gates.clear()
         super().plan(signals)
-        self.rate = 0.0
+        self.now.rate = 0.0
 
 
 @pytest.mark.parametrize("name", ["dear draft, packed", "draft, compute bound", "draft, jump"])

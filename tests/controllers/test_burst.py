@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 from controllers.worlds import Guesser, World
 
+from paceline.controllers.acceptance import Acceptance, Own
 from paceline.controllers.auto import AutoController
+from paceline.controllers.base import StepTimes
 from paceline.controllers.burst import LEAST, MOST, NEW, Burst
 from paceline.controllers.fixed import FixedController
+from paceline.controllers.guesses import Guesses
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Verdict
 
 PAID, LOST = 2.0, -1.5
 PLAIN = 2e-4
@@ -86,3 +91,14 @@ def test_stretches_are_found_in_time() -> None:
 
     assert rate(AutoController) > 1.1 * world().run(FixedController(0), 10)
     assert rate(AutoController) > 1.03 * rate(Deaf)
+
+
+def test_a_new_sequence_does_not_inherit_that_the_last_guess_came() -> None:
+    guesses, tree, known = Guesses(), TokenTree.chain([5, 6]), (Acceptance(1), Own(1))
+    guesses.begin(1)
+    assert not len(guesses.select(tree, EMPTY_TREE))
+    guesses.learn(EMPTY_TREE, Verdict((), (), 5), StepTimes((0.0,), PLAIN, 0.0, 0.0, 1), known)
+    assert guesses.begin(1).wait == 0
+    assert len(guesses.select(tree, EMPTY_TREE)) == 1
+    guesses.begin(2)
+    assert not len(guesses.select(tree, EMPTY_TREE))

@@ -10,8 +10,9 @@ import pytest
 
 from paceline.controllers.base import StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
-from paceline.controllers.cost_store import CostKey, CostStore, cache_dir
+from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.curve import GRID
+from paceline.user_cache import user_cache
 
 KEY = CostKey(fingerprint="llama-6x256", device="cpu", dtype="float32", threads=2, torch="2.13", paceline="0.1")
 
@@ -218,9 +219,9 @@ def test_a_folder_that_cannot_be_written_is_said_and_harmless(tmp_path: Path, ca
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("PACELINE_CACHE_DIR", raising=False)
-    assert cache_dir() == tmp_path / "xdg" / "paceline" / "costs"
+    assert user_cache("costs") == tmp_path / "xdg" / "paceline" / "costs"
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "own"))
-    assert cache_dir() == tmp_path / "own" / "costs"
+    assert user_cache("costs") == tmp_path / "own" / "costs"
     monkeypatch.delenv("PACELINE_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_dir() == Path.home() / ".cache" / "paceline" / "costs"
+    assert user_cache("costs") == Path.home() / ".cache" / "paceline" / "costs"

@@ -50,12 +50,6 @@ WORLDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_time_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All seconds are the worlds'."""
-    monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: 0.0))
-
-
 class Watching(AutoController):
     """Counts how many steps were planned."""
 

@@ -274,13 +274,45 @@ def test_the_configurations_of_the_other_kind(folder: Path, tmp_path: Path, llm:
         llm.generate({"prompt": PROMPT, "prediction": "abc"}, SamplingParams(**GREEDY))
 
 
-WRONG: list[tuple[dict[str, Any] | str, str]] = [
+WRONG: list[tuple[Any, str]] = [
     ({"method": "stattic"}, "unknown diffusion method 'stattic'; did you mean static"),
     ({"method": "static", "confidence_threshold": 0.5}, "has no option 'confidence_threshold'"),
     ({"temperature": 1.0}, "temperature in diffusion_config must be a sampling parameter"),
     ({"block_length": 0}, "block_length must be an integer of 1 or more, got 0"),
-    ({"block_length": "8"}, "block_length must be an integer of 1 or more, got '8'"),
-    ("{", "diffusion_config must be a JSON object or the name of a method"),
+    ({"block_length": "8"}, "block_length must be an integer, got '8'"),
+    ("{", "diffusion_config is not JSON"),
+    ('{"cache": "none", "cache": "dual"}', "diffusion_config must have each key once, and 'cache' stands there 2 times"),
+    ({"confidence_threshold": 5}, r"confidence_threshold must be a number in 0\.\.2, got 5"),
+    ({"confidence_threshold": -0.1}, "confidence_threshold must be a number in"),
+    ({"confidence_threshold": float("nan")}, "confidence_threshold must be a number in"),
+    ({"confidence_threshold": "0.5"}, "confidence_threshold must be a number in"),
+    ({"confidence_threshold": True}, "confidence_threshold must be a number in"),
+    ({"confidence_threshold": None}, "confidence_threshold must be a number in"),
+    ({"confidence_threshold": 0.5, "dllm_confidence_threshold": 0.9}, "'dllm_confidence_threshold' is another name of 'confidence"),
+    ({"method": "factor", "factor": -1}, "factor must be a number in"),
+    ({"method": "factor", "factor": [1]}, "factor must be a number in"),
+    ({"method": "llada2.1_s", "edit_threshold": 1.5}, r"edit_threshold must be a number in 0\.\.1, got 1\.5"),
+    ({"method": "bacd", "confidence_low": -3}, "confidence_low must be a number in"),
+    ({"method": "static", "denoising_steps": 2.5}, r"denoising_steps must be an integer, got 2\.5"),
+    ({"method": "static", "denoising_steps": "8"}, "denoising_steps must be an integer, got '8'"),
+    ({"method": "freedave", "drafts": 0.5}, "drafts must be an integer"),
+    ({"method": "freedave", "layout": 5}, "layout must be one of 'batch', 'tree', got 5"),
+    ({"method": "prophet", "gap_thresholds": 5}, "gap_thresholds must be a list of numbers"),
+    ({"method": "prophet", "gap_progress": [0.3, 7.0]}, "gap_progress must be a list of numbers in"),
+    ({"method": "eotp", "end_token_ids": ["x"]}, "end_token_ids must be a list of integers in"),
+    ({"method": "eotp", "eager_end": 1}, "eager_end must be True or False, got 1"),
+    ({"method": "learn2pd", "filter": 5}, "filter must be a string or a path or a function, got 5"),
+    ({"method": "eoser", "eos_factor_min": "x"}, "eos_factor_min must be a number in"),
+    ({"method": "ete", "min_exploit": -1}, "min_exploit must be an integer in"),
+    ({"cache": 5}, "cache must be one of none, prefix, dual, window, block, got 5"),
+    ({"cache": None}, "cache must be one of none"),
+    ({"commit": []}, "commit must be one of quota"),
+    ({"method": 3}, "method must be the name of a diffusion method, got 3"),
+    ({"modifiers": "eoser"}, "modifiers must be a list of eoser, eos_bar, order_noise, got 'eoser'"),
+    ({"modifiers": ["eosr"]}, "unknown modifier 'eosr'; did you mean eoser"),
+    ({5: 1}, "each key of a diffusion_config must be a string, got 5"),
+    ({"dllm_temperature": 1.0}, "temperature in diffusion_config must be a sampling parameter"),
+    (5, "diffusion_config must be a dict, JSON or the name of a method, got 5"),
     ("[1]", r"unknown diffusion method '\[1\]'"),
     ({"cache": "block"}, "this model's attention is full"),
     ({"method": "static", "denoising_steps": 17}, r"denoising_steps must lie in 1\.\.16, .* got 17"),
@@ -288,7 +320,7 @@ WRONG: list[tuple[dict[str, Any] | str, str]] = [
 
 
 @pytest.mark.parametrize(("config", "message"), WRONG, ids=str)
-def test_wrong_configurations_get_one_line(folder: Path, config: dict[str, Any] | str, message: str) -> None:
+def test_wrong_configurations_get_one_line(folder: Path, config: Any, message: str) -> None:
     with pytest.raises(PacelineError, match=message) as caught:
         LLM(folder, diffusion_config=config, **OPEN).generate(PROMPT, SamplingParams(**GREEDY))
     assert "\n" not in str(caught.value)

@@ -61,7 +61,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     """Every engine is on a machine of its own, where nothing was measured before."""
     made, machines = World(CHEAP), count()
-    monkeypatch.setattr(cost_store, "cache_dir", lambda: tmp_path / str(next(machines)))
+    monkeypatch.setattr(cost_store, "user_cache", lambda part: tmp_path / str(next(machines)))
     score, propose = ToyRunner.score, Crew._propose_one
 
     def scored(self: ToyRunner, caches: Any, roots: Any, trees: Any, **more: Any) -> Any:

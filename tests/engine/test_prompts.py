@@ -18,7 +18,11 @@ def encode(text: str, add_special_tokens: bool = True) -> list[int]:
 def test_texts_ids_and_dicts() -> None:
     assert read_prompt("ab", encode).tokens == [0, 97, 98]
     assert read_prompt([1, np.int64(2)], encode).tokens == [1, 2]
-    assert read_prompt({"prompt": "a", "prompt_token_ids": [5]}, encode).tokens == [5]
+    assert read_prompt({"prompt_token_ids": [5], "prompt": None}, encode).tokens == [5]
+    assert read_prompt({"prompt": "a", "prompt_token_ids": None}, encode).tokens == [0, 97]
+    for both in ([0, 97], [97]):  # the ids of the text, with and without special tokens
+        assert read_prompt({"prompt": "a", "prompt_token_ids": both}, encode).tokens == both
+    assert read_prompt({"prompt": "a", "prompt_token_ids": np.array([97])}, encode).text == "a"
     assert read_prompt({"prompt": "a"}, encode).tenant == DEFAULT_TENANT
     assert read_prompt({"prompt": "a", "cache_salt": "me"}, encode).tenant == "me"
 
@@ -55,7 +59,22 @@ REFUSED = {
     ),
     "a negative prediction": ({"prompt": "a", "prediction": [3, -1]}, "prediction token ids must be integers of 0 or more, got -1"),
     "truth as prediction": ({"prompt": "a", "prediction": [True]}, "prediction token ids must be integers of 0 or more, got True"),
-    "a number as prediction": ({"prompt": "a", "prediction": 5}, "must be a string, a list"),
+    "a number as prediction": (
+        {"prompt": "a", "prediction": 5},
+        "prediction must be a text, a list of token ids or {'type': 'content', 'content': TEXT}, got 5",
+    ),
+    "a part without a text": (
+        {"prompt": "a", "prediction": {"type": "content", "content": [{"type": "text"}]}},
+        "prediction must be {'type': 'content', 'content': TEXT}, got",
+    ),
+    "a misspelt prediction": ({"prompt": "a", "prediction": {"content": "b", "typ": "content"}}, "prediction must be {'type'"),
+    "a text and other ids": (
+        {"prompt": "a", "prompt_token_ids": [5]},
+        r"has both 'prompt' and 'prompt_token_ids', and \[5\] are not the token ids of 'a'; give one of them",
+    ),
+    "no text beside ids": ({"prompt": 5, "prompt_token_ids": [5]}, "a prompt dict needs a text under 'prompt'"),
+    "a number as ids": ({"prompt_token_ids": 5}, "prompt_token_ids must be a list of token ids, got 5"),
+    "a set of ids": ({"prompt_token_ids": {5}}, "prompt_token_ids must be a list of token ids, got .5."),
 }
 
 

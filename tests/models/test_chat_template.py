@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import paceline
-from paceline.errors import CheckpointError, PromptError
+from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models.chat_template import render
 from paceline.models.tokenizer import Tokenizer
 
@@ -56,9 +57,43 @@ def test_a_template_that_refuses_says_so_in_one_line() -> None:
         render("{{ raise_exception('roles must\n alternate') }}", MESSAGES, {})
 
 
-def test_a_broken_template_is_the_checkpoints_fault() -> None:
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        render("{% for %}", MESSAGES, {})
+BROKEN = {
+    "{% for %}": r"cannot be read \(Expected an expression, got 'end of statement block' at line 1\); repair it or download",
+    "a\n{{ messages | nonsense }}": r"cannot be read \(No filter named 'nonsense' at line 2\); repair it or download it again",
+    "{{" + "(" * 3000 + ")" * 3000 + "}}": r"cannot be read \(maximum recursion depth exceeded",
+}
+FAILING = {
+    "{{ nothing.at.all }}": r"failed on these messages \(UndefinedError: 'nothing' is undefined\); change the messages, repair",
+    "{{ messages[0].content.no() }}": r"failed on these messages \(UndefinedError: 'str object' has no attribute 'no'\)",
+    "{{ 1 / 0 }}": r"failed on these messages \(ZeroDivisionError: division by zero\)",
+    "{{ messages.__class__ }}{{ messages.__class__() }}": r"failed on these messages \(SecurityError: ",
+    "{% include 'x' %}": r"failed on these messages \(TypeError: no loader",
+}
+
+
+@pytest.mark.parametrize(("template", "line"), [*BROKEN.items(), *FAILING.items()], ids=lambda value: value[:20])
+def test_a_broken_template_is_named_with_what_the_engine_says(template: str, line: str) -> None:
+    kind = CheckpointError if template in BROKEN else PromptError
+    with pytest.raises(kind, match=f"^the chat template of /a/folder {line}") as caught:
+        render(template, MESSAGES, {}, name="the chat template of /a/folder")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_names_that_a_template_does_not_read_are_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED, tmp_path / "checkpoint", ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "chat_template.jinja").write_text(
+        "{% if not thinking is defined %}{% set thinking = 1 %}{% endif %}{{ thinking }}{{ tools }}"
+    )
+    tokenizer, chat = Tokenizer.load(folder), MESSAGES[1:]
+    assert tokenizer.apply_chat_template(chat, thinking=2, documents=None) == "2None"
+    for given, line in (
+        ({"thinkin": 2}, f"the chat template of {folder} does not know 'thinkin'; did you mean thinking"),
+        ({"max_tokens": 5}, r"'max_tokens' is a sampling parameter, .* give SamplingParams\(max_tokens=...\)"),
+        ({"continue_final_message": True}, "does not know 'continue_final_message'"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            tokenizer.apply_chat_template(chat, **given)
 
 
 @pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, ["hello"]])

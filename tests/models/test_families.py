@@ -143,6 +143,8 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], text
         spec_from_config(LLAMA | change)
 
 
+ODD: list[Any] = [-4, 0, "x", [4], True, 1.5]
+LLAMA_3 = {"type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": None}, "hidden_size"),
     ({"num_hidden_layers": "three"}, "num_hidden_layers"),
@@ -158,7 +160,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_theta": [1e4]}}, "rope_theta"),
     ({"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
     ({"rope_parameters": {"partial_rotary_factor": True}}, "partial_rotary_factor"),
-    ({"rms_norm_eps": -1}, "'rms_norm_eps' must be 0 or more, got -1; repair"),
+    ({"rms_norm_eps": -1}, "'rms_norm_eps' must be in 0..1, got -1; repair"),
+    ({"rms_norm_eps": 2}, "'rms_norm_eps' must be in 0..1, got 2"),
     ({"rms_norm_eps": "1e-6"}, "'rms_norm_eps' must be a finite number"),
     ({"model_type": "gemma2", "final_logit_softcapping": 0}, "final_logit_softcapping"),
     (
@@ -170,7 +173,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
     ({"model_type": "qwen2", "layer_types": "full_attention"}, "layer_types"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"] * 4}, "'layer_types' must be a list of 3 entries, one per layer"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, "x", 1]}, "'no_rope_layers' must be a list of integers"),
+    ({"model_type": "qwen3_moe", "mlp_only_layers": ["x"]}, "'mlp_only_layers' must be a list of integers"),
+    ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -4}, "'max_window_layers' must be an integer in 0"),
     ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ({"model_type": "granite", "residual_multiplier": -4}, "'residual_multiplier' must be above 0, got -4"),
+    *(({"sliding_window": value}, "'sliding_window' must be an integer in 1") for value in ODD),
+    *(({"head_dim": value}, "'head_dim' must be an integer in 1") for value in ODD),
+    *(({"vocab_size": value}, "'vocab_size' must be an integer in 1") for value in ODD),
+    *(({"num_key_value_heads": value}, "'num_key_value_heads' must be an integer in 1") for value in ODD),
+    *(({"rope_theta": value}, "rope_theta") for value in ODD[:4]),
+    *(
+        ({key: value}, f"'{key}' must be one of float32, .* got")
+        for key in ("dtype", "torch_dtype")
+        for value in ("zzz", 5, "torch.zzz")
+    ),
+    *(({"model_type": "mistral", key: "x"}, f"'{key}' must be true or false") for key in ("attention_bias", "use_sliding_window")),
+    ({"rope_scaling": {"type": "yarn"}}, "rope type 'yarn' needs 'factor'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "x"}}, "'truncate' must be true or false, got 'x'"),
+    ({"rope_scaling": LLAMA_3 | {"high_freq_factor": 1.0}}, "'high_freq_factor' must be above low_freq_factor=1.0, got 1.0"),
+    ({"rope_scaling": LLAMA_3, "rope_parameters": "x"}, "'rope_parameters' must be an object"),
 ]
 
 
@@ -180,6 +203,11 @@ def test_contradictions_are_one_clear_line(change: dict[str, Any], text: str) ->
         spec_from_config(LLAMA | change)
     assert not isinstance(caught.value, UnsupportedModelError)
     assert "\n" not in str(caught.value)
+
+
+def test_a_yarn_without_a_factor_takes_the_ratio_of_both_lengths() -> None:
+    yarn = {"type": "yarn", "original_max_position_embeddings": 64}
+    assert spec_from_config(LLAMA | {"rope_scaling": yarn}).ropes["default"].kind == "yarn"
 
 
 def test_the_result_is_a_spec() -> None:

@@ -24,6 +24,22 @@ def folder(tmp_path: Path, generation: Any = None, config: Any = None) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("value", ["x", 1.5, True, [1, "x"]])
+def test_a_broken_end_token_is_refused_where_it_does_not_count_too(tmp_path: Path, value: Any) -> None:
+    path = folder(tmp_path, {"eos_token_id": 5}, {"eos_token_id": value})
+    with pytest.raises(CheckpointError, match=r"eos_token_id in .* must be a token id or a list of them, got .*; correct the file"):
+        GenerationDefaults.load(path)
+    assert GenerationDefaults.load(folder(tmp_path, {"eos_token_id": 5}, {"eos_token_id": -1})).eos_ids == (5,)
+
+
+@pytest.mark.parametrize(("last", "named"), [(9, False), (10, True)])
+def test_an_end_token_beyond_the_vocabulary_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, last: int, named: bool
+) -> None:
+    GenerationDefaults.load(folder(tmp_path, {"eos_token_id": [5, last]}, {"vocab_size": 10}))
+    assert ("end token 10 of" in caplog.text) == named
+
+
 def test_the_bundled_target_ends_at_either_of_its_end_tokens() -> None:
     found = GenerationDefaults.load(Path(paceline.__file__).parent / "bundled" / "target")
     assert found.eos_ids == (3, 0)

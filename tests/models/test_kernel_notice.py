@@ -93,9 +93,7 @@ def test_where_no_lock_can_be_made_it_is_compiled_all_the_same(
     assert machine_code(function_of(path), "the test", "no time").ctypes(3) is None
 
 
-def test_who_waits_too_long_compiles_itself(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_too_long_compiles_itself(path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "LONGEST_WAIT", 0.01)
     with FileLock(path.parent / "__pycache__" / "entry.lock"):
         assert machine_code(function_of(path), "the test", "no time").cache_hits == 0

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checking import need
+from paceline.checking import json_object, need
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS
 from paceline.diffusion.methods import Recipe, options_of, part
 from paceline.diffusion.setting import TokenText
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 
 BASELINE = "static"
@@ -105,12 +105,7 @@ def parse(texts: Sequence[str], block_length: int | None = None) -> list[Line]:
 def _config(text: str) -> dict[str, Any] | str:
     if not text.lstrip().startswith("{"):
         return text.strip()
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--method must be a name or a JSON object, got {text[:100]!r} ({error})") from None
-    assert isinstance(found, dict)
-    return found
+    return json_object("--method", text) or {}
 
 
 def must_fit(lines: Sequence[Line], denoiser: Denoiser, canvas: Canvas, token_text: TokenText | None = None) -> None:

@@ -213,7 +213,7 @@ def lanes_of(llm: LLM, wanted: Sequence[Wanted], draft: str | None, skip: Callab
     for one in wanted:
         why = _missing(llm, one, draft)
         if why is not None:
-            skip(one.name if why.startswith("not installed") else one.title, why)
+            skip(one.name if why.startswith("no environment") else one.title, why)
         else:
             found.append(_lane(llm, one, draft))
     return found
@@ -225,7 +225,7 @@ def _missing(llm: LLM, one: Wanted, draft: str | None) -> str | None:
         return None
     beside = one.name == "vllm" and find_spec("vllm") is not None
     if not beside and not state(one.name).ready:
-        return f"not installed; run `paceline bench peers install {one.name}`"
+        return f"no environment; run `paceline bench peers install {one.name}`"
     info = llm.runner.info
     if info.device.type != "cpu" and one.name not in ("transformers", "vllm") and "gpu_layers" not in one.options:
         return f"it runs on the CPU here, and the model is on {info.device}"

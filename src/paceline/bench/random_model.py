@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.checking import integer, need, reject_unknown
 from paceline.errors import ConfigError
+from paceline.user_cache import user_cache
 
 if TYPE_CHECKING:
     import torch
@@ -97,14 +97,6 @@ def parse(text: str) -> RandomShape:
     return RandomShape(**given)
 
 
-def cache_dir() -> Path:
-    """Where random models are kept: PACELINE_CACHE_DIR, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline, then "random"."""
-    if own := os.environ.get("PACELINE_CACHE_DIR"):
-        return Path(own) / "random"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "paceline" / "random"
-
-
 def open_folder(text: str, folder: Path | None = None) -> Path:
     """The checkpoint of a shape, written in bfloat16 if it is not there yet.
 
@@ -115,7 +107,7 @@ def open_folder(text: str, folder: Path | None = None) -> Path:
     shape = parse(text)
     if folder is None:
         digest = hashlib.sha256(shape.text.encode()).hexdigest()[:12]
-        folder = cache_dir() / f"llama-{shape.hidden}x{shape.layers}-{digest}"
+        folder = user_cache("random") / f"llama-{shape.hidden}x{shape.layers}-{digest}"
     if not (folder / "config.json").exists():
         write(shape, folder)
     return folder

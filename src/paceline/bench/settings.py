@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline import registry
 from paceline.bench.verify import claimed_class
+from paceline.checking import json_object
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
@@ -128,13 +129,7 @@ def parse(texts: Sequence[str]) -> list[Setting]:
 def _json(text: str) -> dict[str, Any] | None:
     if text.isidentifier() and text not in ("null", "true", "false"):
         return {"method": text}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError(f'a setting must be a method or JSON as {{"method": "ngram"}}, got {text[:200]!r}') from None
-    if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"a setting must be a JSON object or null, got {text[:200]!r}")
-    return value
+    return json_object("a setting", text, hint='{"method": "ngram"}')
 
 
 def name_of(config: Mapping[str, Any]) -> str:

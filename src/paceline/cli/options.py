@@ -7,14 +7,13 @@ Not here: checking values (the classes do that).
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.checking import shortened
+from paceline.checking import json_object, shortened
 from paceline.cli import diffusion_flags, logs
 from paceline.cli.interrupts import AtOnce
 from paceline.config import EngineConfig, SamplingParams
@@ -224,10 +223,7 @@ def check_sampling(given: dict[str, Any]) -> None:
 def _typed(given: dict[str, Any]) -> dict[str, Any]:
     typed = {name: given[name] for name in SAMPLING_HELP if name in given}
     if "logit_bias" in typed:
-        try:
-            typed["logit_bias"] = json.loads(typed["logit_bias"])
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--logit-bias must be a JSON object, got {shortened(given['logit_bias'])} ({error})") from None
+        typed["logit_bias"] = json_object("--logit-bias", typed["logit_bias"])
     return typed
 
 

@@ -51,7 +51,7 @@ def _say(status: Status, name: str, line: str) -> None:
 
 @peers_app.command("list")
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one object.")] = False) -> None:
-    """Peers, their methods, and which are installed."""
+    """Peers, their methods, and which have an environment of their own (what is installed beside paceline does not count)."""
     from paceline.bench.peers import PEERS
     from paceline.bench.peers.install import state
 
@@ -72,8 +72,9 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one obje
         print(json.dumps({"peers": rows}))
         return
     for row in rows:
-        status = "by URL" if row["folder"] is None else "installed" if row["installed"] else "not installed"
-        print(f"{row['name']:<15} {status:<14} {', '.join(row['methods'])}")
+        status = "by URL" if row["folder"] is None else "installed" if row["installed"] else "no environment"
+        how = f"; `paceline bench peers install {row['name']}`" if status == "no environment" else ""
+        print(f"{row['name']:<15} {status:<14} {', '.join(row['methods'])}{how}")
 
 
 @peers_app.command("remove")

@@ -115,12 +115,12 @@ class AutoController(Planner):
         if self.bursting:
             self._guess(signals[0])
             return
-        self.cruises = self.table[1] < self.short_step
+        self.cruises = self.now.table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
 
     def _rest(self, signals: Sequence[Signal]) -> None:
         """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""
-        self.listens = cheap_ones(self.cost, self.names, self.lines, self.table) if self._size == 1 else []
+        self.listens = cheap_ones(self.cost, self.names, self.now.lines, self.now.table) if self._size == 1 else []
         self.cruising, self.idle, self.resting = False, True, self.cruise.skip(self._pause(signals, EVERY) - 1)
         if self.bursting:
             self._guess(signals[0])
@@ -132,7 +132,7 @@ class AutoController(Planner):
         if not (self.cruises and self.listens):
             return most
         self.guesses.tables, self.listens = self.listens, []
-        burst = self.guesses.burst.of(signals[0].key)
+        burst = self.guesses.begin(signals[0].key)
         self.bursting = burst.wait == 0
         return 1 if self.bursting else burst.pause(most)
 
@@ -154,7 +154,7 @@ class AutoController(Planner):
     def _guess(self, signal: Signal) -> None:
         """Let the tables guess in this step, which is plain otherwise."""
         self.idle, self.batch, self.asks = False, [self.begin(signal)], self.guesses.tables
-        self.guesses.plain = self._gates[batch_bucket(1)].plain_seconds(1, self.table)
+        self.guesses.plain = self._gates[batch_bucket(1)].plain_seconds(1, self.now.table)
         self.worths, self.thinking, self.asking = {}, 0.0, [0.0] * len(self.names)
 
     def _end_silence(self) -> None:
@@ -163,7 +163,7 @@ class AutoController(Planner):
         self.cruise.skip(-self.resting)
         self.resting = 0
         self._end_rest()
-        plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.table)
+        plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.now.table)
         self._rates.count(self._size, self._size * steps, steps * plain, steps)
         if self._size == 1:
             self.guesses.burst.count(steps, steps, steps)
@@ -196,8 +196,7 @@ class AutoController(Planner):
             return found
         chosen = [self.cruise.trim(index, tree) for index, tree in enumerate(trees)]
         rows = len(trees) + sum(len(tree.tokens) for tree in chosen)
-        if rows > self._ready:
-            self._prepare(rows)
+        self.now.prepare(rows, self._context)
         self.drafts = trees, chosen
         return chosen
 
@@ -248,7 +247,7 @@ class AutoController(Planner):
                 found.seconds,
                 admitted=True,
                 asked=any_asked,
-                table=self.table,
+                table=self.now.table,
                 steps=found.steps,
                 gain=self.gain,
             )
@@ -269,7 +268,7 @@ class AutoController(Planner):
         """Have every asked drafter's guard told what it brought."""
         tried: dict[tuple[int, int], list[float]] = {place: [] for place in self.cruise.trials}
         self.cruise.trials = set()
-        for net in evenly(found.nets(self.rate, self.table, self._size)):
+        for net in evenly(found.nets(self.now.rate, self.now.table, self._size)):
             one = self.batch[net.sequence]
             watch = self._latest[net.drafter, one.greedy] = one.watches[net.drafter]
             if (place := (net.sequence, net.drafter)) in tried:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def explain(auto: AutoController, index: int | None) -> str:
     """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
     size = max(auto._size, 1)
-    plain = size / auto.table[min(size, len(auto.table) - 1)]
+    plain = size / auto.now.table[min(size, len(auto.now.table) - 1)]
     if index is None:
         modes = [{one.modes[i].value for one in auto.batch} for i in range(len(auto.names))]
         rows = zip(auto.names, [source.level[1:] for source in auto.acceptance.sources], auto._yields, modes, strict=True)
-        return "\n".join([*beliefs(auto.rate, plain, rows), auto.cost.describe()])
+        return "\n".join([*beliefs(auto.now.rate, plain, rows), auto.cost.describe()])
     if auto.idle:
         return off_words(size, auto.disable_by_batch_size, None if auto._never else auto._gates[batch_bucket(size)].wait)
     if auto.bursting:
@@ -33,5 +33,5 @@ def explain(auto: AutoController, index: int | None) -> str:
         if of == index
     ]
     sizes = [len(trees[index]) if trees else 0 for trees in auto.drafts]
-    words = auto_words(decided, rates=(auto.rate, plain), remaining=one.remaining, sizes=sizes)
+    words = auto_words(decided, rates=(auto.now.rate, plain), remaining=one.remaining, sizes=sizes)
     return f"This step goes as planned {count(auto.cruise.done, 'step')} ago:\n{words}" if auto.cruising else words

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from paceline.user_cache import user_cache
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paceline.controllers")
 
 FORMAT = 4
-
-
-def cache_dir() -> Path:
-    """Where measured costs are kept: PACELINE_CACHE_DIR, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
-    if own := os.environ.get("PACELINE_CACHE_DIR"):
-        return Path(own) / "costs"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "paceline" / "costs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +71,13 @@ class CostStore:
 
     Args:
         key: what they belong to, a dataclass of plain values.
-        directory: folder of the files; None is `cache_dir()`.
+        directory: folder of the files; None is the user's, for costs.
     """
 
     def __init__(self, key: DataclassInstance, directory: Path | None = None) -> None:
         self.key = asdict(key)
         text = json.dumps(self.key, sort_keys=True)
-        self.path = (directory or cache_dir()) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        self.path = (directory or user_cache("costs")) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def load(self) -> dict[str, Any] | None:
         """The stored document, or None where the file is missing, broken or another key's (said in the log)."""

@@ -122,7 +122,7 @@ class Cruise:
 
     def _course(self, planner: Planner, index: int, drafter: int) -> Course:
         """What follows from the plan for one drafter of one sequence."""
-        one, size, line, rate = self._batch[index], len(self._batch), planner.lines[drafter], planner.rate
+        one, size, line, rate = self._batch[index], len(self._batch), planner.now.lines[drafter], planner.now.rate
         best, voice = one.depths[drafter], one.voices[drafter]
         if voice is None or voice.raw == 1.0:  # it does not ask while it drafts
             if len(self._said[drafter]) == 1:
@@ -132,7 +132,7 @@ class Cruise:
             depth = 2 * best + 2
         depth = min(depth, planner.max_depth)
         levels, factor = planner.acceptance.levels(one.own, drafter), exp(self._scales[drafter])
-        row = row_seconds(0, size, planner.table)
+        row = row_seconds(0, size, planner.now.table)
         price = rate * (line.per_level / size + row)
         least, floors, scale = [0.0], [0.0, 0.0], factor
         for level in range(2, depth + 1):
@@ -196,7 +196,7 @@ class Cruise:
             if planner is None or not len(tree) or fixed_shape(tree):
                 return tree
             reach = planner.acceptance.reach(self._batch[index].own, tree)
-            return keep([tree], [(reach, ())], planner.table, planner.rate)[0][0]
+            return keep([tree], [(reach, ())], planner.now.table, planner.now.rate)[0][0]
         levels = self.counts.levels
         levels[source] = levels.get(source, 0) + len(tree.tokens)
         course, raw, count = self._courses[index][source][0], 1.0, 0

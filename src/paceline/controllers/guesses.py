@@ -55,6 +55,11 @@ class Guesses:
         """What drafting must bring for each token of plain steps to be better than they are with guesses."""
         return MARGIN * self.burst.gain if self.tables else 1.0
 
+    def begin(self, key: int) -> Burst:
+        """The rhythm for this sequence; of a new one nothing is known."""
+        self._came = self._came and key == self.burst.key
+        return self.burst.of(key)
+
     def goes_on(self, key: int, gate: Gate) -> bool:
         """Whether the next guess for this sequence is near enough to need no plan."""
         wait = self.burst.wait

@@ -24,13 +24,13 @@ from paceline.checking import need
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.base import Controller, Signal, StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
-from paceline.controllers.curve import Line
+from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.ear import EVERY, TOKENS, Ear, cheap_ones
 from paceline.controllers.gate import Gate
 from paceline.controllers.judging import Charge, judge
+from paceline.controllers.outlook import Outlook
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep
-from paceline.controllers.prices import Prices, Rates, best_gain, hopeless, row_seconds, try_cost, try_depth
+from paceline.controllers.prices import Prices, Rates, best_gain, row_seconds, try_cost, try_depth
 from paceline.controllers.voice import Drafting, Voice, note_all
 from paceline.controllers.watch import Mode, Watch
 from paceline.tree.chain_columns import lone_source
@@ -41,11 +41,14 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
-CHEAP, FIRST_ROWS = 0.01, 8  # a drafter whose question costs less than this share of a plain step is asked even while it sleeps
-SLACK: Final = 0.1  # tokens a step that a drafter in use may seem to lose: estimates waver, and `Watch` tells what it really does
-RECHECK: Final = 4096  # steps after which a drafter that could not pay at all is timed again
-RESTED: Final = 16  # quick steps that must have rested in a row to say what resting costs
-LOOK_EVERY, SETTLED = 2, 64  # after so many steps, costs are looked up once in so many
+CHEAP: Final = 0.01
+"""A drafter whose question costs less than this share of a plain step is asked even while it sleeps."""
+
+SLACK: Final = 0.1
+"""Tokens a step that a drafter in use may seem to lose: estimates waver, and `Watch` tells what it really does."""
+
+RESTED: Final = 16
+"""Quick steps that must have rested in a row to say what resting costs."""
 
 DISTURBED: Final = 3.0
 """A step that took more than so many times what was expected was interrupted; it counts as that long."""
@@ -66,8 +69,8 @@ class Planner(Controller):
         cruises: most steps go unplanned. turn: the only drafter that may be explored; below 0, any.
         batch: what is known of the step's sequences. drafts: their trees before and after selection.
         worths: (sequence, drafter) of the step -> worth, depth.
-        table, lines: seconds of the step by rows, and each drafter's; drafted: `table` where drafts were asked for. rate: tokens a
-            second that a step must beat; gain: tokens that come without drafting for each that plain steps bring.
+        now: what rows and drafters cost, and the rate to beat. gain: tokens that come without drafting for each that plain steps
+            bring.
     Raises:
         ConfigError: a limit below 1.
     """
@@ -92,12 +95,14 @@ class Planner(Controller):
         self._yields, self.batch = [1.0] * len(self.names), list[Drafting]()
         self.worths: dict[tuple[int, int], tuple[float, int]] = {}
         self.drafts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())
-        self.lines, self._levels, self._hopeless = list[Line](), list[int | None](), list[bool]()
-        self.thinking, self.asking, self.most, self.cruises, self.turn = 0.0, [0.0] * len(self.names), inf, False, -1
-        self.table, self.rate, self.gain, self.idle, self._never = [0.0, 1.0], 1.0, 1.0, False, False
-        self._size = self._context = self._ready = self.resting = 0
-        self._looked, self.listens, self._ear = (0, 0, 0), list[int](), Ear()
-        self._alone, self._rested = -1, list[tuple[float, float]]()  # who runs by itself; seconds of steps that rested lately
+        self.now, self._levels = Outlook(cost_model, self.names), list[int | None]()
+        self.thinking, self.asking, self.most = 0.0, [0.0] * len(self.names), inf
+        self.cruises, self.turn, self.gain = False, -1, 1.0
+        self.idle = self._never = False
+        self._size = self._context = self.resting = 0
+        self.listens, self._ear = list[int](), Ear()
+        self._alone = -1  # who runs by itself
+        self._rested: list[tuple[float, float]] = []  # seconds of steps that rested lately
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
@@ -111,20 +116,16 @@ class Planner(Controller):
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
             waits = size == 1 and gate.wait > 0 and not gate.on
-            self.listens = cheap_ones(self.cost, self.names, self.lines, self.table) if waits else []
+            self.listens = cheap_ones(self.cost, self.names, self.now.lines, self.now.table) if waits else []
             self.resting = EVERY - 1 if self._never else gate.rest(self._pause(signals, EVERY * (1 + min(gate.lost, 1))) - 1)
             return
         self.batch = [self.begin(signal) for signal in signals]
         if gate.starting:
             for sequence in self.batch:
                 sequence.look_now()
-        if self.cost.stale or self._ready < size + FIRST_ROWS - 1:
-            self._prepare(size + FIRST_ROWS - 1)
+        self.now.begin(size, self._context)
         self._levels = [None] * len(self.names)
-        every = LOOK_EVERY if size == 1 else 1
-        looked, self._looked = self._looked, (size, context_bucket(self._context), self.cost.steps // every)
-        if looked != self._looked or self.cost.steps < SETTLED:
-            self._look_up(size)
+        self.now.look(size, self._context, self.max_nodes, gate, self._rates)
 
     def _pause(self, signals: Sequence[Signal], most: int) -> int:
         """How many steps to be left alone for, this one included."""
@@ -144,18 +145,6 @@ class Planner(Controller):
             self.cost.observe(self._size, self._context, StepTimes((), score, 0.0, rest, self._size), always=True)
         self._rested, self.resting = [], 0
 
-    def _look_up(self, size: int) -> None:
-        """What rows and drafters cost at present, and which drafter cannot pay."""
-        self.table = self.cost.table(size, self._context, size * (self.max_nodes + 1))
-        self.drafted = self.cost.drafted(size, self._context, self.table) if size == 1 else self.table
-        self.lines = [self.cost.line(name, size) for name in self.names]
-        plain = self._gates[batch_bucket(size)].plain_seconds(size, self.table)
-        self.rate, check = max(size / min(plain, self.table[size]), self._rates.of(size)), self.cost.steps % RECHECK >= LOOK_EVERY
-        self._hopeless = [
-            check and self.cost.knows(name, size) and hopeless(line, size, self.table, self.rate)
-            for name, line in zip(self.names, self.lines, strict=True)
-        ]
-
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
         if self.idle:
@@ -165,25 +154,26 @@ class Planner(Controller):
         depth = min(self.max_depth, nodes, sequence.remaining - 1)
         if depth < 1:
             return NO_BUDGET
-        watch, line, rival = sequence.watches[drafter], self.lines[drafter], len(so_far) > 0
-        cheap = line.at(1) < CHEAP * self.table[len(self.batch)]
+        now, size, rival = self.now, len(self.batch), len(so_far) > 0
+        watch, line = sequence.watches[drafter], now.lines[drafter]
+        cheap = line.at(1) < CHEAP * now.table[size]
         special = rival or depth < min(self.max_depth, self.max_nodes)
         worth = self._worth(sequence, drafter, so_far, depth) if rival else self._worth_lately(sequence, drafter, depth)
         mode = watch.mode(worth > (0.0 if watch.asleep else -SLACK), cheap, special)
-        mode = Mode.SKIP if self._hopeless[drafter] or (mode is Mode.EXPLORE and self.turn not in (-1, drafter)) else mode
+        mode = Mode.SKIP if now.hopeless[drafter] or (mode is Mode.EXPLORE and self.turn not in (-1, drafter)) else mode
         self.worths[index, drafter] = worth, depth
         sequence.modes[drafter], sequence.rivals[drafter] = mode, rival
         if mode is Mode.SKIP:
             return NO_BUDGET
         if mode is Mode.EXPLORE:
             most = sequence.depths[drafter] + 1 if self.cruises else depth
-            depth = sequence.tried = min(depth, most, try_depth(line, len(self.batch), self.table))
-            watch.limit_to(try_cost(line, depth, len(self.batch), self.table))
+            depth = sequence.tried = min(depth, most, try_depth(line, size, now.table))
+            watch.limit_to(try_cost(line, depth, size, now.table))
             self.worths[index, drafter] = worth, depth
             return Budget(nodes, depth)
         if self.cruises:
             depth = min(depth, 2 * sequence.depths[drafter] + 2)
-        price = self.rate * (line.per_level / len(self.batch) + row_seconds(len(so_far), len(self.batch), self.table))
+        price = now.rate * (line.per_level / size + row_seconds(len(so_far), size, now.table))
         voice = sequence.voices[drafter] = Voice(self.acceptance, sequence.own, drafter, price, rival)
         return Budget(nodes, depth, voice)
 
@@ -200,18 +190,16 @@ class Planner(Controller):
             return self._select_chain(trees, source)
         pairs = zip(trees, self.batch, strict=True)
         found = [None if fixed_shape(t) or not len(t) else (self.acceptance.reach(o.own, t), o.forced(t)) for t, o in pairs]
-        chosen, rows = keep(trees, found, self.table, self.rate)
-        if rows > self._ready:
-            self._prepare(rows)
+        chosen, rows = keep(trees, found, self.now.table, self.now.rate)
+        self.now.prepare(rows, self._context)
         self.drafts = trees, chosen
         return chosen
 
     def _select_chain(self, trees: Sequence[TokenTree], source: int) -> list[TokenTree]:
         """`select` for a single chain, as it comes most often."""
         (tree,), own = trees, self.batch[0].own
-        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self.drafted, self.rate)
-        if 1 + count > self._ready:
-            self._prepare(1 + count)
+        count = chain_count(self.acceptance.chances(own, source), tree.confidence.tolist(), self.now.drafted, self.now.rate)
+        self.now.prepare(1 + count, self._context)
         chosen = [cut(tree, range(count), len(tree.tokens))]
         self.drafts = trees, chosen
         return chosen
@@ -227,10 +215,11 @@ class Planner(Controller):
             if not self.resting:
                 self.cost.observe(size, self._context, times, always=True)
             return
-        expected = self.table[min(times.rows, len(self.table) - 1)] + sum(
-            line.at(levels) for line, levels in zip(self.lines, self._levels, strict=True) if levels is not None
+        table, lines = self.now.table, self.now.lines
+        expected = table[min(times.rows, len(table) - 1)] + sum(
+            line.at(levels) for line, levels in zip(lines, self._levels, strict=True) if levels is not None
         )
-        self.most = DISTURBED * max(expected, 2 * self.table[size])
+        self.most = DISTURBED * max(expected, 2 * table[size])
         seconds = min(seconds, self.most) if self.cost.steps > 8 else seconds
         self._guard(tokens := sum(len(verdict.path) for verdict in verdicts) + size, seconds)
         accepted = [
@@ -244,7 +233,7 @@ class Planner(Controller):
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
         gate = self._gates[0]
-        if self._ear.hear(matched, self.lines[drafter], self.table, gate.lost):
+        if self._ear.hear(matched, self.now.lines[drafter], self.now.table, gate.lost):
             gate.open()
             self.resting = 0
         elif (spare := self.resting - TOKENS) > 0 and self._ear.hits:  # guess again as soon as this one is decided
@@ -256,22 +245,19 @@ class Planner(Controller):
 
     def _worth(self, sequence: Drafting, drafter: int, so_far: TokenTree, depth: int) -> float:
         """Expected gain of the best depth minus the price of its time, for one sequence of the batch."""
-        prices = Prices(self.table, len(self.batch), self.rate, len(so_far), self.lines[drafter].per_level)
+        now, size, line = self.now, len(self.batch), self.now.lines[drafter]
+        prices = Prices(now.table, size, now.rate, len(so_far), line.per_level)
         best, sequence.depths[drafter] = best_gain(self.acceptance, sequence.own, drafter, so_far, depth=depth, prices=prices)
-        return self._yields[drafter] * best - self.rate / len(self.batch) * self.lines[drafter].fixed
+        return self._yields[drafter] * best - now.rate / size * line.fixed
 
     def _worth_lately(self, sequence: Drafting, drafter: int, depth: int) -> float:
         """`_worth` beside nothing else, found anew with the costs."""
         known = sequence.worths[drafter]
-        if known is not None and known[0] == self._looked and known[1] == depth and self.cost.steps >= SETTLED:
+        if known is not None and known[0] == self.now.seen and known[1] == depth and self.now.settled:
             return known[2]
         worth = self._worth(sequence, drafter, EMPTY_TREE, depth)
-        sequence.worths[drafter] = self._looked, depth, worth
+        sequence.worths[drafter] = self.now.seen, depth, worth
         return worth
-
-    def _prepare(self, rows: int) -> None:
-        self._ready = rows
-        self.cost.prepare(rows, self._context)
 
     def begin(self, signal: Signal) -> Drafting:
         """What is kept of a sequence, ready for a step."""
@@ -287,13 +273,20 @@ class Planner(Controller):
         """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
             return
-        gate, on, gain = self._gates[batch_bucket(self._size)], not self.idle, self.gain
-        asked, extra = any(Mode.ASK in one.modes for one in self.batch), self.cruises * (self.thinking + sum(self.asking))
-        gate.record(self._size, tokens, seconds, admitted=on, asked=asked, table=self.table, thinking=extra, gain=gain)
+        self._gates[batch_bucket(self._size)].record(
+            self._size,
+            tokens,
+            seconds,
+            admitted=not self.idle,
+            asked=any(Mode.ASK in one.modes for one in self.batch),
+            table=self.now.table,
+            thinking=self.thinking + sum(self.asking) if self.cruises else 0.0,
+            gain=self.gain,
+        )
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""
         asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
-        charge = Charge(self.table, self.rate, self.lines, self._levels)
+        charge = Charge(self.now.table, self.now.rate, self.now.lines, self._levels)
         for drafter, sequence in judge(asked, self.batch, trees, accepted, times=times, charge=charge):
             self._latest[drafter, sequence.greedy] = sequence.watches[drafter]

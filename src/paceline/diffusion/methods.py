@@ -11,22 +11,25 @@ chosen, which are its keyword arguments. An option that no part takes is refused
 from __future__ import annotations
 
 import inspect
+import math
 import pkgutil
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from paceline.checking import need
+from paceline.checking import need, number
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS, PARTS, Method
 from paceline.diffusion.loop import Parts
+from paceline.diffusion.option_values import check_values
 from paceline.diffusion.setting import Setting, TokenText
 from paceline.diffusion.transition import Transition
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Denoiser
 
 RULES = ("correction", "score", "commit", "edit", "check", "stop")
+OPTIONAL = ("correction", "edit", "check", "stop")
 KINDS = ("schedule", *RULES, "cache", "verification")
 ALIASES = {"unmasking_strategy": "method", "dllm_unmasking_strategy": "method"}
 STRATEGIES = {
@@ -78,19 +81,21 @@ class Recipe:
     """
 
     def __init__(self, config: Mapping[str, Any] | str | None = None) -> None:
-        given = {"method": config} if isinstance(config, str) else dict(config or {})
-        given = {canonical(key): value for key, value in given.items()}
-        self.name = STRATEGIES.get(name := str(given.pop("method", "threshold")), name)
+        given: dict[str, Any] = self._renamed({"method": config} if isinstance(config, str) else dict(config or {}))
+        name, temperature = given.pop("method", "threshold"), given.pop("temperature", 0.0)
+        need(isinstance(name, str), "method", "be the name of a diffusion method", name)
+        number("temperature", temperature, 0.0, math.inf, "be 0 or more")
+        self.name, self.temperature = STRATEGIES.get(name, name), float(temperature)
         if self.name not in METHODS:
             raise ConfigError(f"unknown diffusion method {self.name!r}; {_near(self.name, METHODS)}")
         self.method: Method = METHODS[self.name]
-        self.temperature = float(given.pop("temperature", 0.0))
-        need(self.temperature >= 0, "temperature", "be at least 0", self.temperature)
         if CONSTRAINTS & given.keys():
             given.setdefault("check", "grammar")
-        chosen = {kind: given.pop(kind, getattr(self.method, kind)) for kind in KINDS}
-        self.names: dict[str, str] = {kind: name for kind, name in chosen.items() if name is not None}
-        self.modifiers = tuple(given.pop("modifiers", self.method.modifiers))
+        self.names = self._names({kind: given.pop(kind, getattr(self.method, kind)) for kind in KINDS})
+        modifiers = given.pop("modifiers", self.method.modifiers)
+        listed = isinstance(modifiers, list | tuple) and all(isinstance(name, str) for name in modifiers)
+        need(listed, "modifiers", f"be a list of {', '.join(PARTS['modifier'])}", modifiers)
+        self.modifiers = tuple(modifiers)
         self.options = {**self.method.options, **given}
         self._refuse_unknown()
         both = "edit" in self.names and "check" in self.names
@@ -101,12 +106,34 @@ class Recipe:
             self.names.get("edit"),
         )
 
+    @staticmethod
+    def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same options under our names."""
+        renamed: dict[str, Any] = {}
+        for key, value in given.items():
+            need(isinstance(key, str), "each key of a diffusion_config", "be a string", key)
+            ours = canonical(key)
+            rule = f"say the same once, and {key!r} is another name of {ours!r}"
+            need(ours not in renamed, "diffusion_config", rule, dict(given))
+            renamed[ours] = value
+        return renamed
+
+    @staticmethod
+    def _names(chosen: Mapping[str, Any]) -> dict[str, str]:
+        """The parts by kind, without those that a method may lack and does."""
+        for kind, name in chosen.items():
+            fine = isinstance(name, str) or (name is None and kind in OPTIONAL)
+            need(fine, kind, f"be one of {', '.join(PARTS[kind])}" + ", or None" * (kind in OPTIONAL), name)
+        return {kind: name for kind, name in chosen.items() if name is not None}
+
     def _refuse_unknown(self) -> None:
         factories = [part(kind, name) for kind, name in self.names.items()] + [part("modifier", m) for m in self.modifiers]
         known = {name for factory in factories for name in options_of(factory)}
         for key in self.options:
             if key not in known:
                 raise ConfigError(f"diffusion method {self.name!r} has no option {key!r}; {_near(key, sorted(known))}")
+        for factory in factories:
+            check_values(factory, self.options)
 
     def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0, token_text: TokenText | None = None) -> Parts:
         """The method, made for one canvas.

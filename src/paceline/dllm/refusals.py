@@ -5,14 +5,14 @@ In: what a user asked for. Out: one clear line, or nothing. Not here: options of
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.checking import need, shortened
+from paceline.checking import json_object, need, shortened
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
+from paceline.diffusion.methods import canonical
 from paceline.errors import ConfigError
 from paceline.models.generation_defaults import GenerationDefaults
 
@@ -32,6 +32,8 @@ SAMPLING: Mapping[str, Any] = {
     "prompt_logprobs": None,
 }
 """Sampling parameters that have no meaning where slots are written in any order, with the values that ask for nothing."""
+SAMPLED = ("temperature", "seed", "max_tokens")
+"""Sampling parameters that are honoured, and are no options of a method."""
 ENGINE: Mapping[str, Any] = {
     "max_num_batched_tokens": 512,
     "kv_cache_memory_bytes": None,
@@ -98,18 +100,11 @@ def parse_config(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
         ConfigError: something else, or a key that belongs to SamplingParams.
     """
     if isinstance(given, str):
-        given = _of_json(given) if given.lstrip().startswith("{") or given.strip() == "null" else {"method": given}
+        whole = given.lstrip().startswith("{") or given.strip() == "null"
+        given = json_object("diffusion_config", given) if whole else {"method": given}
     need(given is None or isinstance(given, Mapping), "diffusion_config", "be a dict, JSON or the name of a method", given)
     config = dict(given or {})
-    for key in ("temperature", "seed", "max_tokens"):
-        need(key not in config, f"{key} in diffusion_config", "be a sampling parameter (SamplingParams)", config.get(key))
+    for key, value in config.items():
+        name = canonical(str(key))
+        need(name not in SAMPLED, f"{name} in diffusion_config", "be a sampling parameter (SamplingParams)", value)
     return config
-
-
-def _of_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"diffusion_config must be a JSON object or the name of a method, got {shortened(text)} ({error})"
-        ) from None

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline import registry
 from paceline.checking import need, reject_unknown, shortened
+from paceline.checking_types import check_types
 from paceline.config import SHARED, SpeculativeConfig
 from paceline.drafters.base import Drafter, DrafterArgs, Models
 from paceline.drafters.tree_policies import TreePolicy
@@ -138,15 +139,14 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
 
 
 def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
-    """The same methods; a model that is run a second time with the same options drafts the same tokens again.
+    """The same methods; one that is there a second time, with the same options, drafts the same tokens again.
 
     Raises:
         ConfigError: there is such a one.
     """
     for i, one in enumerate(methods):
-        twice = one in methods[:i] and _kind(one) in DRAWING
-        need(not twice, "method", f"be a list without repetition: {one.method!r} runs a model, with the same options both times",
-             [str(each.method) for each in methods])  # fmt: skip
+        rule = f"be a list without repetition: {one.method!r} would draft the same twice; leave it out once, or vary its options"
+        need(one not in methods[:i], "method", rule, [str(each.method) for each in methods])
     return methods
 
 
@@ -209,8 +209,10 @@ def _drafter(
         drafter: Drafter = factory(args, **options)
     except PacelineError:
         raise
-    except Exception as error:  # a third party's constructor
+    except Exception as error:  # a value of a wrong type, or a third party's constructor
+        check_types(factory, options)
         raise ConfigError(f"speculative_config of {name!r}: {type(error).__name__}: {error}") from error
+    check_types(factory, options)
     lacking = [part for part in ("name", "taps", *METHODS) if not hasattr(drafter, part)]
     if lacking:
         raise DrafterError(f"{name!r} is no drafter: it has no {', '.join(lacking)}; see paceline.drafters.base.Drafter")

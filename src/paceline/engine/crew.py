@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+from paceline.checking import need
 from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import Tables
@@ -62,7 +63,12 @@ class Crew:
         return tuple(sorted({*self.taps, *(layer for drafter in self._askers for layer in drafter.score_taps)}))
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
-        """Write what the drafters have learned from text; see `Tables.save`."""
+        """Write what the drafters have learned from text; see `Tables.save`.
+
+        Raises:
+            ConfigError: a folder that is neither a text nor a path.
+        """
+        need(folder is None or (isinstance(folder, str | Path) and folder != ""), "folder", "be the path of a folder", folder)
         found = [getattr(drafter, "tables", None) for drafter in self.drafters]
         return [tables.save(folder) for tables in found if isinstance(tables, Tables)]
 

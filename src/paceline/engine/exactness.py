@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from paceline.controllers.cost_store import CostKey, CostStore, cache_dir
+from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.models.base import Runner
 from paceline.models.invariance import what_varies
 from paceline.models.native import NativeRunner
 from paceline.models.strict import TRANSFORMERS, InParts, refusal, unavailable
+from paceline.user_cache import user_cache
 
 logger = logging.getLogger("paceline")
 
@@ -85,7 +86,7 @@ def _tested(runner: NativeRunner) -> str | None:
 
 def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:
     """The finding from disk, or a new one, which is kept."""
-    store = CostStore(key, cache_dir().parent / "exactness")
+    store = CostStore(key, user_cache("exactness"))
     kept = store.load()
     if kept is not None and "varies" in kept:
         found: str | None = kept["varies"]

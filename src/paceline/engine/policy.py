@@ -17,14 +17,16 @@ from typing import Any, Final
 
 from paceline import registry
 from paceline.checking import reject_unknown
+from paceline.checking_types import check_types
 from paceline.config import SpeculativeConfig
 from paceline.controllers.base import Controller
 from paceline.controllers.cost_model import CostModel
-from paceline.controllers.cost_store import CostKey, CostStore, cache_dir
+from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.memory import MemoryKey
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.base import Runner
+from paceline.user_cache import user_cache
 
 GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model", "memory")
 """Parameters of a controller that the engine fills in."""
@@ -118,15 +120,17 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         filled["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
     if "memory" in known:
         key = MemoryKey(CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.options!r}")
-        filled["memory"] = CostStore(key, cache_dir().parent / "acceptance")
+        filled["memory"] = CostStore(key, user_cache("acceptance"))
     if "max_nodes" in known and number:
         filled["max_nodes"] = number
     try:
         controller: Controller = factory(**filled | dict(options))
     except PacelineError:
         raise
-    except Exception as error:  # a third party's constructor
+    except Exception as error:  # a value of a wrong type, or a third party's constructor
+        check_types(factory, options)
         raise ConfigError(f"controller {name!r}: {type(error).__name__}: {error}") from error
+    check_types(factory, options)
     lacking = [part for part in PARTS if not hasattr(controller, part)]
     if lacking:
         raise ConfigError(f"{name!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")

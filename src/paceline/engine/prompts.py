@@ -6,7 +6,7 @@ In: a text, token ids, arrays of them, or vLLM's prompt dict. Out: `ReadPrompt`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -41,9 +41,9 @@ class ReadPrompt:
 def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
     """Read one prompt: a text, token ids, or a dict.
 
-    A dict holds a text under `prompt` or ids under `prompt_token_ids`, and, if wanted, `prediction` (a text, ids or OpenAI's
-    `{"type": "content", "content": ...}`: what the output is expected to be) and `cache_salt` (vLLM's name: only requests with the
-    same one share caches and learned tables).
+    A dict holds a text under `prompt` or ids under `prompt_token_ids` (or both, where these are the ids of that text), and, if
+    wanted, `prediction` (a text, ids or OpenAI's `{"type": "content", "content": ...}`: what the output is expected to be) and
+    `cache_salt` (vLLM's name: only requests with the same one share caches and learned tables).
 
     Args:
         encode: text -> ids, with an argument `add_special_tokens`.
@@ -63,9 +63,17 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
 
 
 def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[str | None, list[int]]:
-    text = prompt.get("prompt")
-    if "prompt_token_ids" in prompt:
-        return text, ids(prompt["prompt_token_ids"])
+    text, given = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if given is not None and text is None:
+        return None, ids(given, "prompt_token_ids")
+    if given is not None and isinstance(text, str):
+        found = ids(given, "prompt_token_ids")
+        if found not in (encode(text), encode(text, add_special_tokens=False)):
+            raise PromptError(
+                f"a prompt dict has both 'prompt' and 'prompt_token_ids', and {shortened(found, 60)} are not the token ids of "
+                f"{shortened(text, 60)}; give one of them"
+            )
+        return text, found
     if not isinstance(text, str):
         raise PromptError(
             f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got {shortened(dict(prompt))}"
@@ -75,19 +83,28 @@ def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[
 
 def _prediction(given: object, encode: Callable[..., list[int]]) -> list[int]:
     if isinstance(given, Mapping):
-        if given.get("type", "content") != "content" or not isinstance(given.get("content"), str | list):
-            raise PromptError(f"prediction must be {{'type': 'content', 'content': TEXT}}, got {shortened(dict(given))}")
-        given = given["content"]
-        if isinstance(given, list) and given and all(isinstance(part, Mapping) for part in given):
-            given = "".join(str(part.get("text", "")) for part in given)
+        given = _content(given)
     if given is None:
         return []
     if isinstance(given, str):
         return encode(given, add_special_tokens=False)
-    for token in (found := ids(given)):
+    for token in (found := ids(given, "prediction", "a text, a list of token ids or {'type': 'content', 'content': TEXT}")):
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise PromptError(f"prediction token ids must be integers of 0 or more, got {shortened(token)}")
     return found
+
+
+def _content(given: Mapping[str, Any]) -> object:
+    """What OpenAI's form of a prediction holds: a text, or parts of one, which are joined."""
+    wrong = PromptError(f"prediction must be {{'type': 'content', 'content': TEXT}}, got {shortened(dict(given))}")
+    content = given.get("content")
+    if given.keys() - {"type", "content"} or given.get("type", "content") != "content" or not isinstance(content, str | list):
+        raise wrong
+    if not isinstance(content, list) or not content or not all(isinstance(part, Mapping) for part in content):
+        return content
+    if not all(part.get("type", "text") == "text" and isinstance(part.get("text"), str) for part in content):
+        raise wrong
+    return "".join(part["text"] for part in content)
 
 
 def _tenant(given: object) -> str:
@@ -98,15 +115,19 @@ def _tenant(given: object) -> str:
     return given
 
 
-def ids(prompt: object) -> list[int]:
+def ids(prompt: object, name: str = "a prompt", rule: str = "") -> list[int]:
     """Token ids as plain integers; what is no integer stays, for `check_prompt` to refuse.
 
+    Args:
+        name: of what they are, for messages.
+        rule: what else it may be.
     Raises:
         PromptError: not a list or array.
     """
     prompt = plain(prompt)
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
-        raise PromptError(f"a prompt must be a string, a list of token ids or a dict of those, got {shortened(prompt)}")
+    if isinstance(prompt, str | bytes | bytearray | Mapping | Set) or not isinstance(prompt, Iterable):
+        rule = rule or ("a string, a list of token ids or a dict of those" if name == "a prompt" else "a list of token ids")
+        raise PromptError(f"{name} must be {rule}, got {shortened(prompt)}")
     return [index(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
 
 
@@ -132,7 +153,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     prompts = plain(prompts)  # type: ignore[assignment]  # arrays become lists
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, bytes | bytearray | Set) or not isinstance(prompts, Iterable):
         raise PromptError(f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}")
     items = [plain(item) for item in prompts]
     if items and all(hasattr(item, "__index__") for item in items):
@@ -140,6 +161,18 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not items:
         raise PromptError("no prompts were given; pass a string, a list of token ids, or a list of those")
     return items  # type: ignore[return-value]  # not token ids, so prompts
+
+
+def one_prompt(prompt: Prompt) -> Prompt:
+    """The prompt of a stream, which is one.
+
+    Raises:
+        PromptError: a list of prompts.
+    """
+    prompt = plain(prompt)  # type: ignore[assignment]  # arrays become lists
+    if isinstance(prompt, list | tuple) and any(isinstance(plain(item), str | list | tuple | Mapping) for item in prompt):
+        raise PromptError(f"stream takes one prompt, got a list of {len(prompt)}; use generate for lists, or stream each of them")
+    return prompt
 
 
 def params_for(given: SamplingParams | Sequence[SamplingParams], number: int) -> list[SamplingParams]:

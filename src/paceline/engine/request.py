@@ -74,7 +74,9 @@ class Request:
             self.result().num_cached_tokens = tokens
 
 
-def check_prompt(tokens: Sequence[int], vocab_size: int, max_context: int, max_tokens: int | None) -> int:
+def check_prompt(
+    tokens: Sequence[int], vocab_size: int, max_context: int, max_tokens: int | None, prediction: Sequence[int] = ()
+) -> int:
     """Check a prompt's token ids and return how many new tokens fit.
 
     Raises:
@@ -85,6 +87,8 @@ def check_prompt(tokens: Sequence[int], vocab_size: int, max_context: int, max_t
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise PromptError(f"prompt token ids must be integers in 0..{vocab_size - 1}, got {shortened(token)}")
+    if prediction and (most := max(prediction)) >= vocab_size:
+        raise PromptError(f"prediction token ids must be integers in 0..{vocab_size - 1}, got {shortened(most)}")
     room = max_context - len(tokens)
     if room < 1:
         raise PromptError(

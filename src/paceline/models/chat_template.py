@@ -32,16 +32,24 @@ INSTEAD: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning
 Chat = list[dict[str, Any]]
 
 
-def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+class RefusalError(Exception):
+    """What `raise_exception` in a template raises."""
+
+
+def render(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, name: str = "the chat template"
+) -> str:
     """The text of a conversation.
 
     Args:
         messages: dicts with "role" and "content" (and whatever else the template reads); keys that hold None are left out.
             Content is a text or a list of `{"type": "text", "text": ...}`.
         variables: `add_generation_prompt`, special tokens, and other names the template may use.
+        name: of the template, for messages.
     Raises:
-        PromptError: no messages, not a list of dicts, a message without role or content, or messages that the template refuses.
-        CheckpointError: the template itself is broken.
+        PromptError: no messages, not a list of dicts, a message without role or content, or messages that the template refuses or
+            fails on.
+        CheckpointError: the template itself cannot be read.
     """
     if (
         isinstance(messages, str)
@@ -56,12 +64,12 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
         _check(index, message)
     names = {key: _plain(value) for key, value in {"tools": None, "documents": None, **variables}.items()}
     if not any(isinstance(message.get("content"), list) for message in chat):
-        return _whole(_rendered(template, chat, names), chat)
+        return _whole(_rendered(template, chat, names, name), chat)
     try:
-        return _whole(_rendered(template, chat, names), chat)
+        return _whole(_rendered(template, chat, names, name), chat)
     except PromptError:
         flat = [{**m, "content": _joined(m["content"])} if isinstance(m.get("content"), list) else m for m in chat]
-        return _whole(_rendered(template, flat, names), flat)
+        return _whole(_rendered(template, flat, names, name), flat)
 
 
 def _check(index: int, message: Mapping[str, Any]) -> None:
@@ -101,15 +109,48 @@ def _whole(text: str, chat: Chat) -> str:
     return text
 
 
-def _rendered(template: str, chat: Chat, names: Mapping[str, Any]) -> str:
+def _rendered(template: str, chat: Chat, names: Mapping[str, Any], name: str) -> str:
+    compiled = _compiled(template, name)
+    try:
+        return compiled.render({**names, "messages": chat})
+    except RefusalError as error:
+        raise PromptError(f"{name} refused the messages: {shortened_line(error)}") from error
+    except Exception as error:  # a template may raise whatever Python does
+        what = f"{type(error).__name__}: {shortened_line(error)}".removesuffix(": ")
+        raise PromptError(
+            f"{name} failed on these messages ({what}); change the messages, repair the template, or use generate with a prompt"
+        ) from error
+
+
+def _compiled(template: str, name: str) -> jinja2.Template:
     import jinja2
 
     try:
-        return _compile(template).render({**names, "messages": chat})
-    except jinja2.TemplateSyntaxError as error:
-        raise CheckpointError(f"the chat template cannot be read: {error.message} (line {error.lineno})") from error
-    except (jinja2.TemplateError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise PromptError(f"the chat template refused the messages: {' '.join(str(error).split())}") from error
+        return _compile(template)
+    except Exception as error:  # Jinja's own, and those of Python's compiler behind it
+        line = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise CheckpointError(
+            f"{name} cannot be read ({shortened_line(error)}{line}); repair it or download it again, or use generate with a plain "
+            "prompt"
+        ) from error
+
+
+def shortened_line(error: Exception, most: int = 200) -> str:
+    """The text of an error of a template, on one line."""
+    text = " ".join(str(getattr(error, "message", None) or error).split()).rstrip(".")
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def variables_of(template: str, *, name: str = "the chat template") -> frozenset[str]:
+    """The names that a template reads and does not set itself.
+
+    Raises:
+        CheckpointError: it is broken.
+    """
+    from jinja2 import meta
+
+    environment = _compiled(template, name).environment
+    return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
 def _plain(value: Any) -> Any:
@@ -127,9 +168,7 @@ def _plain(value: Any) -> Any:
 
 
 def _raise_exception(message: object) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(str(message))
+    raise RefusalError(str(message))
 
 
 def _strftime_now(form: str) -> str:

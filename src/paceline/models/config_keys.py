@@ -13,8 +13,12 @@ from paceline.checking import MAX_NUMBER, shortened
 from paceline.errors import CheckpointError
 
 MAX_SIZE = 2**31 - 1
-MOST = dict.fromkeys(("num_hidden_layers", "num_experts", "num_local_experts"), 10_000)
+MOST = dict.fromkeys(("num_hidden_layers", "num_experts", "num_local_experts", "first_k_dense_replace"), 10_000)
 """Sizes that are counted out in Python, so that a broken file must not make them endless."""
+
+SIZES = ("head_dim", "num_key_value_heads", "original_max_position_embeddings", "sliding_window")
+FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
+"""Keys with one kind of value in every family; another kind is a sign of a damaged file, also where the family does not read it."""
 
 
 class ConfigKeys:
@@ -40,6 +44,17 @@ class ConfigKeys:
         """Whether the key has a value other than null."""
         return self._values.get(name) is not None
 
+    def check(self) -> None:
+        """Refuse a wrong value of a key that means the same in every family.
+
+        Raises:
+            CheckpointError: the first of them.
+        """
+        for name in SIZES:
+            self.optional_size(name)
+        for name in FLAGS:
+            self.flag(name)
+
     def size(self, name: str) -> int:
         """A positive integer of a size that models have."""
         value = self._values.get(name)
@@ -54,16 +69,23 @@ class ConfigKeys:
         """A positive integer, or None for null or nothing."""
         return self.size(name) if self.given(name) else None
 
+    def count(self, name: str) -> int:
+        """An integer of 0 or more."""
+        value, most = self._values.get(name), MOST.get(name, MAX_SIZE)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self.wrong(name, f"an integer in 0..{most}")
+        return value
+
     def number(self, name: str) -> float:
         value = self._values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
             raise self.wrong(name, "a finite number")
         return float(value)
 
-    def not_negative(self, name: str) -> float:
-        """A number of 0 or more."""
-        if (value := self.number(name)) < 0:
-            raise self.wrong(name, "0 or more")
+    def share(self, name: str) -> float:
+        """A number in 0..1."""
+        if not 0 <= (value := self.number(name)) <= 1:
+            raise self.wrong(name, "in 0..1")
         return value
 
     def positive(self, name: str) -> float:
@@ -98,14 +120,21 @@ class ConfigKeys:
         return dict(value)
 
     def items(self, name: str, length: int | None = None) -> list[Any] | None:
-        """A list, of at least `length` entries; None for null or nothing."""
+        """A list, of `length` entries where that is given; None for null or nothing."""
         value = self._values.get(name)
         if value is None:
             return None
         if not isinstance(value, list):
             raise self.wrong(name, "a list")
-        if length is not None and len(value) < length:
+        if length is not None and len(value) != length:
             raise self.wrong(name, f"a list of {length} entries, one per layer")
+        return value
+
+    def integers(self, name: str, length: int | None = None) -> list[int] | None:
+        """A list of integers of 0 or more, see `items`."""
+        value = self.items(name, length)
+        if not all(isinstance(one, int) and one >= 0 for one in value or []):
+            raise self.wrong(name, "a list of integers")
         return value
 
     def wrong(self, name: str, rule: str) -> CheckpointError:

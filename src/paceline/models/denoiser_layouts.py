@@ -157,7 +157,7 @@ def _sdar(keys: ConfigKeys) -> DenoiserSpec:
 
 def _llada2(keys: ConfigKeys) -> DenoiserSpec:
     _only(keys, LLADA2_NEUTRAL)
-    dense = int(keys.not_negative("first_k_dense_replace"))
+    dense = keys.count("first_k_dense_replace")
     model = _family(keys, "qwen3_moe", {"mlp_only_layers": list(range(dense))}, *_COMMON, "intermediate_size", *_MOE[:4])
     experts, groups, open_ = keys.size("num_experts"), keys.size("n_group"), keys.size("topk_group")
     if experts % groups or open_ > groups or open_ * (experts // groups) < keys.size("num_experts_per_tok"):
@@ -165,7 +165,7 @@ def _llada2(keys: ConfigKeys) -> DenoiserSpec:
             f"config.json: {experts} experts in {groups} groups, {open_} of them open, cannot serve "
             f"{keys.size('num_experts_per_tok')} experts a token; repair it"
         )
-    shared = int(keys.not_negative("num_shared_experts")) * keys.size("moe_intermediate_size")
+    shared = keys.count("num_shared_experts") * keys.size("moe_intermediate_size")
     routing = RoutingSpec(groups=groups, top_groups=open_, scale=keys.positive("routed_scaling_factor"), shared=shared)
     return DenoiserSpec(model=model, mask_token_id=-1, block_length=_block_length(keys), routing=routing)
 

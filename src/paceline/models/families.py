@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from paceline.checking import shortened
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.config_keys import ConfigKeys
 from paceline.models.layer_keys import Windows, layer_specs
@@ -26,6 +27,7 @@ ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (None, False),
     "is_causal": (None, True),
@@ -81,9 +83,9 @@ def _gemma3(keys: ConfigKeys) -> dict[str, Any]:
 
 def _granite(keys: ConfigKeys) -> dict[str, Any]:
     return {
-        "embedding_multiplier": keys.number("embedding_multiplier"),
-        "residual_multiplier": keys.number("residual_multiplier"),
-        "attention_scale": keys.number("attention_multiplier"),
+        "embedding_multiplier": keys.positive("embedding_multiplier"),
+        "residual_multiplier": keys.positive("residual_multiplier"),
+        "attention_scale": keys.positive("attention_multiplier"),
         "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
     }
 
@@ -180,10 +182,21 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def declared_dtype(config: Mapping[str, Any]) -> str | None:
-    """The dtype that a `config.json` names ("bfloat16"), or None."""
+    """The dtype that a `config.json` names ("bfloat16"), or None.
+
+    Raises:
+        CheckpointError: it names none that weights have.
+    """
     text = text_config(config)
+    for key in ("dtype", "torch_dtype"):
+        value = text.get(key)
+        if value is not None and value not in ("auto", *DTYPES, *(f"torch.{name}" for name in DTYPES)):
+            known = ", ".join(DTYPES)
+            raise CheckpointError(
+                f"config.json: {key!r} must be one of {known}, got {shortened(value)}; repair or download it again"
+            )
     value = text.get("dtype") or text.get("torch_dtype")
-    return value.removeprefix("torch.") if isinstance(value, str) and value != "auto" else None
+    return None if value in (None, "auto") else str(value).removeprefix("torch.")
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -196,6 +209,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     config = text_config(config)
     family = _family(config)
     keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]))
+    keys.check()
     _check_features(keys)
     heads, kv_heads, head_dim = _heads(keys)
     ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
@@ -213,7 +227,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         ropes=ropes,
         max_context=_max_context(keys, ropes),
         dtype=declared_dtype(config) or "float32",
-        norm_eps=keys.not_negative("rms_norm_eps"),
+        norm_eps=keys.share("rms_norm_eps"),
         norm_placement=family.placement,
         norm_offset=family.norm_offset,
         qk_norm=family.qk_norm,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from paceline.checking import shortened
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models.tokenizer import read_json
@@ -59,10 +60,17 @@ class GenerationDefaults:
         path = Path(folder)
         file = path / "generation_config.json"
         generation = read_json(file)
-        declared = generation.get("eos_token_id") if file.is_file() else _of_config(read_json(path / "config.json"), tokenizer)
+        config = read_json(path / "config.json")
+        declared = generation.get("eos_token_id") if file.is_file() else _of_config(config, tokenizer)
         if declared in (None, []) and file.is_file() and tokenizer is not None and tokenizer.eos_id is not None:
             logger.warning("%s names no end token, so outputs end at max_tokens only; add eos_token_id to it", file)
-        return cls(_ids(declared, path), _sampling(generation, path))
+        _ids(config.get("eos_token_id"), path, least=-1)  # where it does not count, -1 for none is no damage
+        ids, size = _ids(declared, path), config.get("vocab_size")
+        if beyond := [one for one in ids if isinstance(size, int) and one >= size]:
+            logger.warning(
+                "end token %d of %s lies beyond the vocabulary of %d, so it never comes; correct it", beyond[0], path, size
+            )
+        return cls(ids, _sampling(generation, path))
 
 
 def _of_config(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> object:
@@ -73,12 +81,14 @@ def _of_config(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> object
     return next((value for value in found if value is not None and value != []), own)
 
 
-def _ids(value: object, folder: Path) -> tuple[int, ...]:
+def _ids(value: object, folder: Path, *, least: int = 0) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids):
-        raise CheckpointError(f"eos_token_id in {folder} must be a token id or a list of them, got {value!r}; correct the file")
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= least for one in ids):
+        raise CheckpointError(
+            f"eos_token_id in {folder} must be a token id or a list of them, got {shortened(value)}; correct the file"
+        )
     return tuple(dict.fromkeys(ids))
 
 

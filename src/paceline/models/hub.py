@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import shortened
+from paceline.checking import need, shortened
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.checkpoint import INDEX, SINGLE
 from paceline.models.tokenizer import read_json
@@ -27,6 +27,17 @@ BUNDLED_PREFIX = "bundled/"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HEADLESS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForMaskedLM")
 """Endings of architectures that hold no language-modelling head."""
+
+
+def check_names(**names: object) -> None:
+    """Refuse what names no model, tokenizer or revision.
+
+    Raises:
+        ConfigError: a value that is neither a text nor a path, nor None; a revision that is no text.
+    """
+    for key, value in names.items():
+        kinds, rule = ((str,), "a branch, tag or commit") if key == "revision" else ((str, Path), "a folder or hub id")
+        need(value is None or isinstance(value, kinds), key, f"be {rule}", value)
 
 
 def resolve(model: str | Path, *, revision: str | None = None, code: bool = False) -> Path:

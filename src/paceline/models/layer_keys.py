@@ -44,7 +44,6 @@ def _types(keys: ConfigKeys, windows: Windows, count: int) -> list[str]:
     given: list[Any] | None = keys.items("layer_types", count)
     if given is None:
         return derived
-    given = given[:count]
     if unknown := [kind for kind in given if kind not in (FULL, SLIDING)]:
         raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
     if windows != "types" and given != derived:
@@ -66,7 +65,7 @@ def _slides(keys: ConfigKeys, windows: Windows, layer: int) -> bool:
     if keys.known("no_rope_layer_interval"):
         return not _rotated(keys, layer + 1)[layer]
     if keys.known("max_window_layers"):
-        return layer >= int(keys.number("max_window_layers"))
+        return layer >= keys.count("max_window_layers")
     return bool((layer + 1) % keys.size("sliding_window_pattern"))
 
 
@@ -74,7 +73,7 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers have a rotary embedding; a 0 in `no_rope_layers` means none."""
     if not keys.known("no_rope_layer_interval"):
         return [True] * count
-    given = keys.items("no_rope_layers", count)
+    given = keys.integers("no_rope_layers", None if count < keys.size("num_hidden_layers") else count)
     if given is not None:
         return [bool(value) for value in given[:count]]
     interval = keys.size("no_rope_layer_interval")
@@ -83,5 +82,5 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
 
 def _sparse(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers are mixtures of experts."""
-    dense, step = keys.items("mlp_only_layers") or [], keys.size("decoder_sparse_step")
+    dense, step = keys.integers("mlp_only_layers") or [], keys.size("decoder_sparse_step")
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]

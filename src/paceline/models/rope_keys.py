@@ -45,7 +45,8 @@ def rope_spec(keys: ConfigKeys, head_dim: int) -> RopeSpec:
         CheckpointError: a parameter is missing or of the wrong kind.
         UnsupportedModelError: a kind or parameter that is not implemented.
     """
-    given = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
+    scaling, parameters = keys.mapping("rope_scaling"), keys.mapping("rope_parameters")
+    given = scaling or parameters
     if any(isinstance(value, Mapping) for value in given.values()):
         raise UnsupportedModelError(f"{keys.family}: rope_parameters for each layer type are not implemented for this family")
     return make_spec(keys, given, head_dim, theta=keys.number("rope_theta"))
@@ -111,6 +112,10 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
         outside = keys.optional_size("original_max_position_embeddings")
         if outside is not None:
             scaling["original_max_position_embeddings"] = outside
+        if kind == "yarn" and not scaling.keys() & {"factor", "original_max_position_embeddings"}:
+            raise CheckpointError(
+                "config.json: rope type 'yarn' needs 'factor' (or the length before); repair or download it again"
+            )
         scaling.setdefault("original_max_position_embeddings", keys.size("max_position_embeddings"))
     for key in NEEDED[kind]:
         if key not in scaling:
@@ -124,7 +129,17 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
         values = scaling[key]
         if not isinstance(values, list) or len(values) != dims // 2 or not all(_in_range(v, TINY) for v in values):
             raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} positive numbers")
+    _check_shape(kind, scaling)
     return scaling
+
+
+def _check_shape(kind: str, scaling: Mapping[str, Any]) -> None:
+    """Refuse what is a number by itself but not beside the others."""
+    low, high = scaling.get("low_freq_factor", 0), scaling.get("high_freq_factor", 0)
+    if kind == "llama3" and low >= high:
+        raise CheckpointError(f"config.json: rope parameter 'high_freq_factor' must be above low_freq_factor={low}, got {high}")
+    if not isinstance(truncate := scaling.get("truncate", True), bool):
+        raise CheckpointError(f"config.json: rope parameter 'truncate' must be true or false, got {shortened(truncate)}")
 
 
 def _in_range(value: object, least: float) -> bool:

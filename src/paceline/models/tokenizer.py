@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.checking import reject_unknown, shortened
+from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import chat_template
 from paceline.models.tokenizer_backends import Backend, Fast, Slow
@@ -96,18 +98,27 @@ class Tokenizer:
         Args:
             messages: dicts with "role" and "content".
             add_generation_prompt: end with the header that makes the model answer.
-            kwargs: further names for the template, such as `tools` or `enable_thinking`.
+            kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
         Raises:
-            ConfigError: the checkpoint has no chat template.
-            PromptError: messages that the template refuses.
+            ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
+            CheckpointError: a broken template. PromptError: messages that the template refuses or fails on.
         """
         if self._template is None:
             raise ConfigError(
                 f"{self.name} has no chat template; use generate with a plain prompt, or a chat ('-Instruct') version of the model"
             )
-        return chat_template.render(
-            self._template, messages, {**self.named, "add_generation_prompt": add_generation_prompt, **kwargs}
-        )
+        name = f"the chat template of {self.name}"
+        if given := {key: value for key, value in kwargs.items() if value is not None}:
+            self._refuse_unread(name, given, chat_template.variables_of(self._template, name=name))
+        variables = {**self.named, "add_generation_prompt": add_generation_prompt, **given}
+        return chat_template.render(self._template, messages, variables, name=name)
+
+    @staticmethod
+    def _refuse_unread(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+        for key in given:
+            if key in SamplingParams.__dataclass_fields__ and key not in known:
+                raise ConfigError(f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)")
+        reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
 
     def tokens(self) -> Mapping[int, str]:
         """id -> token as the vocabulary spells it."""
@@ -214,7 +225,11 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
     if isinstance(found, Mapping):
         found = found.get("default")
-    return found if isinstance(found, str) else None
+    if found is not None and not isinstance(found, str):
+        raise CheckpointError(
+            f"the chat template in {folder} must be a text, got {shortened(found)}; download the checkpoint again"
+        )
+    return found
 
 
 def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:

@@ -5,7 +5,6 @@ In: a peer's name. Out: its entry, its folders. Not here: making the environment
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.user_cache import user_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,7 @@ def entry(name: str) -> PeerEntry:
 
 def home() -> Path:
     """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
-    if own := os.environ.get("PACELINE_HOME"):
-        return Path(own).expanduser() / "peers"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "paceline" / "peers"
+    return user_cache("peers", "PACELINE_HOME")
 
 
 def folder(name: str) -> Path:

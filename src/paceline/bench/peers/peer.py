@@ -204,4 +204,4 @@ def _python(name: str) -> Path:
 
         if find_spec("vllm") is not None:
             return Path(sys.executable)
-    raise PeerError(f"peer {name} is not installed; run `paceline bench peers install {name}`")
+    raise PeerError(f"peer {name} has no environment; run `paceline bench peers install {name}`")
