@@ -17,31 +17,21 @@ import argparse
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import mkdtemp
 from time import perf_counter
 from typing import Any
 
 import torch
 from common import alternate, kept, ratio, save
+from strict_settings import NAMES, NGRAM, settings
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench.demo import bundled_prompts
-from paceline.drafters.datastore_build import Writer
-from paceline.llm import BUNDLED
 from paceline.models import native
-from paceline.models.tokenizer import Tokenizer
 
-GUESSES = {"num_speculative_tokens": 6}
-NGRAM = {"method": "ngram", **GUESSES}
-DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
 PROVEN = "strict, proven by self-test"
 LENGTHS = (96, 224, 160, 288)
 """New tokens of a request, in turn."""
 ROUND = 5000
-
-NAMES = ("ngram", "draft_model", "list", "auto", "suffix", "copyspec", "token_recycling", "aded", "jacobi", "prediction")
-NAMES += ("lookahead", "rest", "rasd", "corrupted_oracle")
 
 Request = tuple[list[int], SamplingParams]
 
@@ -97,33 +87,6 @@ def compare(plain: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> d
         "steps": steps,
         "accepted": accepted,
     }
-
-
-def settings(plain: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Every drafter of the registry, alone and together; those that read a datastore are given what plain decoding says."""
-    record = {tuple(one.prompt_token_ids): list(one.outputs[0].token_ids) for one in plain}
-    return {
-        "ngram": NGRAM,
-        "draft_model": DRAFT,
-        "list": {"method": [NGRAM, DRAFT], "num_speculative_tokens": 12},
-        "auto": {"method": "auto", "model": DRAFT["model"]},
-        **{name: {"method": name, **GUESSES} for name in ("suffix", "copyspec", "token_recycling", "aded", "jacobi", "prediction")},
-        "lookahead": {"method": "lookahead", "num_speculative_tokens": 18},
-        "rest": {"method": "rest", "datastore": store(plain), **GUESSES},
-        "rasd": {"method": [DRAFT, {"method": "rasd", "datastore": store(plain)}], "num_speculative_tokens": 12},
-        "corrupted_oracle": {"method": "corrupted_oracle", "continuations": record, "acceptance": 0.8, **GUESSES},
-    }
-
-
-def store(plain: Sequence[RequestOutput]) -> str:
-    """A datastore of these outputs."""
-    folder = Path(mkdtemp(prefix="paceline-strict-"))
-    with Writer(folder / "outputs.datastore", Tokenizer.load(BUNDLED / "target")) as writer:
-        for one in plain:
-            writer.add([*one.prompt_token_ids, *one.outputs[0].token_ids])
-            writer.end_document()
-        writer.finish(1)
-    return str(folder / "outputs.datastore")
 
 
 def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int]) -> None:

@@ -36,7 +36,7 @@ PARAMETERS: dict[str, Config] = {
     "stop_token_ids": {"stop_token_ids": [202, 15]},
     "include_stop_str_in_output": {"stop": ["a", "e"], "include_stop_str_in_output": True},
     "max_tokens": {"max_tokens": 7},
-    "min_tokens": {"min_tokens": 20},
+    "min_tokens": {"min_tokens": 13},
     "logprobs": {"logprobs": 2},
     "prompt_logprobs": {"prompt_logprobs": 1},
     "ignore_eos": {"ignore_eos": True},
@@ -139,7 +139,7 @@ def engines(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 def decoded(llm: LLM, row: dict[str, Any]) -> list[Any]:
     mode: Config = {"temperature": 0.0} if row["mode"] == "greedy" else {"temperature": 0.8, "seed": 11}
-    params = SamplingParams(**{"max_tokens": 24, **mode, **PARAMETERS[row["parameter"]]})
+    params = SamplingParams(**{"max_tokens": 16, **mode, **PARAMETERS[row["parameter"]]})
     given = [{"prompt_token_ids": ids, "prediction": PREDICTED} for ids in prompts(llm)][: 1 if row["batch"] == "one" else 4]
     found = llm.generate(given, params)
     assert not any(out.metrics.dropped_drafters for out in found)

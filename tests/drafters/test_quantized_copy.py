@@ -77,7 +77,6 @@ def test_no_room_for_both(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "text"),
     [
         ({"quantization": "fp8"}, "must be one of int8, int8_weight_only"),
-        ({"quantization": None}, "must be one of int8"),
         ({"tree_width": 0}, "tree_width"),
         ({"model": "x"}, "does not know 'model'"),
     ],

@@ -34,7 +34,7 @@ def target_law(runner: ToyRunner) -> dict[tuple[int, ...], float]:
     return law
 
 
-def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: int = 3840) -> float:
+def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: int = 1920) -> float:
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
     built = [make(target, index) for index, make in enumerate(drafters)]
@@ -80,14 +80,14 @@ def test_outputs_follow_the_target(crew: str) -> None:
 
 def test_the_check_catches_a_relaxed_rule() -> None:
     relaxed = TypicalAcceptance(posterior_threshold=0.05, posterior_alpha=0.3)
-    assert p_value([draft()], 2, sampled=relaxed, outputs=1920) < ERROR
+    assert p_value([draft()], 2, sampled=relaxed) < ERROR
 
 
 def test_the_check_catches_a_forgotten_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recursive_rejection, "residual", lambda r, *_: r)
-    assert p_value([draft()], 2, outputs=1920) < ERROR
+    assert p_value([draft()], 2) < ERROR
 
 
 def test_the_check_catches_a_draft_that_lies_about_its_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recursive_rejection, "proposal", lambda trial, *rest, **more: torch.full((VOCAB,), 1 / VOCAB))
-    assert p_value([draft()], 2, outputs=1920) < ERROR
+    assert p_value([draft()], 2) < ERROR

@@ -111,7 +111,7 @@ def test_two_tokens_drawn_without_replacement_are_always_accepted():
     assert enumerate_law(stands) == {True: pytest.approx(1.0)}
 
 
-@pytest.mark.parametrize("seeds", [range(0, 60), range(60, 120)])
+@pytest.mark.parametrize("seeds", [range(0, 40), range(60, 100)])
 def test_random_trees_of_mixed_trials_keep_the_law(seeds):
     assert worst_error(seeds, draws=4) < TOLERANCE
 

@@ -17,7 +17,7 @@ P = torch.tensor([0.35, 0.3, 0.2, 0.1, 0.05])
 Q = torch.tensor([0.1, 0.1, 0.2, 0.3, 0.3])
 
 
-def p_value(samples: int = 4000) -> float:
+def p_value(samples: int = 2400) -> float:
     """G-test of the first token over positions, with two drawn trials without replacement and a point between them."""
     counts, rng = np.zeros(5), np.random.default_rng(0)
     for position in range(samples):

@@ -1,0 +1,86 @@
+"""What strict mode is checked with: every drafter of the registry, alone, together and under `auto`.
+
+In: what plain decoding said. Out: names and settings. Not here: decoding, counting (`strict`).
+
+Drafters that want a model which Paceline does not bundle are given one whose guesses mostly fail: an adapter of random weights,
+and the bundled draft under shuffled token ids. What they guess is not the point; that it does not show is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from paceline import RequestOutput, registry
+from paceline.drafters.datastore_build import Writer
+from paceline.llm import BUNDLED
+from paceline.models.tokenizer import Tokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the models that the contract's tests are given
+
+from adapters import adapter_weights, written_adapter
+from shuffled_draft import write as write_shuffled
+
+Config = dict[str, Any]
+
+GUESSES = {"num_speculative_tokens": 6}
+NGRAM: Config = {"method": "ngram", **GUESSES}
+DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
+TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
+WIDTH = 256
+
+NAMES = (*registry.DRAFTERS, "list", "auto")
+
+
+def settings(plain: Sequence[RequestOutput]) -> dict[str, Config]:
+    """Name -> speculative_config; those that look something up are given what plain decoding says."""
+    record = {tuple(one.prompt_token_ids): list(one.outputs[0].token_ids) for one in plain}
+    texts = store(plain)
+    needs: dict[str, Config] = {
+        "draft_model": DRAFT,
+        "lookahead": {"num_speculative_tokens": 18},
+        "rest": {"datastore": texts},
+        "corrupted_oracle": {"continuations": record, "acceptance": 0.8},
+        "pearl": {"model": DRAFT["model"], "overlap": True},
+        "specmquant": {"model": DRAFT["model"], "min_draft_length": 4},
+        "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
+        "easyspec": {"model": TARGET, "overlap": True},
+        "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0},
+        "diffuspec": {"model": DENOISER},
+        "deer": {"model": DENOISER},
+        "tli": {"model": shuffled()},
+        "slem": {"model": shuffled()},
+    }
+    return {
+        **{name: {"method": name, **GUESSES} | needs.get(name, {}) for name in registry.DRAFTERS},
+        "rasd": {"method": [DRAFT, {"method": "rasd", "datastore": texts}], "num_speculative_tokens": 12},
+        "list": {"method": [NGRAM, DRAFT], "num_speculative_tokens": 12},
+        "auto": {"method": "auto", "model": DRAFT["model"]},
+    }
+
+
+def store(plain: Sequence[RequestOutput]) -> str:
+    """A datastore of these outputs."""
+    folder = Path(mkdtemp(prefix="paceline-strict-"))
+    with Writer(folder / "outputs.datastore", Tokenizer.load(BUNDLED / "target")) as writer:
+        for one in plain:
+            writer.add([*one.prompt_token_ids, *one.outputs[0].token_ids])
+            writer.end_document()
+        writer.finish(1)
+    return str(folder / "outputs.datastore")
+
+
+@cache
+def adapter() -> str:
+    """An adapter of random weights."""
+    return written_adapter(adapter_weights(WIDTH), WIDTH, heads=4)
+
+
+@cache
+def shuffled() -> str:
+    """The bundled draft under another tokenizer."""
+    return str(write_shuffled(Path(mkdtemp(prefix="paceline-strict-")) / "shuffled"))
