@@ -68,7 +68,7 @@ def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
     try:
         for chunk in chunks:
             last = chunk.output
-            printer.show(chunk.segments, getattr(chunk, "pieces", ()))
+            printer.show(chunk.segments, getattr(chunk, "pieces", ()) if chunk.finish_reason is None else ())
     except KeyboardInterrupt:
         chunks.close()
         if last is not None:

@@ -36,19 +36,21 @@ class StreamPrinter:
         self._shown = 0
         self._at_start = True
         self._live: Live | None = None
+        self._held: list[tuple[str, str | None]] = []
 
     def show(self, segments: Iterable[tuple[str, str | None]], canvas: Pieces = ()) -> None:
         """Print pieces of text, each with the drafter that guessed it, or None.
 
         Args:
-            canvas: of a diffusion language model, drawn in place on a terminal until text comes.
+            canvas: of a diffusion language model that still fills: drawn in place on a terminal, text comes when it is full.
         """
-        segments = list(segments)
-        if canvas and not segments:
+        self._held += segments
+        if canvas and self.console.is_terminal:
             self._draw(canvas)
             return
         self._wipe()
-        for text, source in segments:
+        held, self._held = self._held, []
+        for text, source in held:
             if not text:
                 continue
             self._shown, self._at_start = self._shown + len(text), text.endswith("\n")
@@ -57,17 +59,18 @@ class StreamPrinter:
 
     def rest(self, text: str) -> None:
         """Print what of the whole text was held back so far."""
+        self._held = []
         self.show([(text[self._shown :], None)])
 
     def end(self) -> None:
         """End the last line; on a terminal only if it is not ended already."""
-        self._wipe()
+        self.show([])
         if not (self.console.is_terminal and self._at_start):
             sys.stdout.write("\n")
         sys.stdout.flush()
 
     def _draw(self, canvas: Pieces) -> None:
-        if not self.console.is_terminal or self.console.is_dumb_terminal:
+        if self.console.is_dumb_terminal:
             return
         text = Text()
         for piece, state in canvas:

@@ -18,22 +18,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from paceline.checking import integer, need
 from paceline.config import EngineConfig
-from paceline.diffusion.base import Plan
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Layout, Outcome, Parts, running
 from paceline.diffusion.methods import Recipe
 from paceline.diffusion.token_text import TokenTexts
+from paceline.dllm.biased import Biased
 from paceline.dllm.outputs import CanvasChunk, DiffusionMetrics, Painter
 from paceline.dllm.refusals import check_engine, check_sampling, honoured, parse_config
+from paceline.dllm.settled import Settled
 from paceline.engine.outputs import CompletionOutput
 from paceline.engine.request import Request
 from paceline.engine.stops import StopChecker
 from paceline.errors import ConfigError, PromptError
-from paceline.models.denoiser import Call, SlotCache
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.denoiser_native import NativeDenoiser
 from paceline.models.generation_defaults import GenerationDefaults
@@ -149,29 +147,40 @@ class DiffusionEngine:
 
     def _streaming(self, jobs: list[Job], parts: list[Parts]) -> Generator[CanvasChunk]:
         shown, started = [0] * len(jobs), perf_counter()
+        settled = [Settled(self._checker(job.request, at_once=False)) for job in jobs]
         try:
             for _ in running([job.outcome for job in jobs], self.denoiser, parts):
                 self._look_for_ends(jobs)
                 for job in jobs:
                     if (now := job.outcome.canvas.round) != shown[job.index]:
-                        yield self._chunk(job, shown[job.index])
+                        yield self._chunk(job, shown[job.index], settled[job.index], started)
                         shown[job.index] = now
             for job in jobs:
                 self._finish(job, started)
-                yield self._chunk(job, shown[job.index])
+                yield self._chunk(job, shown[job.index], settled[job.index], started)
         finally:
             for job in jobs:
                 if not job.output.finished():
                     self._finish(job, started)
                     job.output.finish_reason, job.output.stop_reason = "abort", None
 
-    def _chunk(self, job: Job, since: int) -> CanvasChunk:
+    def _chunk(self, job: Job, since: int, settled: Settled, started: float) -> CanvasChunk:
         output, request = job.output, job.request
         pieces = self._painter.pieces(job.outcome.canvas, request.max_tokens, self._ends(request), since)
-        done = output.finished()
-        segments = ((output.text, None),) if done and output.text else ()
-        tokens = tuple(output.token_ids) if done else ()
+        text, tokens = "", ()
+        if output.finished():
+            text, tokens = settled.rest(output.text, output.token_ids)
+        elif self._settles:
+            text, tokens = settled.grow(self._read(job)[0])
+        if tokens and request.metrics.time_to_first_token is None:
+            request.metrics.time_to_first_token = perf_counter() - started
+        segments = ((text, None),) if text else ()
         return CanvasChunk(job.index, segments, tokens, output.finish_reason, request.result(), pieces)
+
+    @property
+    def _settles(self) -> bool:
+        """Whether what is written stays."""
+        return "edit" not in self.recipe.names
 
     @cached_property
     def _painter(self) -> Painter:
@@ -238,17 +247,19 @@ class DiffusionEngine:
     def _look_for_ends(self, jobs: Sequence[Job]) -> None:
         """Spare canvases whose text has ended what would be cut off; where written slots may change, all is decoded."""
         for job in jobs:
-            if "edit" not in self.recipe.names and not job.outcome.enough:
+            if self._settles and not job.outcome.enough:
                 job.outcome.enough = self._read(job)[1].finished
 
     def _read(self, job: Job) -> tuple[list[int], StopChecker]:
         """The tokens up to the first masked slot or the end of the text, and where that ends."""
-        request, canvas = job.request, job.outcome.canvas
+        canvas, checker = job.outcome.canvas, self._checker(job.request)
         masked = canvas.masked(canvas.start)
         tokens: list[int] = canvas.tokens[canvas.start : masked[0] if masked.size else canvas.length].tolist()
-        eos, prompt = self.denoiser.eos_token_ids, request.prompt_ids
-        checker = StopChecker(request.params, eos, self.tokenizer, prompt, max_new_tokens=request.max_tokens, at_once=True)
         return tokens[: checker.push(tokens)], checker
+
+    def _checker(self, request: Request, *, at_once: bool = True) -> StopChecker:
+        eos, most = self.denoiser.eos_token_ids, request.max_tokens
+        return StopChecker(request.params, eos, self.tokenizer, request.prompt_ids, max_new_tokens=most, at_once=at_once)
 
     def _finish(self, job: Job, started: float) -> None:
         """Make the output of what is written, and count it."""
@@ -265,29 +276,5 @@ class DiffusionEngine:
         metrics.add(job.outcome.trajectory)
         metrics.num_generation_tokens += len(output.token_ids)
         metrics.generation_time = perf_counter() - started
-        metrics.time_to_first_token = metrics.generation_time
-
-
-class Biased(Layout):
-    """Adds a bias to the logits of each draft of one canvas.
-
-    Args:
-        inner: lays the drafts out.
-        bias: token id -> what is added.
-    """
-
-    def __init__(self, inner: Layout, bias: Mapping[int, float]) -> None:
-        self.inner, self.bias = inner, dict(bias)
-
-    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
-        """See `Layout`."""
-        return self.inner.calls(drafts, plans, store)
-
-    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-        """See `Layout`."""
-        found = []
-        for rows in self.inner.logits(outputs, plans):
-            biased = rows.clone()
-            biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
-            found.append(biased)
-        return found
+        if metrics.time_to_first_token is None:
+            metrics.time_to_first_token = metrics.generation_time

@@ -75,7 +75,8 @@ class DiffusionMetrics(RequestMetrics):
 
 @dataclass(frozen=True, slots=True)
 class CanvasChunk(StreamChunk):
-    """What a round changed. Text is final when an output has ended, and comes in its last chunk; `pieces` show it on the way.
+    """What a round changed. Text comes as far as it is final: up to the first masked slot, and where written slots may change, in
+    the last chunk of an output; `pieces` show it on the way.
 
     Attributes:
         pieces: the text from left to right, in runs of slots that are masked (a dot each), written, or new in this round; nothing
