@@ -167,7 +167,8 @@ class DiffusionEngine:
     def _chunk(self, job: Job, since: int, settled: Settled, started: float) -> CanvasChunk:
         output, request = job.output, job.request
         pieces = self._painter.pieces(job.outcome.canvas, request.max_tokens, self._ends(request), since)
-        text, tokens = "", ()
+        text = ""
+        tokens: tuple[int, ...] = ()
         if output.finished():
             text, tokens = settled.rest(output.text, output.token_ids)
         elif self._settles:
