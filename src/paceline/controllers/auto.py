@@ -91,6 +91,7 @@ class AutoController(Planner):
         self._learning = 0.0  # seconds that the outcome of the step before took
         self._signals: Sequence[Signal] = ()
         self._silent = 0  # steps that went by from one on in which no plan was needed and nobody drafted
+        self._gone_by = 0  # further ones, of which only their number is not counted yet
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
@@ -98,7 +99,7 @@ class AutoController(Planner):
             return
         self.asks = None
         self.guesses.burst.give_back(self.resting)
-        if self._silent:
+        if self._silent or self._gone_by:
             self._end_silence()
         self.bursting, self.cruising = False, self.cruise.goes_on(signals)
         if self.cruising:
@@ -138,18 +139,39 @@ class AutoController(Planner):
 
     def _guesses_again(self, signals: Sequence[Signal]) -> bool:
         """Whether this step needs no plan: it comes soon after a guess, with which it makes one burst."""
-        guesses, gate = self.guesses, self._gates[batch_bucket(1)]
+        guesses = self.guesses
         if guesses.paused:
             left, self.resting = self.resting, 0
             steps = guesses.end_pause(left)
             self._rates.count(1, steps, steps * guesses.plain, steps)
-            gate.wait += left
-        if len(signals) != 1 or self.cruise.left or not guesses.goes_on(signals[0].key, gate):
+            self._take(-left)
+        if len(signals) != 1 or not guesses.goes_on(signals[0].key, self._spare):
             return False
         self.batch[0].remaining, wait = signals[0].remaining, guesses.pause()
         self.idle, self.resting = wait > 0, max(wait - 1, 0)
-        gate.wait -= wait or 1
+        self._take(wait or 1)
         return True
+
+    def _pass_by(self) -> None:
+        """Let the engine go on by itself up to the next guess, if that needs no plan."""
+        guesses = self.guesses
+        if guesses.burst.wait and guesses.goes_on(guesses.burst.key, self._spare):
+            self.resting = guesses.pause()
+            self._take(self.resting)
+
+    @property
+    def _spare(self) -> int:
+        """Steps from now on in which nobody drafts for certain."""
+        if self.cruise.left:
+            return self.cruise.left if self.cruise.silent else 0
+        return self._gates[batch_bucket(1)].wait
+
+    def _take(self, steps: int) -> None:
+        """So many of these steps go by, or below 0 are given back."""
+        if self.cruise.left:
+            self._gone_by += self.cruise.skip(steps)
+        else:
+            self._gates[batch_bucket(1)].wait -= steps
 
     def _guess(self, signal: Signal) -> None:
         """Let the tables guess in this step, which is plain otherwise."""
@@ -167,10 +189,11 @@ class AutoController(Planner):
         self._rates.count(self._size, self._size * steps, steps * plain, steps)
         if self._size == 1:
             self.guesses.burst.count(steps, steps, steps)
-        self._gates[batch_bucket(self._size)].passed(steps)
+        by, self._gone_by = steps + self._gone_by, 0
+        self._gates[batch_bucket(self._size)].passed(by)
         for one in self.batch:
             for watch in one.watches:
-                watch.passed(steps)
+                watch.passed(by)
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
@@ -210,6 +233,7 @@ class AutoController(Planner):
             if not self.idle:
                 brought = self.guesses.learn(trees[0], verdicts[0], times, (self.acceptance, self.batch[0].own))
                 self._rates.count(1, *brought)
+                self._pass_by()
             return
         start = self.clock()
         super().observe(trees, verdicts, times)
@@ -240,17 +264,8 @@ class AutoController(Planner):
         gate = self._gates[batch_bucket(size)]
         gate.passed(found.steps)
         if not self.cost.disturbed:
-            any_asked = bool(found.asked)
-            gate.record(
-                size,
-                found.tokens,
-                found.seconds,
-                admitted=True,
-                asked=any_asked,
-                table=self.now.table,
-                steps=found.steps,
-                gain=self.gain,
-            )
+            asked, table, gain = bool(found.asked), self.now.table, self.gain
+            gate.record(size, found.tokens, found.seconds, admitted=True, asked=asked, table=table, steps=found.steps, gain=gain)
         usual, levels = found.usual()
         for _ in range(1 + found.steps // ALIKE):
             self.cost.observe(size, self._context, usual, self.names, levels, always=True)

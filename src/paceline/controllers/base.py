@@ -62,8 +62,8 @@ class Controller:
             drafts.
         listens: drafters, one of whom is asked for a guess that is not scored while the policy is idle on a single sequence; `hear`
             later says what came of it (`engine.listening`).
-        resting: set by `plan`: for so many further steps of the same sequences nothing is drafted, and neither `plan` nor `observe`
-            is called, only `passed`; the engine counts it down.
+        resting: set by `plan` or `observe`: for so many further steps of the same sequences nothing is drafted, and neither of the
+            two is called, only `passed`; the engine counts it down.
         asks: drafters who may get a budget in this step, set by `plan`; nobody else is asked. None: any may.
     """
 

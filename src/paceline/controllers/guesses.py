@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from paceline.controllers.acceptance import Acceptance, Own
     from paceline.controllers.base import StepTimes
-    from paceline.controllers.gate import Gate
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
@@ -60,10 +59,14 @@ class Guesses:
         self._came = self._came and key == self.burst.key
         return self.burst.of(key)
 
-    def goes_on(self, key: int, gate: Gate) -> bool:
-        """Whether the next guess for this sequence is near enough to need no plan."""
+    def goes_on(self, key: int, spare: int) -> bool:
+        """Whether the next guess for this sequence is near enough to need no plan.
+
+        Args:
+            spare: steps in which nobody drafts.
+        """
         wait = self.burst.wait
-        return wait <= NEAR and gate.wait >= wait + 2 and key == self.burst.key
+        return wait <= NEAR and spare >= wait + 2 and key == self.burst.key
 
     def pause(self) -> int:
         """Plain steps up to the next guess; they are taken as gone by."""
