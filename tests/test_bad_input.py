@@ -285,8 +285,28 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     ),
     "parameters by place": (
         lambda _: SamplingParams(0.5),
-        "SamplingParams: too many positional arguments; its arguments are n, temp",
+        "SamplingParams: all arguments are keyword-only, e.g. temperature=0; its arguments are n, temp",
     ),
+    "config by place": (
+        lambda _: SpeculativeConfig("ngram"),
+        'SpeculativeConfig: all arguments are keyword-only, e.g. method="ngram"; its arguments are method',
+    ),
+    "no dict of parameters": (lambda _: SamplingParams.from_dict(None), "SamplingParams.from_dict must get a dict, got None"),
+    "a list of parameters": (lambda _: SamplingParams.from_dict([1]), "SamplingParams.from_dict must get a dict, got [1]"),
+    "from_dict of nothing": (
+        lambda _: SamplingParams.from_dict(),
+        "SamplingParams.from_dict: missing a required argument: 'given'",
+    ),
+    "unknown in another config": (
+        lambda llm: llm.with_speculative_config(confg=None),
+        "LLM.with_speculative_config does not know 'confg'; known are speculative_config",
+    ),
+    "unknown in save_tables": (
+        lambda llm: llm.save_tables(folde="x"),
+        "LLM.save_tables does not know 'folde'; did you mean folder?",
+    ),
+    "no messages": (lambda llm: llm.chat_ids(nope=1), "LLM.chat_ids: missing a required argument: 'messages'"),
+    "defaults by place": (lambda llm: llm.default_sampling_params(0), "default_sampling_params: all arguments are keyword-only"),
     "unknown argument": (lambda _: LLM(modle="x"), "LLM does not know 'modle'; did you mean model?"),
     "far from any argument": (lambda _: LLM(gpu_memory_utilization=0.9), "LLM does not know 'gpu_memory_utilization'; known are"),
     "arguments by place": (lambda _: LLM("x", "y"), "LLM: too many positional arguments"),

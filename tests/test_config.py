@@ -31,6 +31,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 1e-300}, "repetition_penalty must be 1e-30 or more"),  # 0 in float32
     ({"logit_bias": {5: 101.0}}, "logit_bias"),
     ({"logit_bias": {"x": 1.0}}, "logit_bias"),
+    ({"logit_bias": {"32": -100, 32: 5}}, "logit_bias must have each token id once, and 32 stands there twice"),
+    ({"stop_token_ids": np.array([1.5])}, "stop_token_ids must be"),
+    ({"stop_token_ids": np.array([True])}, "stop_token_ids must be"),
     ({"bad_words": [""]}, "bad_words"),
     ({"stop": [""]}, "stop"),
     ({"stop": 5}, "stop"),
@@ -79,6 +82,15 @@ def test_no_odd_value_ends_in_anything_but_a_line(value: Any) -> None:
         with pytest.raises(ConfigError) as caught:
             make(value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array([1, 2]), torch.tensor([1, 2]), [np.int64(1), torch.tensor(2)], np.array([1, 2], np.uint8)]
+)
+def test_arrays_of_integers_are_stop_token_ids(ids: Any) -> None:
+    found = SamplingParams(stop_token_ids=ids).stop_token_ids
+    assert found == (1, 2)
+    assert [type(one) for one in found] == [int, int]
 
 
 def test_bytes_are_no_token_ids() -> None:

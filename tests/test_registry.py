@@ -24,8 +24,20 @@ def test_unknown_names_get_near_matches() -> None:
         registry.lookup("drafters", "ngrm")
     with pytest.raises(ConfigError, match=r"known are .*, ngram"):
         registry.lookup("drafters", "xyz")
+    with pytest.raises(ConfigError, match=r"unknown drafter 'perl'; did you mean pearl\?"):
+        registry.lookup("drafters", "perl")
     with pytest.raises(ConfigError, match="cannot import drafter"):
         registry.load("drafters", "paceline.drafters.nowhere:Drafter")
+
+
+@pytest.mark.parametrize("name", [*registry.LEARNED_HEADS, "deepseek_mtp"])
+def test_learned_heads_are_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"drafter '{name}': learned heads are not there yet; take") as caught:
+        registry.lookup("drafters", name)
+    assert "did you mean" not in str(caught.value)
+    point = EntryPoint(name, "adversaries:Adversary", "paceline.drafters")
+    monkeypatch.setattr(registry, "installed", lambda family: [point] if family == "drafters" else [])
+    assert registry.lookup("drafters", name).kind == "plugin"
 
 
 def test_entry_points_add_methods_and_may_not_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,9 @@ class Entry:
     seeded: Exactness = "bit-equal up to near ties"
 
 
+LEARNED_HEADS = ("eagle", "eagle2", "eagle3", "mtp", "medusa", "mlp_speculator", "hydra", "dflash")
+"""Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for another name."""
+
 DRAFTERS: Mapping[str, Entry] = {
     "ngram": Entry(
         "paceline.drafters.ngram:NgramDrafter",

@@ -91,10 +91,15 @@ def strings(name: str, value: object) -> tuple[str, ...]:
 
 def tokens(name: str, value: object) -> tuple[int, ...]:
     """Any iterable of token ids, as a tuple; None is empty."""
-    found = items(name, value, "be a list of token ids")
+    found = tuple(_integers(token) for token in items(name, _integers(value), "be a list of token ids"))
     for token in found:
         integer(name, token, 0)
     return found
+
+
+def _integers(value: Any) -> Any:
+    """An array of integers, or a scalar of one, of NumPy or PyTorch as Python's; all else as it is."""
+    return value.tolist() if hasattr(value, "tolist") and "int" in str(getattr(value, "dtype", "")) else value
 
 
 def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
@@ -140,17 +145,22 @@ def _once(name: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def clear_arguments(function: Function) -> Function:
+def clear_arguments(function: Function, example: str = "") -> Function:
     """The same function, which answers arguments that it does not have with one line in place of a TypeError.
 
+    Args:
+        example: of a keyword argument, for functions that take no other.
     Raises:
         ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A TypeError from
             within the function stays what it is.
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
-    known = [key for key, one in signature.parameters.items() if key != "self" and one.kind is not one.VAR_KEYWORD]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    listed = {key: one.kind for key, one in signature.parameters.items() if key not in ("self", "cls")}
+    known = [key for key, kind in listed.items() if kind is not inspect.Parameter.VAR_KEYWORD]
+    takes_all = len(known) < len(listed)
+    by_name = f"all arguments are keyword-only{example and f', e.g. {example}'}"
+    nothing_by_place = all(kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for kind in listed.values())
 
     @wraps(function)
     def clear(*positional: Any, **given: Any) -> Any:
@@ -161,13 +171,28 @@ def clear_arguments(function: Function) -> Function:
                 signature.bind(*positional, **given)
             except TypeError as error:
                 reject_unknown(name, {} if takes_all else given, known)
-                raise ConfigError(f"{name}: {error}; its arguments are {', '.join(known)}") from None
+                what = by_name if nothing_by_place and "positional" in str(error) else error
+                raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
             raise
 
     return clear  # type: ignore[return-value]
 
 
-def clear_constructor(cls: Class) -> Class:
-    """The same class, built by a constructor with `clear_arguments`."""
-    cls.__init__ = clear_arguments(cls.__init__)  # type: ignore[misc]
-    return cls
+def clear_calls(example: str = "") -> Callable[[Class], Class]:
+    """Makes the same class, with `clear_arguments` at its constructor, its public methods and class methods.
+
+    Args:
+        example: of a keyword argument of the constructor, where it takes no other.
+    """
+
+    def clear(cls: Class) -> Class:
+        for key, value in list(vars(cls).items()):
+            if key == "__init__" and inspect.isfunction(value):
+                setattr(cls, key, clear_arguments(value, example))
+            elif not key.startswith("_") and inspect.isfunction(value):
+                setattr(cls, key, clear_arguments(value))
+            elif not key.startswith("_") and isinstance(value, classmethod):
+                setattr(cls, key, classmethod(clear_arguments(value.__func__)))
+        return cls
+
+    return clear

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from paceline.checking import TINY, choice, clear_constructor, integer, json_object, need, number, reject_unknown, strings, tokens
+from paceline.checking import TINY, choice, clear_calls, integer, json_object, need, number, reject_unknown, strings, tokens
+from paceline.config_keys import VLLM_KEYS
 from paceline.errors import ConfigError
 
 GREEDY_EPSILON = 1e-5
@@ -27,7 +28,7 @@ QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
 """What a user may write -> what it is; the longer names are torchao's."""
 
 
-@clear_constructor
+@clear_calls(example="temperature=0")
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
@@ -117,6 +118,7 @@ class SamplingParams:
             token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
             integer("logit_bias token id", token, 0)
             number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
+            need(token not in bias, "logit_bias", f"have each token id once, and {token} stands there twice", self.logit_bias)
             bias[token] = float(value)
         return bias or None
 
@@ -131,6 +133,7 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; unknown keys are refused by name."""
+        need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
         reject_unknown("SamplingParams", given, [f.name for f in fields(cls)])
         return cls(**given)
 
@@ -138,24 +141,12 @@ class SamplingParams:
 SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
 """Keys that serve all methods of a configuration, and stand beside a list of them."""
 
-VLLM_KEYS = frozenset(
-    """attention_backend code_revision disable_eagle_block_drop disable_logprobs disable_mqa_scorer
-    disable_padded_drafter_batch draft_load_config draft_model_config draft_parallel_config draft_sample_method
-    draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager index_share_for_mtp_iteration
-    kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size parallel_drafting prompt_lookup_max
-    prompt_lookup_min quantization rejection_sample_method revision speculative_token_tree
-    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth
-    suffix_decoding_min_token_prob synthetic_acceptance_length synthetic_acceptance_rate synthetic_acceptance_rates
-    target_model_config target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction""".split()  # noqa: SIM905 (a list would take a line for each)
-)
-"""vLLM's other keys. None says there that a key is not given, so it says the same here, whether the key is known or not."""
-
 AcceptanceMethod = Literal[
     "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling", "typical_acceptance_sampler"
 ]
 
 
-@clear_constructor
+@clear_calls(example='method="ngram"')
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """vLLM's `speculative_config` dialect.
@@ -202,6 +193,11 @@ class SpeculativeConfig:
             need(value is None or (isinstance(value, str) and value != ""), f"speculative_config {name}", rule, value)
 
     @classmethod
+    def general_keys(cls) -> list[str]:
+        """Keys that stand beside every method."""
+        return [f.name for f in fields(cls) if f.name != "options"]
+
+    @classmethod
     def parse(cls, given: Mapping[str, Any] | str | SpeculativeConfig | None) -> SpeculativeConfig | None:
         """From a dict, JSON text or None (plain decoding).
 
@@ -215,7 +211,7 @@ class SpeculativeConfig:
             if given is None:
                 return None
         need(isinstance(given, Mapping), "speculative_config", "be a dict, JSON or None", given)
-        own = {f.name for f in fields(cls)} - {"options"}
+        own = set(cls.general_keys())
         given = {key: value for key, value in given.items() if value is not None or key not in own | VLLM_KEYS}
         known = {key: value for key, value in given.items() if key in own}
         method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")

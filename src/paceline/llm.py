@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import clear_arguments, need
+from paceline.checking import clear_calls, need
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.dllm.engine import DiffusionEngine
 from paceline.dllm.refusals import check_kind
@@ -39,6 +39,7 @@ logger = logging.getLogger("paceline")
 BUNDLED = BUNDLED_FOLDER
 
 
+@clear_calls()
 class LLM:
     """A model that decodes faster and says the same.
 
@@ -72,7 +73,6 @@ class LLM:
     diffusion: DiffusionEngine | None = None
     _predicting: Driver | None = None  # beside a profile that reads no predictions
 
-    @clear_arguments
     def __init__(
         self,
         model: str | Path | None = None,
@@ -198,7 +198,6 @@ class LLM:
         other._assemble()
         return other
 
-    @clear_arguments
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
@@ -220,7 +219,6 @@ class LLM:
             self._serving(requests).run(requests)
         return [request.result() for request in requests]
 
-    @clear_arguments
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -238,7 +236,6 @@ class LLM:
         prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params)
 
-    @clear_arguments
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the request."""
         (params,) = self._params(sampling_params, 1)

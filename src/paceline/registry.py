@@ -14,13 +14,14 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from paceline.catalogue import CONTROLLERS, DRAFTERS, FAMILIES, STRICT_NOTE, VERIFIERS, Entry, Exactness
+from paceline.catalogue import CONTROLLERS, DRAFTERS, FAMILIES, LEARNED_HEADS, STRICT_NOTE, VERIFIERS, Entry, Exactness
 from paceline.errors import ConfigError
 
 __all__ = [
     "CONTROLLERS",
     "DRAFTERS",
     "FAMILIES",
+    "LEARNED_HEADS",
     "STRICT_NOTE",
     "VERIFIERS",
     "Entry",
@@ -64,7 +65,12 @@ def lookup(family: str, name: str) -> Entry:
         return entries[name]
     if ":" in name:
         return Entry(name, "plugin")
-    near = get_close_matches(name, entries, n=3)
+    if family == "drafters" and (name in LEARNED_HEADS or name.endswith("_mtp")):
+        raise ConfigError(
+            f"drafter {name!r}: learned heads are not there yet; "
+            'take "auto", "draft_model" with a small model, or another one of `paceline methods`'
+        )
+    near = get_close_matches(name, entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
     raise ConfigError(f"unknown {family.removesuffix('s')} {name!r}; {hint}")
 

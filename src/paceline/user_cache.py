@@ -8,10 +8,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline.errors import ConfigError
+
 
 def user_cache(part: str, variable: str = "PACELINE_CACHE_DIR") -> Path:
-    """The folder for `part`: within what the variable names, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    """The folder for `part`: within what the variable names, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline.
+
+    A relative XDG_CACHE_HOME does not count, as its specification says.
+
+    Raises:
+        ConfigError: the variable begins with the home of somebody unknown.
+    """
     if own := os.environ.get(variable):
-        return Path(own).expanduser() / part
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "paceline" / part
+        try:
+            return Path(own).expanduser() / part
+        except RuntimeError as error:
+            raise ConfigError(f"{variable} is {own!r}: {error} Give a path that exists or can be made") from error
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "paceline" / part

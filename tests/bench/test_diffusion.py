@@ -196,7 +196,9 @@ def test_wrong_methods(given: list[str], told: str) -> None:
         parse(given)
 
 
-@pytest.mark.parametrize("wrong", [{"tasks": ("count",)}, {"count": 0}, {"repeats": 0}, {"timed": 99, "count": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"tasks": ("count",)}, {"count": 0}, {"repeats": 0}, {"block_length": 0}, {"timed": 99, "count": 1}]
+)
 def test_wrong_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--"):
         Options(**wrong)

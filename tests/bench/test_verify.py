@@ -80,6 +80,15 @@ def test_a_controller_that_rests_does_not_keep_guesses_from_the_test(llm: LLM, m
     assert wrong.conclusion == "THE CLAIM DOES NOT HOLD at temperature 0"
 
 
+def test_where_a_profile_says_off_guesses_are_tested_all_the_same(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    off = llm.with_speculative_config(None)
+    monkeypatch.setattr(off, "profile", object())
+    busy = drafting(off)
+    assert busy is not None
+    assert busy.speculative is not None
+    assert (busy.speculative.method, busy.speculative.num_speculative_tokens) == ("auto", 5)
+
+
 def test_other_noise_for_drafts_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verifier that forgets the depth in its keys follows the law at every step, but not the seed."""
     gumbel = KeyedDraws.gumbel
@@ -157,6 +166,7 @@ GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
     ("change", "holds", "conclusion"),
     [
         ({"greedy": agreement(TIE, TIE)}, True, "the claim holds at temperature 0, for equal seeds"),
+        ({"guesses": 0}, True, "nothing was guessed, so this says nothing of guesses: of plain decoding the claim holds"),
         ({"greedy": agreement(TIE, WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"seeded": agreement(TIE)}, True, "the claim holds"),
         ({"seeded": agreement(WRONG), "law": BAD}, False, "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in law"),
@@ -171,7 +181,8 @@ GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
     ],
 )
 def test_conclusions(change: dict[str, Any], holds: bool, conclusion: str) -> None:
-    base = Report("m", (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES), "float32", 1, agreement(), temperature=1.0, seeded=agreement(), law=GOOD)
+    claimed = (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES)
+    base = Report("m", claimed, "float32", 1, agreement(), guesses=9, temperature=1.0, seeded=agreement(), law=GOOD)
     report = replace(base, **change)
     assert report.holds is holds
     assert report.conclusion.startswith(conclusion)

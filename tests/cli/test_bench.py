@@ -111,7 +111,11 @@ def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
         for row in cell["rows"]:
             row["seconds"] *= 3.0
     slow.write_text(json.dumps(made))
-    assert run("bench", "compare", path, slow, "--fail-below", "0.9").code == 1
+    assert same.err == ""
+    failed = run("bench", "compare", path, slow, "--fail-below", "0.9")
+    assert failed.code == 1
+    assert "2 of 2 tokens/s ratios B / A may be under 0.9 (--fail-below); " in failed.err
+    assert "has a lower 95 % bound of 0.333" in failed.err
     line = json.loads(run("bench", "compare", path, slow, "--json").out)["lines"][1]
     assert line["speed"]["value"] == pytest.approx(1 / 3)
     assert line["speed_significant"]

@@ -19,8 +19,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def _width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As narrow as a pipe."""
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, model: Path, tmp_path: Path) -> None:
@@ -30,8 +31,9 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
         "bench", "diffusion", "-m", model, *SMALL, "-s", "freedave", "-s", '{"method": "static", "denoising_steps": 2}', *where
     )
     assert found.code == 0, found.err
-    for text in ("1 held-out prompts of 1 tasks, 8 slots each", "freedave", "static denoising_steps=2", "all", "nats/round"):
+    for text in ("1 held-out prompts of 1 tasks, 8 slots each", "freedave", "static denoising_steps=2", "all", "Global@1"):
         assert text in found.out
+    assert found.out.count("static denoising_steps=2") == 3, "a row of each table"
     made = json.loads((tmp_path / "run.json").read_text())
     assert made["kind"] == "diffusion methods"
     assert made["lines"]["static"]["calls"] == 8
@@ -46,7 +48,7 @@ def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("paceline.bench.diffusion_caches.RULES", ("static",))
     found = run("bench", "diffusion", "-m", model, *SMALL, "--part", "caches")
     assert found.code == 0, found.err
-    assert "static, dual" in found.out
+    assert found.out.count("static, dual, renewed") == 2
 
 
 def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,12 @@ def test_the_list_names_every_peer(run: Command) -> None:
     [
         (("run", "llama.cpp", "--no-compare"), "peer llama.cpp has no environment; run `paceline bench peers install llama.cpp`"),
         (("run", "lama.cpp"), "unknown peer 'lama.cpp'; did you mean llama.cpp?"),
-        (("run", "llama.cpp", "--options", "[1]"), "--options must be a JSON object, got '[1]'"),
+        (("run", "nope"), "unknown peer 'nope'; known are transformers, llama.cpp,"),
+        (("run", "llama.cpp", "--options", "[1]"), "--options must be a JSON object or null, got '[1]'"),
+        (("run", "llama.cpp", "--options", '{"nonsense": 1}'), "--options of peer llama.cpp does not know 'nonsense'; known are"),
+        (("run", "llama.cpp", "--options", '{"contxt": 1}'), "does not know 'contxt'; did you mean context?"),
+        (("run", "llama.cpp", "--options", '{"context": 1, "context": 2}'), "must have each key once, and 'context' stands"),
+        (("run", "llama.cpp", "--options", '{"method": "ngram"}'), "--options holds a method; give it as --method"),
         (("run", "llama.cpp", "--model", "/nowhere"), "/nowhere holds no config.json"),
         (("install", "nobody"), "unknown peer 'nobody'"),
         (("install", "openai"), "endpoint by URL; there is nothing to install"),

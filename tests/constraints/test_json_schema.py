@@ -159,6 +159,10 @@ def test_a_schema_may_be_text_or_a_file(tmp_path: Path) -> None:
         ({"type": "object", "required": ["x"]}, "without declaring it"),
         ({"type": "string", "pattern": "a", "maxLength": 3}, "beside a length"),
         ({"type": "string", "pattern": "(?=a)"}, "a lookaround"),
+        ({"const": float("inf")}, "lists the value inf, which holds a number that JSON cannot write"),
+        ({"enum": [1, {"a": [float("-inf")]}]}, r"lists the value \{'a': \[-inf\]\}, which"),
+        ({"const": float("nan")}, "lists the value nan, which"),
+        ({"type": "integer", "maximum": float("inf")}, "maximum must be a finite number, got inf"),
     ],
 )
 def test_what_is_not_supported_is_one_clear_line(schema: Any, words: str) -> None:

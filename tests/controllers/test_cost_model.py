@@ -12,6 +12,7 @@ from paceline.controllers.base import StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.curve import GRID
+from paceline.errors import ConfigError
 from paceline.user_cache import user_cache
 
 KEY = CostKey(fingerprint="llama-6x256", device="cpu", dtype="float32", threads=2, torch="2.13", paceline="0.1")
@@ -222,6 +223,11 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert user_cache("costs") == tmp_path / "xdg" / "paceline" / "costs"
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "own"))
     assert user_cache("costs") == tmp_path / "own" / "costs"
+    monkeypatch.setenv("PACELINE_CACHE_DIR", "~nobody-of-that-name/x")
+    with pytest.raises(ConfigError, match="PACELINE_CACHE_DIR is '~nobody"):
+        user_cache("costs")
     monkeypatch.delenv("PACELINE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "rel/dir")
+    assert user_cache("costs") == Path.home() / ".cache" / "paceline" / "costs"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert user_cache("costs") == Path.home() / ".cache" / "paceline" / "costs"

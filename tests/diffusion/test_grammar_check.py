@@ -106,6 +106,15 @@ def test_every_finished_text_parses(case: str, method: dict[str, Any]) -> None:
         truth(written(outcome))
 
 
+@pytest.mark.parametrize(
+    "empty", [{"regex": ""}, {"regex": "a{0}"}, {"regex": "()"}, {"regex": "^$"}, {"grammar": "start: "}], ids=str
+)
+def test_a_constraint_that_only_the_empty_text_meets(empty: dict[str, str]) -> None:
+    outcome, _ = run(Rough(0), blank(6, prompt=(3, 5)), empty)
+    assert outcome.canvas.output == [END] * 6
+    assert run(Rough(0), blank(6, prompt=(3, 5)), {"regex": "a?b?c{3}"})[0].canvas.output != [END] * 6
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_without_the_constraint_none_does(case: str) -> None:
     outcome, _ = run(Rough(0), blank(12), {"method": "static"})

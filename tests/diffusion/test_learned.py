@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file as torch_file
 
 from paceline.diffusion.base import Step
 from paceline.diffusion.learned import NAMES, BlockFilter, block_confidences
@@ -88,6 +90,13 @@ def test_written_slots_are_seen_by_the_filter() -> None:
     assert len(seen) == 4
 
 
+def test_filters_in_bfloat16_are_read(tmp_path) -> None:
+    rounded = [torch.from_numpy(layer).bfloat16() for layer in random_filter().weights]
+    torch_file(dict(zip(NAMES, rounded, strict=True)), str(tmp_path / "f"))
+    for layer, held in zip(rounded, BlockFilter.load(tmp_path / "f").weights, strict=True):
+        assert np.array_equal(layer.double().numpy(), held)
+
+
 def test_wrong_filters_are_one_line(tmp_path) -> None:
     toy = Independent([0.5] * 8)
     with pytest.raises(ConfigError, match="filter must be the path of a trained filter"):
@@ -105,6 +114,9 @@ def test_wrong_filters_are_one_line(tmp_path) -> None:
     save_file({NAMES[0]: np.ones((2, 4), np.float32)}, str(tmp_path / "part"))
     with pytest.raises(CheckpointError, match=r"holds no fc1.bias"):
         BlockFilter.load(tmp_path / "part")
+    torch_file({"wte.weight": torch.ones(2, 4, dtype=torch.bfloat16)}, str(tmp_path / "model"))
+    with pytest.raises(CheckpointError, match=r"holds no fc1.weight, fc1.bias"):
+        BlockFilter.load(tmp_path / "model")
     save_file({name: np.ones((2, 4), np.float32) for name in NAMES}, str(tmp_path / "odd"))
     with pytest.raises(CheckpointError, match="do not fit each other"):
         BlockFilter.load(tmp_path / "odd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ def test_where_nothing_can_be_kept_it_is_said_once(
     assert not list(path.parent.rglob("*.nbc"))
 
 
-def test_while_another_process_compiles_this_one_waits_and_then_reads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_while_another_process_compiles_this_one_waits_and_then_reads(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second lock on the same file is to this process what another process's is."""
+    monkeypatch.setattr(entry, "PATIENCE", 0.05)
     theirs, made = FileLock(path.parent / "__pycache__" / "entry.lock"), []
     theirs.acquire()
     ours = threading.Thread(target=lambda: made.append(machine_code(function_of(path), "the test", "no time")))
@@ -82,6 +86,20 @@ def test_while_another_process_compiles_this_one_waits_and_then_reads(path: Path
     assert [record.getMessage() for record in caplog.records] == ["waiting for the test, which another process is compiling"]
 
 
+def test_a_process_that_reads_is_waited_for_in_silence(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine_code(function_of(path), "the test", "no time")
+    caplog.clear()
+    theirs = FileLock(path.parent / "__pycache__" / "entry.lock")
+    theirs.acquire()
+    ours = threading.Thread(target=lambda: machine_code(function_of(path), "the test", "no time"))
+    ours.start()
+    time.sleep(0.2)
+    assert ours.is_alive()
+    theirs.release()
+    ours.join()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("reason", [PermissionError("read-only"), NotImplementedError("no locks here")])
 def test_where_no_lock_can_be_made_it_is_compiled_all_the_same(
     path: Path, monkeypatch: pytest.MonkeyPatch, reason: Exception
@@ -94,6 +112,7 @@ def test_where_no_lock_can_be_made_it_is_compiled_all_the_same(
 
 
 def test_who_waits_too_long_compiles_itself(path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "PATIENCE", 0.01)
     monkeypatch.setattr(entry, "LONGEST_WAIT", 0.01)
     with FileLock(path.parent / "__pycache__" / "entry.lock"):
         assert machine_code(function_of(path), "the test", "no time").cache_hits == 0

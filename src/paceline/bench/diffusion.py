@@ -63,6 +63,8 @@ class Options:
             need(task in TASKS, "--task", f"be one of {', '.join(TASKS)}", task)
         for name, low in (("count", 1), ("timed", 0), ("repeats", 1), ("length", 1), ("seed", 0)):
             integer(f"--{name}", getattr(self, name), low)
+        if self.block_length is not None:
+            integer("--block-length", self.block_length, 1)
         most = self.count * len(self.tasks)
         need(self.timed <= most, "--timed", f"be at most the number of prompts ({most})", self.timed)
 

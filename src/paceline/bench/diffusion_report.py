@@ -17,59 +17,57 @@ NOTHING = "-"
 
 
 def methods(document: Found) -> Iterator[Table]:
-    """What methods cost and reach; then how their texts came about."""
+    """What methods cost and reach, what they answer, and how their texts came about; each table fits 80 columns."""
     lines, options = document["lines"], document["options"]
     n = lines[document["baseline"]]["score"]["n"]
     title = f"{n} held-out prompts of {len(options['tasks'])} tasks, {options['length']} slots each"
-    columns = ("method", "score %\n[95 %]", "one\nanswer", "choice", "calls", "fewer", "tokens\n/call", "slots", "length")
-    first = _new(title, (*columns, "ms", "times static\n[95 %]", "same"))
+    first = _new(title, ("method", "score %\n[95 %]", "calls", "fewer", "ms", "times static\n[95 %]", "same"))
+    second = _new("answers", ("method", "one\nanswer %", "choice %", "less static, points\n[95 %]", "length"))
+    third = _new("how texts came about", ("method", "tokens\n/call", "slots", "nats\n/round", "Local@1", "Global@1"))
     for name, line in lines.items():
-        first.add_row(name, _score(line["score"]), *(_share(line[key]) for key in ("determined", "choice")), *_cost(line))
-    yield first
-    second = _new("how texts came about", ("method", "less static, points\n[95 %]", "nats/round", "Local@1", "Global@1"))
-    for name, line in lines.items():
+        first.add_row(name, _score(line["score"]), *_cost(line))
+        answers = (_share(line[key]) for key in ("determined", "choice"))
+        second.add_row(name, *answers, _interval(line["difference"], 1, 100), f"{line['length']:.1f}")
         shown = (f"{line[key]:.2f}" for key in ("nats_per_round", "local_at_1", "global_at_1"))
-        second.add_row(name, _interval(line["difference"], 1, 100), *shown)
-    yield second
+        third.add_row(name, f"{line['tokens_per_call']:.2f}", f"{line['slots_computed']:.0f}", *shown)
+    yield from (first, second, third)
 
 
 def _cost(line: Found) -> Iterator[str]:
     times, same = line.get("times"), line["identical"]
     yield f"{line['calls']:.1f}"
     yield _number(line["fewer_calls"], 2)
-    yield f"{line['tokens_per_call']:.2f}"
-    yield f"{line['slots_computed']:.0f}"
-    yield f"{line['length']:.1f}"
     yield _number(times and 1e3 * times["seconds"], 1)
     yield _interval(times and times["over_static"], 2)
     yield "" if same is None else "all" if same["same"] == same["prompts"] else f"{same['same']}/{same['prompts']}"
 
 
-def caches(found: Found) -> Table:
-    """Cache policies against no cache."""
-    columns = ("rule, cache", "other\ntokens %", "other\ntop %", "|logit| apart\nmean, most", "right\nwith/out", "slots\nless")
-    made = _new("caches against no cache", (*columns, "times none\n[95 %]", "exact"))
+def caches(found: Found) -> Iterator[Table]:
+    """Cache policies against no cache: what differs, and what is saved."""
+    title = "caches against no cache: what differs"
+    first = _new(title, ("rule, cache", "other\ntokens %", "other\ntop %", "|logit| apart\nmean, most", "exact"))
+    second = _new("and what is saved", ("rule, cache", "right\nwith, without", "slots\nless", "times none\n[95 %]"))
     for name, one in found.items():
         times, slots = one["times"], one["cost_without"]["slots_computed"] / max(1, one["cost"]["slots_computed"])
-        apart = f"{one['mean']:.3g}, {one['largest']:.3g}"
-        top = 100 * one["other_tokens"] / max(1, one["predictions"])
-        right = f"{one['right']}/{one['right_without']}"
+        apart, top = f"{one['mean']:.3g}, {one['largest']:.3g}", 100 * one["other_tokens"] / max(1, one["predictions"])
         kept = "" if not one["exact"] else "bit for bit" if one["kept"] else "NO"
-        speed = _interval(times and times["over_static"], 2)
-        made.add_row(name, f"{100 * one['fraction']:.1f}", f"{top:.1f}", apart, right, f"{slots:.2f}", speed, kept)
-    return made
+        first.add_row(name, f"{100 * one['fraction']:.1f}", f"{top:.1f}", apart, kept)
+        right = f"{one['right']}, {one['right_without']}"
+        second.add_row(name, right, f"{slots:.2f}", _interval(times and times["over_static"], 2))
+    yield from (first, second)
 
 
-def constrained(found: Found) -> Table:
-    """Constraints against none."""
-    columns = ("constraint", "parses %\nwith [95 %]", "without", "right %\nwith", "without", "ms/round\nwithout", "adds ms\n[95 %]")
-    made = _new("constrained", (*columns, "tests\n/round"))
+def constrained(found: Found) -> Iterator[Table]:
+    """Constraints against none: what is written, and what a round takes."""
+    columns = ("constraint", "parses %\nwith [95 %]", "without", "right %\nwith", "without")
+    first = _new("constrained", columns)
+    second = _new("what constraints cost", ("constraint", "ms/round\nwithout", "adds ms\n[95 %]", "tests\n/round"))
     for name, one in found.items():
         rest = (_share(one["parses_without"]), _share(one["right"]), _share(one["right_without"]))
-        added = _interval(one["added_ms_per_round"], 2)
-        tests = f"{one['tests_per_round']:.1f}"
-        made.add_row(name, _score(one["parses"]), *rest, f"{one['ms_per_round_without']:.2f}", added, tests)
-    return made
+        first.add_row(name, _score(one["parses"]), *rest)
+        added, tests = _interval(one["added_ms_per_round"], 2), f"{one['tests_per_round']:.1f}"
+        second.add_row(name, f"{one['ms_per_round_without']:.2f}", added, tests)
+    yield from (first, second)
 
 
 def remarks(document: Found) -> Iterator[str]:
@@ -90,7 +88,7 @@ def _new(title: str, columns: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for number, column in enumerate(columns):
         side: Any = "right" if number else "left"
         made.add_column(column, justify=side, overflow="fold", no_wrap=number > 0, min_width=None if number else 12)

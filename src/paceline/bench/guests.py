@@ -10,7 +10,6 @@ Not here: taking turns, comparing (`bench.against`), the peers (`bench.peers`).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from paceline.bench import peers
 from paceline.bench.peers import catalog
 from paceline.bench.peers.install import state
 from paceline.bench.records import Piece
-from paceline.checking import reject_unknown
+from paceline.checking import json_object, need, reject_unknown
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,24 +100,23 @@ def _named(text: str) -> list[Wanted]:
 
 
 def _object(text: str) -> list[Wanted]:
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise ConfigError(f'--peers must be names or JSON as {{"name": "llama.cpp", "method": "ngram"}}, got {text[:200]!r}')
-    reject_unknown("--peers", given, ("name", "method", "dtype", *_OPTIONS))
+    form = 'be names or JSON as {"name": "llama.cpp", "method": "ngram"}'
+    given = json_object("--peers", text) or {}
+    need(isinstance(given.get("name"), str), "--peers", form, text)
     entry = catalog.entry(given["name"])
+    known = [key for key in entry.options if key not in _OURS]
+    reject_unknown(f"--peers of {given['name']}", given, ("name", "method", "dtype", *known))
     dtype = given.get("dtype")
     if dtype is not None and dtype not in entry.dtypes:
         raise ConfigError(f"peer {given['name']} has no dtype {dtype!r}; it has {', '.join(entry.dtypes)}")
-    options = {key: value for key, value in given.items() if key in _OPTIONS}
+    options = {key: value for key, value in given.items() if key in known}
     method = str(given["method"]) if "method" in given else ""
     named = _named(f"{given['name']}:{method}" if method else given["name"])
     return [Wanted(name=one.name, method=one.method, dtype=dtype, options=options) for one in named]
 
 
-_OPTIONS = ("num_speculative_tokens", "prompt_lookup_max", "context", "gpu_layers", "backend", "kv_cache", "compute", "cache_gb")
+_OURS = ("model", "device", "url", "api_key")
+"""Options that the benchmark fills in."""
 
 
 class Lane:

@@ -21,10 +21,11 @@ from paceline import registry
 from paceline.bench.compare import Agreement, Continue, Sampling, differences, gaps
 from paceline.bench.law import LawTest, integral_values, uniform_test
 from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, CLASSES, UP_TO_NEAR_TIES, Report
-from paceline.config import SamplingParams
+from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.engine.outputs import RequestOutput
 from paceline.engine.policy import split_options
 from paceline.llm import LLM
+from paceline.profiles import DEFAULT
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +88,14 @@ def verify(
 
 
 def drafting(llm: LLM) -> LLM | None:
-    """The same methods with DRAFTED guesses in every step; None where their number is fixed already, or nothing is guessed."""
-    if llm.speculative is None or llm.speculative.num_speculative_tokens is not None:
+    """The same methods with DRAFTED guesses in every step; None where their number is fixed already, or nothing is guessed. Where a
+    profile says that guesses do not pay, those are taken that would be made without it."""
+    speculative = llm.speculative
+    if speculative is None and llm.profile is not None:
+        speculative = SpeculativeConfig.parse(DEFAULT)
+    if speculative is None or speculative.num_speculative_tokens is not None:
         return None
-    config, _ = split_options(llm.speculative)
+    config, _ = split_options(speculative)
     fixed = replace(config, controller=None, num_speculative_tokens=DRAFTED, disable_by_batch_size=None)
     return llm.with_speculative_config(fixed)
 

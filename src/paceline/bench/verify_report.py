@@ -81,9 +81,11 @@ class Report:
         broken = [name for name, fine in checks if not fine]
         if broken:
             return f"THE CLAIM DOES NOT HOLD {_listed(broken)}"
-        proven = (
-            f"the claim holds {_listed([name for name, _ in checks])}" if checks else "nothing exact is claimed at temperature 0"
-        )
+        proven = "nothing exact is claimed at temperature 0"
+        if checks:
+            proven = f"the claim holds {_listed([name for name, _ in checks])}"
+        if not self.guesses:
+            proven = f"nothing was guessed, so this says nothing of guesses: of plain decoding {proven}"
         if self.claimed[1] == APPROXIMATE:
             return f"{proven}; nothing exact is claimed above temperature 0"
         return proven if self.law is not None else f"{proven}; nothing was tested above temperature 0"

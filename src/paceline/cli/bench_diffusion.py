@@ -148,7 +148,8 @@ def _show(document: dict[str, Any], part: Part) -> None:
 
     console = Console(highlight=False)
     if part != "methods":
-        console.print(report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"]))
+        for one in report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"]):
+            console.print(one)
         return
     for one in report.methods(document):
         console.print(one)

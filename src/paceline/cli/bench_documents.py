@@ -7,6 +7,9 @@ In: paths. Out: a table on standard output, an HTML file. Not here: measuring (`
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +20,7 @@ from paceline.cli.options import with_log_level
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.comparison import Comparison
+    from paceline.bench.comparison import Comparison, Line
 
 OUTPUT = "--json (or --output)"
 
@@ -73,7 +76,17 @@ def compare(
         print(json.dumps(found.to_dict()))
     else:
         _show_comparison(found)
-    raise typer.Exit(1 if fail_below is not None and found.below(fail_below) else 0)
+    if fail_below is not None and (below := found.below(fail_below)):
+        print(f"paceline: {_verdict(below, len(found.lines), fail_below)}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _verdict(below: Sequence[Line], number: int, limit: float) -> str:
+    """Why --fail-below fails, with the worst line as the example."""
+    worst = min(below, key=lambda line: -math.inf if line.speed is None else line.speed.low)
+    found = f"no figure ({worst.reason})" if worst.speed is None else f"a lower 95 % bound of {worst.speed.low:.3f}"
+    name = ", ".join(map(str, worst.key))
+    return f"{len(below)} of {number} tokens/s ratios B / A may be under {limit:g} (--fail-below); {name} has {found}"
 
 
 def _show_comparison(found: Comparison) -> None:

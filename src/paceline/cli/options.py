@@ -256,4 +256,5 @@ def refuse_diffusion(given: dict[str, Any]) -> None:
 
         if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
             name = given["model"]
-            raise ConfigError(f"{name} is a diffusion language model, which only `paceline generate` and `paceline chat` decode")
+            those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
+            raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")

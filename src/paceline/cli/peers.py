@@ -113,7 +113,7 @@ def run(
     from paceline.bench.demo import BUNDLED_TARGET
 
     folder = Path(model) if model is not None else Path(BUNDLED_TARGET)
-    given = _object(options) | {"method": method}
+    given = _options(name, options) | {"method": method}
     prompt = random_prompt(folder if name != "openai" else Path(BUNDLED_TARGET), prompt_tokens)
     with peers.open(name, model or folder, dtype=dtype, threads=threads, options=given) as peer:
         runs = [peer.generate(prompt, max_tokens) for _ in range(repeats + 1)][1:]
@@ -157,13 +157,19 @@ def random_prompt(folder: Path, length: int) -> list[int]:
     return [generator.randrange(min(4, size - 1), size) for _ in range(length)]
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"--options must be a JSON object, got {text!r}")
+def _options(name: str, text: str) -> dict[str, Any]:
+    """What --options holds.
+
+    Raises:
+        ConfigError: no JSON object, a key twice, or one that this peer does not read.
+    """
+    from paceline.bench.peers import catalog
+    from paceline.checking import json_object, reject_unknown
+
+    found = json_object("--options", text) or {}
+    if "method" in found:
+        raise ConfigError("--options holds a method; give it as --method")
+    reject_unknown(f"--options of peer {name}", found, catalog.entry(name).options)
     return found
 
 

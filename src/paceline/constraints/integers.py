@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline.constraints.expression import NEVER, Chars, Expr, alt, literal, optional, repeat, seq
-from paceline.errors import UnsatisfiableError
+from paceline.errors import ConfigError, UnsatisfiableError
 
 DIGIT: Final = Chars(((48, 57),))
 FIRST: Final = Chars(((49, 57),))
@@ -20,7 +20,7 @@ def integers(schema: Mapping[str, Any]) -> Expr:
     """Integers from `minimum` to `maximum` (or beyond `exclusiveMinimum`, below `exclusiveMaximum`), none of which need be given.
 
     Raises:
-        UnsatisfiableError: no integer lies between.
+        UnsatisfiableError: no integer lies between. ConfigError: an infinite bound, or NaN.
     """
     rounded = {
         "minimum": math.ceil,
@@ -28,6 +28,9 @@ def integers(schema: Mapping[str, Any]) -> Expr:
         "exclusiveMinimum": lambda bound: math.floor(bound) + 1,
         "exclusiveMaximum": lambda bound: math.ceil(bound) - 1,
     }
+    for word in rounded:
+        if not math.isfinite(schema.get(word, 0)):
+            raise ConfigError(f"json_schema: {word} must be a finite number, got {schema[word]!r}; leave it out for no bound")
     bounds = {word: make(schema[word]) for word, make in rounded.items() if word in schema}
     lows, highs = ([value for word, value in bounds.items() if end in word.lower()] for end in ("minimum", "maximum"))
     low, high = max(lows, default=None), min(highs, default=None)

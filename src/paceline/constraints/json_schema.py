@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.checking import shortened
 from paceline.constraints import regex
 from paceline.constraints.expression import (
     EMPTY,
@@ -106,6 +107,19 @@ def _number() -> Expr:
     return regex.parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?")
 
 
+def _spelled(value: Any) -> str:
+    """A listed value as JSON.
+
+    Raises:
+        ConfigError: an infinite number or NaN in it, which JSON cannot write.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        rule = "which holds a number that JSON cannot write (infinite or NaN); list finite ones"
+        raise ConfigError(f"json_schema lists the value {shortened(value)}, {rule}") from None
+
+
 def _listed(low: str, parts: Sequence[Expr], high: str) -> Expr:
     return seq(literal(low), *parts, literal(high))
 
@@ -182,7 +196,7 @@ class _Maker:
         fine = [value for value in values if Draft202012Validator(whole).is_valid(value)]
         if not fine:
             raise UnsatisfiableError(f"json_schema lists values {values!r} of which none satisfies the rest of it")
-        return alt(*(literal(json.dumps(value, ensure_ascii=False)) for value in fine))
+        return alt(*(literal(_spelled(value)) for value in fine))
 
     def object(self, schema: Mapping[str, Any]) -> Expr:
         """Declared properties in order, those not required at will; any properties where none is declared and others may come."""

@@ -122,7 +122,7 @@ class Lexicon:
             union.terminal,
             steps,
             Lists.of(len(kept), cut),
-            np.asarray(joins.rows, np.int32).reshape(-1, len(cfg.terminals)),
+            np.asarray(joins.rows, np.int32).reshape(len(joins.rows), len(cfg.terminals)),
             Lists.of(len(joins.rows), joins.inner),
             Lists.of(states, _any(steps, witness)),
             Lists.of(states, [(s, j, w) for (s, j), w in any_ends.items()]),

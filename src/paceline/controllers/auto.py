@@ -264,8 +264,8 @@ class AutoController(Planner):
         gate = self._gates[batch_bucket(size)]
         gate.passed(found.steps)
         if not self.cost.disturbed:
-            asked, table, gain = bool(found.asked), self.now.table, self.gain
-            gate.record(size, found.tokens, found.seconds, admitted=True, asked=asked, table=table, steps=found.steps, gain=gain)
+            drafted, table, gain = bool(found.asked), self.now.table, self.gain
+            gate.record(size, found.tokens, found.seconds, admitted=True, asked=drafted, table=table, steps=found.steps, gain=gain)
         usual, levels = found.usual()
         for _ in range(1 + found.steps // ALIKE):
             self.cost.observe(size, self._context, usual, self.names, levels, always=True)

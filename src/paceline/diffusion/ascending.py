@@ -14,6 +14,7 @@ import numpy as np
 from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.edged_blocks import EdgedBlocks
+from paceline.diffusion.progress import whole_text
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 
@@ -24,11 +25,17 @@ def rounds_of(slots: int) -> int:
 
 
 class Ascending:
-    """Round s of S = floor(log2 G) writes 2^s slots, the last round the rest."""
+    """Round s of S = floor(log2 G) writes 2^s slots, the last round the rest: of the whole text, or of the blocks made for it.
+
+    Raises:
+        ConfigError: other blocks, which the last round would write at once.
+    """
 
     stateless = True
 
     def __init__(self, setting: Setting) -> None:
+        if not isinstance(setting.schedule, AscendingBlocks):
+            whole_text(setting, "the ascending schedule")
         self.rounds = rounds_of(setting.canvas.masked().size)
 
     def choose(self, step: Step) -> Ints:

@@ -21,19 +21,19 @@ class Blocks:
     Args:
         block_length: slots of a block; None takes the model's, or the whole text for a model without blocks.
     Raises:
-        ConfigError: blocks that do not divide the text, or are not those of a block-causal model.
+        ConfigError: a length below 1, blocks that do not divide the text, or are not those of a block-causal model.
     """
 
     stateless = True
 
     def __init__(self, setting: Setting, *, block_length: int | None = None) -> None:
+        need(block_length is None or block_length >= 1, "block_length", "be at least 1 (None takes the default)", block_length)
         canvas, denoiser = setting.canvas, setting.denoiser
         causal = denoiser.attention == "block"
         self.origin = 0 if causal else canvas.start
         slots = canvas.length - self.origin
         own = denoiser.block_length if causal and denoiser.block_length else slots
-        self.length = block_length or own
-        need(self.length > 0, "block_length", "be at least 1", self.length)
+        self.length = own if block_length is None else block_length
         if causal:
             rule = f"divide the model's block length {own} (attention is causal between its blocks)"
             need(own % self.length == 0, "block_length", rule, self.length)

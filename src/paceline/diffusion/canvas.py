@@ -16,6 +16,7 @@ from paceline.checking import need
 from paceline.models.denoiser import Ints
 
 Floats = NDArray[np.float64]
+GIVEN = "hold no mask token (leave it out; a text with gaps is made by paceline.diffusion.canvas.Canvas.infill)"
 
 
 class Status(IntEnum):
@@ -75,7 +76,7 @@ class Canvas:
             tokens[len(prompt) + slot] = token
             status[len(prompt) + slot] = Status.PRIOR
         given = tokens[status != Status.MASKED]
-        need(not (given == mask_token_id).any(), "a prompt or prior", "hold no mask token (templates have gaps)", mask_token_id)
+        need(not (given == mask_token_id).any(), "a prompt or prior", GIVEN, mask_token_id)
         empty = np.full(tokens.size, np.nan)
         return cls(tokens, status, np.full(tokens.size, -1, np.int64), empty, len(prompt), mask_token_id, eos_token_ids)
 

@@ -8,8 +8,9 @@ released code counts rounds within a block against the total.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import log2
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Eoser:
         eos_factor_min: in the first round; 1, as the other, changes nothing.
         eos_factor_max: in the last.
         eos_ramp: "linear" in rounds, or "exponential", (2^(s+1) - 1) / 2^S, as fits the ascending step schedule.
-        denoising_steps: rounds for a block, from which the number of rounds follows; None is a round for each slot.
+        denoising_steps: rounds for a block, from which the rounds of a linear ramp follow; None is a round for each slot.
     """
 
     stateless = True
@@ -50,6 +51,13 @@ class Eoser:
         self.ends = end_tokens(setting.canvas, setting)
         slots = max(2, setting.canvas.masked().size)
         self.rounds = int(log2(slots)) if eos_ramp == "exponential" else total_rounds(setting, denoising_steps)
+
+    @staticmethod
+    def unread(options: Mapping[str, Any]) -> dict[str, str]:
+        """Options without effect beside others -> what to do about them."""
+        exponential = options.get("eos_ramp") == "exponential"
+        rule = "be left out with eos_ramp 'exponential', whose rounds follow from the slots"
+        return {"denoising_steps": rule} if exponential else {}
 
     def factor(self, round_: int) -> float:
         """In a round, counted from 0."""

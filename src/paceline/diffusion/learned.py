@@ -52,7 +52,7 @@ class BlockFilter:
 
     @classmethod
     def load(cls, path: str | Path) -> BlockFilter:
-        """Read a safetensors file with the tensors `NAMES`.
+        """Read a safetensors file with the tensors `NAMES`, of any float type.
 
         Raises:
             CheckpointError: no such file, other tensors, shapes that do not fit each other.
@@ -88,20 +88,20 @@ class BlockFilter:
 
 @lru_cache(maxsize=8)
 def _load(path: str, _changed: int) -> BlockFilter:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        tensors = load_file(path)
+        with safe_open(path, framework="pt") as file:  # NumPy has no bfloat16
+            held = set(file.keys())
+            if missing := [name for name in NAMES if name not in held]:
+                raise CheckpointError(f"{path} holds no {', '.join(missing)}; a filter has {', '.join(NAMES)}")
+            first, bias, second, last = (file.get_tensor(name).double().numpy() for name in NAMES)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is no safetensors file, or cut short ({error})") from error
-    missing = [name for name in NAMES if name not in tensors]
-    if missing:
-        raise CheckpointError(f"{path} holds no {', '.join(missing)}; a filter has {', '.join(NAMES)}")
-    first, bias, second, last = (tensors[name].astype(np.float64) for name in NAMES)
     hidden, block = first.shape if first.ndim == 2 else (0, 0)
     if not (bias.shape == (hidden,) and second.shape == (block, hidden) and last.shape == (block,) and block):
-        raise CheckpointError(f"{path} holds layers that do not fit each other: {[tensors[n].shape for n in NAMES]}")
+        shapes = [layer.shape for layer in (first, bias, second, last)]
+        raise CheckpointError(f"{path} holds layers that do not fit each other: {shapes}")
     return BlockFilter((first, bias, second, last))
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Changes, Step
 from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.progress import whole_text
+from paceline.diffusion.progress import rounds_of_text, whole_text
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 
@@ -37,17 +36,16 @@ class MaskPredict:
     once.
 
     Args:
-        denoising_steps: rounds T.
+        denoising_steps: rounds T, at most 16 for each slot; None is a round for each slot.
     Raises:
-        ConfigError: fewer than one round, a schedule of several blocks.
+        ConfigError: fewer rounds than one or more than 16 for each slot, a schedule of several blocks.
     """
 
     stateless = True
 
     def __init__(self, setting: Setting, *, denoising_steps: int | None = 10) -> None:
-        need(denoising_steps is None or denoising_steps >= 1, "denoising_steps", "be at least 1", denoising_steps)
         self.slots = whole_text(setting, "Mask-Predict")
-        self.rounds = denoising_steps or max(1, self.slots)
+        self.rounds = rounds_of_text(denoising_steps, self.slots)
 
     def changes(self, step: Step, chosen: Ints) -> Changes:
         """See `base.Edit`."""

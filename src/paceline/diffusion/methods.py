@@ -134,6 +134,21 @@ class Recipe:
                 raise ConfigError(f"diffusion method {self.name!r} has no option {key!r}; {_near(key, sorted(known))}")
         for factory in factories:
             check_values(factory, self.options)
+        self._refuse_unread(factories)
+
+    def _refuse_unread(self, factories: list[Any]) -> None:
+        """Options that no part reads with the values of the others."""
+        for key, value in self.options.items():
+            takers = [factory for factory in factories if key in options_of(factory)]
+            rules = [factory.unread(self.options).get(key) if hasattr(factory, "unread") else None for factory in takers]
+            need(None in rules or value == options_of(takers[0])[key].default, key, str(rules[0]), value)
+
+    def _refuse_idle(self, denoiser: Denoiser) -> None:
+        """Options that no part reads with this model."""
+        drafts = "blocks_ahead" in options_of(part("verification", self.names["verification"]))
+        ahead = self.options.get("blocks_ahead", 0)
+        rule = "be left out: this model has no blocks of its own, and only drafts (verification freedave) reach into others"
+        need(not ahead or drafts or denoiser.attention == "block", "blocks_ahead", rule, ahead)
 
     def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0, token_text: TokenText | None = None) -> Parts:
         """The method, made for one canvas.
@@ -144,6 +159,7 @@ class Recipe:
             ConfigError: options that do not fit the model or the canvas, a verification of rules with a memory.
         """
         need(canvas.length <= denoiser.max_length, "prompt and text", f"fit {denoiser.max_length} slots", canvas.length)
+        self._refuse_idle(denoiser)
         setting = Setting(canvas, denoiser, seed, temperature=self.temperature, token_text=token_text)
         setting.schedule = self._make("schedule", self.names["schedule"], setting)
         rules = {kind: self._make(kind, name, setting) for kind, name in self.names.items() if kind in RULES}

@@ -14,14 +14,20 @@ from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.setting import Setting
 
+MOST_ROUNDS = 16
+"""Most rounds for each slot, of methods that may take more rounds than slots; each is a pass, and more of them gain nothing."""
+
 
 def total_rounds(setting: Setting, steps: int | None) -> int:
     """Rounds of the static baseline over the whole text: `steps` for each block, or as many as the block has masked slots.
 
     Args:
         steps: `denoising_steps`; None is a round for each slot.
+    Raises:
+        ConfigError: fewer than one round.
     """
     assert setting.schedule is not None
+    need(steps is None or steps >= 1, "denoising_steps", "be at least 1", steps)
     canvas, rounds = setting.canvas.copy(), 0
     while canvas.masked().size:
         block = setting.schedule.block(canvas)
@@ -67,6 +73,21 @@ def whole_text(setting: Setting, method: str) -> int:
     rule = f"be that of the whole text for {method}, which may write anywhere (leave it out)"
     need(one, "block_length", rule, len(block))
     return int(masked.size)
+
+
+def rounds_of_text(steps: int | None, slots: int) -> int:
+    """Rounds of a method that decodes the whole text at once, whose rounds may be more than its slots.
+
+    Args:
+        steps: `denoising_steps`; None is a round for each slot.
+        slots: to fill.
+    Raises:
+        ConfigError: fewer than one round, or more than `MOST_ROUNDS` for each slot.
+    """
+    most = MOST_ROUNDS * max(1, slots)
+    rule = f"lie in 1..{most}, at most {MOST_ROUNDS} rounds for each of the {slots} slots to fill"
+    need(steps is None or 1 <= steps <= most, "denoising_steps", rule, steps)
+    return steps or max(1, slots)
 
 
 def end_tokens(canvas: Canvas, setting: Setting) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ Source: Diffusion Language Models Know the Answer Before Decoding (arXiv:2508.19
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,9 +33,9 @@ class Prophet:
         gap_progress: shares of the rounds at which the next bar holds.
         monitor: "masked", all masked slots; "last", the last `answer_length` slots of the text; "span", `answer_length` slots from
             `answer_start`; "template", `answer_length` slots after `answer_template`, which stands in the text as a prior.
-        answer_length: slots of the answer.
-        answer_start: its first slot, counted from the end of the prompt.
-        answer_template: tokens before the answer.
+        answer_length: slots of the answer, where not all masked slots are monitored.
+        answer_start: its first slot, counted from the end of the prompt, for "span".
+        answer_template: tokens before the answer, for "template".
         denoising_steps: rounds for a block, from which the number of rounds follows; None is a round for each slot.
     Raises:
         ConfigError: bars that do not go with shares, a span outside the text, a template that is not in it.
@@ -69,6 +69,14 @@ class Prophet:
             rule = f"lie in the {setting.canvas.length - setting.canvas.start} slots of the text, answer_length included"
             inside = setting.canvas.start <= self.span.start and self.span.stop <= setting.canvas.length
             need(inside, "answer_start", rule, self.span.start - setting.canvas.start)
+
+    @staticmethod
+    def unread(options: Mapping[str, Any]) -> dict[str, str]:
+        """Options without effect beside others -> what to do about them."""
+        monitor = options.get("monitor", "masked")
+        readers = {"answer_start": ("span",), "answer_template": ("template",), "answer_length": ("last", "span", "template")}
+        rule = f"be left out with monitor {monitor!r}; it is read with"
+        return {name: f"{rule} {' or '.join(map(repr, by))}" for name, by in readers.items() if monitor not in by}
 
     def bar(self, round_: int) -> float:
         """Of a round, counted from 0."""

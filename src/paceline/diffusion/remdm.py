@@ -18,7 +18,7 @@ import numpy as np
 from paceline.checking import need
 from paceline.diffusion.base import Changes, Step
 from paceline.diffusion.canvas import Canvas, Floats, Status
-from paceline.diffusion.progress import whole_text
+from paceline.diffusion.progress import rounds_of_text, whole_text
 from paceline.diffusion.setting import Setting
 from paceline.diffusion.time_grid import uniform
 from paceline.models.denoiser import Ints
@@ -28,12 +28,14 @@ class Remasking:
     """What both parts of the sampler share: their options, and the chances of each round.
 
     Args:
-        denoising_steps: rounds S; None is a round for each slot.
+        denoising_steps: rounds S, at most 16 for each slot; None is a round for each slot.
         remask_eta: 0 is ancestral sampling.
         remask_rate: "cap", sigma = min(eta, most); "rescale", sigma = eta * most, where most = min(1, (1 - a_s) / a_t).
         remask_from: share of the rounds before which nothing is masked again.
         remask_by: "chance" treats slots alike; "confidence" shares the same expected number out by softmax(-confidence when
             written), so that unsure slots go first (the paper's weights, scaled to keep the number).
+    Raises:
+        ConfigError: a number out of range, a schedule of several blocks.
     """
 
     stateless = True
@@ -48,13 +50,12 @@ class Remasking:
         remask_from: float = 0.0,
         remask_by: Literal["chance", "confidence"] = "chance",
     ) -> None:
-        need(denoising_steps is None or denoising_steps >= 1, "denoising_steps", "be at least 1", denoising_steps)
         need(0 <= remask_eta <= 1, "remask_eta", "lie in 0..1", remask_eta)
         need(remask_rate in ("cap", "rescale"), "remask_rate", "be 'cap' or 'rescale'", remask_rate)
         need(0 <= remask_from <= 1, "remask_from", "lie in 0..1", remask_from)
         need(remask_by in ("chance", "confidence"), "remask_by", "be 'chance' or 'confidence'", remask_by)
         slots = whole_text(setting, "a remasking sampler")
-        self.steps, self.seed = denoising_steps or max(1, slots), setting.seed
+        self.steps, self.seed = rounds_of_text(denoising_steps, slots), setting.seed
         self.eta, self.rate, self.first = remask_eta, remask_rate, remask_from
         self.weighted = remask_by == "confidence"
 

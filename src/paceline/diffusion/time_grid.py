@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
-from paceline.diffusion.progress import BlockProgress, whole_text
+from paceline.diffusion.progress import BlockProgress, rounds_of_text, whole_text
 from paceline.diffusion.quota import checked_steps
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
@@ -63,7 +62,9 @@ class Independent:
     the number of rounds.
 
     Args:
-        denoising_steps: rounds for the text, which is decoded as one block; None is a round for each slot.
+        denoising_steps: rounds for the text, which is decoded as one block, at most 16 for each slot; None is a round for each.
+    Raises:
+        ConfigError: fewer rounds than one or more than 16 for each slot, a schedule of several blocks.
     """
 
     stateless = True
@@ -71,8 +72,7 @@ class Independent:
 
     def __init__(self, setting: Setting, *, denoising_steps: int | None = None) -> None:
         slots = whole_text(setting, "independent slots")
-        need(denoising_steps is None or denoising_steps >= 1, "denoising_steps", "be at least 1", denoising_steps)
-        self.steps, self.seed = denoising_steps or max(1, slots), setting.seed
+        self.steps, self.seed = rounds_of_text(denoising_steps, slots), setting.seed
 
     def choose(self, step: Step) -> Ints:
         """See `base.Commit`."""

@@ -198,6 +198,8 @@ class DiffusionEngine:
             raise ConfigError("a prediction does not go with a diffusion language model; leave it out")
         for token in request.params.logit_bias or ():
             integer("logit_bias token id", token, 0, self.vocab_size - 1)
+            rule = "leave out the mask token, which is never written"
+            need(token != self.denoiser.mask_token_id, "logit_bias", rule, token)
         canvas = self._canvas(request)
         request.metrics = DiffusionMetrics(num_prompt_tokens=len(request.prompt_ids), method=self.recipe.name)
         request.outputs = [CompletionOutput(index) for index in range(request.params.n)]
@@ -217,6 +219,9 @@ class DiffusionEngine:
         causal, prompt = self.denoiser.attention == "block", len(request.prompt_ids)
         unit = self.denoiser.block_length if causal else self.recipe.options.get("block_length")
         unit, before = unit or 1, 0 if causal else prompt
+        if unit > self.max_context:
+            do = "raise max_model_len" if causal else "choose a smaller block_length"
+            raise ConfigError(f"a block of {unit} slots is longer than the context, which holds {self.max_context} tokens; {do}")
         wanted = -(-(prompt - before + request.max_tokens) // unit) * unit
         slots = min(wanted, (self.max_context - before) // unit * unit) + before - prompt
         if slots < 1:

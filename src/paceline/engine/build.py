@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import registry
-from paceline.checking import need, reject_unknown, shortened
+from paceline.checking import need, shortened
 from paceline.checking_types import check_types
 from paceline.config import SHARED, SpeculativeConfig
+from paceline.config_keys import reject_unknown_keys
 from paceline.drafters.base import Drafter, DrafterArgs, Models
 from paceline.drafters.tree_policies import TreePolicy
 from paceline.engine.crew import Crew
@@ -263,5 +264,5 @@ def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     known = [key for key in parameters if key not in ("args", "self")]
     optional = {"num_speculative_tokens"} - set(known)
     options = {key: value for key, value in options.items() if key not in optional}
-    reject_unknown(f"speculative_config of {name!r}", options, known)
+    reject_unknown_keys(f"speculative_config of {name!r}", options, known, SpeculativeConfig.general_keys())
     return options

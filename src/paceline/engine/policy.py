@@ -12,13 +12,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, Final
 
 from paceline import registry
-from paceline.checking import reject_unknown
 from paceline.checking_types import check_types
 from paceline.config import SpeculativeConfig
+from paceline.config_keys import near, reject_unknown_keys
 from paceline.controllers.base import Controller
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.cost_store import CostKey, CostStore
@@ -55,6 +54,9 @@ METHODS: Final = ("plan", "budget", "select", "observe", "forget")
 OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
 """vLLM's option of draft models whose tokenizer is not the target's (`engine.build` makes it method "tli")."""
 
+INFERRED: Final = ("auto", "draft_model")
+"""Methods that a configuration gets where it names none."""
+
 AUTO_TABLES = ("suffix", "ngram")
 """Tables that `auto` may read, one at a time: the first is right more often where requests resemble each other."""
 
@@ -77,13 +79,33 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
                 f"both method {config.method!r} and controller {name!r} have an option {key!r}; for the drafter write "
                 f'"method": [{{"method": {config.method!r}, {key!r}: ...}}], and {key!r} beside that list for the controller'
             )
-    if config.controller is not None and isinstance(config.method, str):
-        reject_unknown(f"speculative_config of {config.method!r} with controller {name!r}", config.options, [*theirs, *own])
-    elif config.controller is not None:
-        misspelt = [key for key in config.options if key not in own and get_close_matches(key, own)]
-        reject_unknown(f"controller {name!r}", dict.fromkeys(misspelt), own)
+    _refuse_unknown(config, theirs, own)
     rest = {key: value for key, value in config.options.items() if key not in own}
     return replace(config, options=rest), {key: value for key, value in config.options.items() if key in own}
+
+
+def _refuse_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Sequence[str]) -> None:
+    """Refuse options that neither the drafter (`theirs`) nor the controller (`own`) has. Beside a list of methods, and for a method
+    without a controller of the user's, that are the misspelt ones: of the rest the drafters' builder says whose they may be.
+
+    Raises:
+        ConfigError: there is such a one, or "auto" got options of two methods.
+    """
+    general, kind, single = SpeculativeConfig.general_keys(), "speculative_config", isinstance(config.method, str)
+    unknown = [key for key in config.options if key not in own and key not in theirs]
+    if not single:
+        drafters = [key for one in config.method for key in options_of(str(one.method))]  # type: ignore[union-attr]  # a tuple
+        unknown = [key for key in unknown if key not in drafters]
+    if not single or (config.controller is None and config.method != "auto"):
+        unknown = [key for key in unknown if near(key, [*general, *own, *theirs])]
+    if single and config.method not in INFERRED:
+        kind += f" of {config.method!r}"
+    if config.controller is not None:
+        kind += f" with controller {config.controller!r}"
+    reject_unknown_keys(kind, unknown, [*theirs, *own], general)
+    rest = {key for key in config.options if key not in own and key != OTHER_TOKENIZER}
+    if config.method == "auto" and not rest <= set(options_of(auto_table(dict.fromkeys(rest)))):
+        raise ConfigError(f"no single method that 'auto' takes has all of the options {', '.join(sorted(rest))}; name the method")
 
 
 def check_controller(name: str) -> Any:

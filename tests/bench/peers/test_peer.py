@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from paceline.bench import peers
 from paceline.bench.peers import catalog, peer
 from paceline.bench.peers.agreement import agreement
+from paceline.bench.peers.catalog import PEERS
+from paceline.bench.peers.peer import DRIVERS
 from paceline.bench.peers.process import PeerError
 from paceline.errors import ConfigError
 
@@ -83,6 +86,7 @@ def test_a_driver_that_cannot_open(fake: Path) -> None:
 def test_bad_arguments_are_named(fake: Path, tmp_path: Path) -> None:
     for call, message in (
         (lambda: peers.open("llamacpp", fake), "unknown peer 'llamacpp'; did you mean llama.cpp"),
+        (lambda: peers.open("nope", fake), "unknown peer 'nope'; known are transformers, llama.cpp,"),
         (lambda: peers.open("llama.cpp", fake, options={"method": "draft_model"}), "no method 'draft_model'; it has plain, ngram"),
         (lambda: peers.open("transformers", fake, options={"method": "draft_model"}), "needs the option model"),
         (lambda: peers.open("transformers", fake, dtype="int8"), "no dtype 'int8'"),
@@ -106,6 +110,14 @@ def test_conversions_belong_to_a_state_of_the_checkpoint(tmp_path: Path) -> None
     assert catalog.converted(tmp_path) == before
     (tmp_path / "model.safetensors").write_bytes(b"12")
     assert catalog.converted(tmp_path) != before
+
+
+def test_the_table_names_what_each_driver_reads() -> None:
+    for name, entry in PEERS.items():
+        if entry.driver:
+            source = (DRIVERS / f"{entry.driver}.py").read_text(encoding="utf-8")
+            read = set(re.findall(r'options"?\]?(?:\.get\(|\[)"(\w+)"', source)) | set(re.findall(r'"(\w+)" in options', source))
+            assert read == {"method", *entry.options}, name
 
 
 def test_every_driver_of_the_table_exists() -> None:

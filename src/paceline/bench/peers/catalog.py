@@ -25,6 +25,7 @@ class PeerEntry:
         modes: decoding modes the adapter offers, see `open`.
         dtypes: precisions it takes.
         batches: whether several prompts are decoded together.
+        options: that the driver reads, beside the method; `model` is the folder of the draft.
         needs_cuda: refused by "all" on a machine without CUDA.
     """
 
@@ -33,9 +34,11 @@ class PeerEntry:
     modes: tuple[str, ...]
     dtypes: tuple[str, ...]
     batches: bool
+    options: tuple[str, ...]
     needs_cuda: bool = False
 
 
+DRAFTING = ("num_speculative_tokens", "prompt_lookup_max")
 FLOATS = ("float32", "bfloat16", "float16")
 PEERS: Mapping[str, PeerEntry] = {
     "transformers": PeerEntry(
@@ -44,6 +47,7 @@ PEERS: Mapping[str, PeerEntry] = {
         modes=("plain", "draft_model", "ngram"),
         dtypes=FLOATS,
         batches=True,
+        options=(*DRAFTING, "model", "device"),
     ),
     "llama.cpp": PeerEntry(
         driver="llama_cpp_peer",
@@ -51,6 +55,7 @@ PEERS: Mapping[str, PeerEntry] = {
         modes=("plain", "ngram"),
         dtypes=(*FLOATS, "int8"),
         batches=False,
+        options=(*DRAFTING, "context", "gpu_layers"),
     ),
     "openvino-genai": PeerEntry(
         driver="openvino_peer",
@@ -58,6 +63,7 @@ PEERS: Mapping[str, PeerEntry] = {
         modes=("plain", "draft_model", "ngram"),
         dtypes=(*FLOATS, "int8"),
         batches=True,
+        options=(*DRAFTING, "model", "backend", "kv_cache", "compute", "cache_gb"),
     ),
     "vllm": PeerEntry(
         driver="vllm_peer",
@@ -65,9 +71,10 @@ PEERS: Mapping[str, PeerEntry] = {
         modes=("plain", "draft_model", "ngram"),
         dtypes=FLOATS,
         batches=True,
+        options=(*DRAFTING, "model", "max_model_len", "gpu_memory_utilization"),
         needs_cuda=True,
     ),
-    "openai": PeerEntry(driver="", packages=(), modes=("plain",), dtypes=(), batches=False),
+    "openai": PeerEntry(driver="", packages=(), modes=("plain",), dtypes=(), batches=False, options=("url", "api_key")),
 }
 
 
@@ -83,7 +90,7 @@ def entry(name: str) -> PeerEntry:
         ConfigError: no such peer.
     """
     if name not in PEERS:
-        near = get_close_matches(name, PEERS, n=2)
+        near = get_close_matches(name, PEERS, n=2, cutoff=0.7)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(PEERS)}"
         raise ConfigError(f"unknown peer {name!r}; {hint}")
     return PEERS[name]

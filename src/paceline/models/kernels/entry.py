@@ -22,8 +22,9 @@ from paceline.waiting import waiting
 log = logging.getLogger("paceline")
 
 HINT = "which takes {}; where they can be kept on disk, once a machine"
-LONGEST_WAIT = 600.0
-"""Seconds after which a process compiles what another one seems to be compiling still."""
+PATIENCE, LONGEST_WAIT = 5.0, 600.0
+"""Seconds after which a process says that it waits for another one, since reading takes a moment too; and after which it compiles
+what that one seems to be compiling still."""
 
 
 def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
@@ -59,7 +60,7 @@ def one_process_at_a_time(source: Path, name: str) -> Iterator[None]:
     """While one process compiles a file, others wait for what it will leave on disk. Where no lock can be made, none waits."""
     lock = FileLock(source.parent / "__pycache__" / f"{source.stem}.lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=PATIENCE)
     except Timeout:
         with waiting(f"waiting for {name}", "which another process is compiling"):
             _wait_for(lock)
