@@ -1,6 +1,7 @@
 """Decoding methods of the bundled diffusion models: score against calls and wall time; caches; constraints.
 
 usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion] [--count 20] [--timed 13]
+                    [--only ass,eoser_ass]
 
 scores       exact answers on held-out prompts, model calls, slots, length, information: no clock decides them
 caches       prefix, dual and window caches against none: deviation; the exact block cache: none at all
@@ -61,9 +62,17 @@ def refuse(wrong: list[str]) -> None:
 def scores(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     bench = bench_of(folder, given, given.count)
     lines, skipped = lines_of(bench)
-    document = diffusion.scores(bench, lines, progress) | {"skipped": skipped}
+    asked = [line for line in lines if not given.only or line is lines[0] or line.name in given.only.split(",")]
+    document = diffusion.scores(bench, asked, progress) | {"skipped": skipped}
     refuse(diffusion.broken(document))
-    return found | {"methods": document}
+    return found | {"methods": merged(found["methods"], document, [line.name for line in lines]) if given.only else document}
+
+
+def merged(old: dict[str, Any], new: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The old record with new lines but their baseline, without lines that are not among `names` any more."""
+    fresh = {name: line for name, line in new["lines"].items() if name != new["baseline"]}
+    stay = {name: line for name, line in old["lines"].items() if name in names}
+    return old | {"skipped": new["skipped"], "lines": stay | fresh}
 
 
 def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
@@ -96,6 +105,7 @@ def main() -> None:
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--models", default="diffusion,block_diffusion", help="bundled, or folders, between commas (%(default)s)")
     parser.add_argument("--count", type=int, default=20, help="prompts of each task (%(default)s)")
+    parser.add_argument("--only", default="", help="scores of these lines alone, into a record that is there; others stay")
     parser.add_argument("--timed", type=int, default=13, help="of all prompts, how many are timed (%(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="timed runs of each (%(default)s)")
     parser.add_argument("--cache-count", type=int, default=2, help="prompts of each task for caches (%(default)s)")
@@ -114,7 +124,8 @@ def main() -> None:
             if part in MAKE:
                 mine = MAKE[part](folder, given, mine)
                 known = kept("diffusion", given.results) | {folder.name: mine}
-                save("diffusion", known, given.results, parts=[f"{folder.name}, {part}"])
+                which = f" of {given.only}" if part == "scores" and given.only else ""
+                save("diffusion", known, given.results, parts=[f"{folder.name}, {part}{which}"])
         if "methods" in mine:
             draw(mine["methods"], given.results / f"{folder.name}.png", folder.name, plt)
 
