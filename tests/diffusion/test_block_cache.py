@@ -102,3 +102,15 @@ def test_blocks_ahead_cost_slots_and_change_nothing() -> None:
     near, far = (fill(toy, {"method": "static", "cache": "block", "blocks_ahead": n}, 13) for n in (0, 1))
     assert same(near, far)
     assert far.trajectory.slots_computed == near.trajectory.slots_computed + 4 * (1 + 4 + 4)
+
+
+@pytest.mark.parametrize("method", ["static", "threshold", "freedave"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_shifted_logits_change_nothing(method: str, dtype: torch.dtype) -> None:
+    """The first slot of a block has its logits from the last one of the block before it, which is stored."""
+    for seed in range(3):
+        toy = t4("shifted block", seed=seed, dtype=dtype)
+        plain, ours = fill(toy, method, 13), fill(toy, {"method": method, "cache": "block"}, 13)
+        assert same(plain, ours)
+        assert ours.trajectory.slots_computed < plain.trajectory.slots_computed
+        assert not same(ours, fill(t4("block", seed=seed, dtype=dtype), method, 13))

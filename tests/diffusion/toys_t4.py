@@ -15,7 +15,7 @@ WIDTH, HEADS, HEAD_DIM, INNER, LAYERS = 32, 4, 8, 48, 2
 
 
 def t4(
-    kind: Literal["full", "shifted", "block"] = "full",
+    kind: Literal["full", "shifted", "block", "shifted block"] = "full",
     block_length: int = 4,
     vocab_size: int = 24,
     seed: int = 0,
@@ -38,12 +38,12 @@ def t4(
             ropes={"default": RopeSpec(theta=10000.0, dims=HEAD_DIM)},
             max_context=512,
             qk_norm="head" if kind == "block" else None,
-            qkv_bias=kind == "shifted",
+            qkv_bias="shifted" in kind,
         ),
         mask_token_id=vocab_size - 1,
         eos_token_ids=eos_token_ids,
-        block_length=block_length if kind == "block" else None,
-        shifted=kind == "shifted",
+        block_length=block_length if "block" in kind else None,
+        shifted="shifted" in kind,
     )
     return NativeDenoiser(spec, random_weights(spec, seed, dtype))
 
