@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from paceline.errors import ConfigError
 
@@ -136,15 +135,14 @@ def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | Non
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
         raise ConfigError(f"{name} cannot be read ({error}), got {shortened(text)}") from None
     need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
-    return cast("dict[str, Any] | None", value)
+    return value  # type: ignore[no-any-return]
 
 
 def _once(name: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        key, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        need(False, name, f"have each key once, and {key!r} stands there {times} times", text)
-    return found
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        need(keys.count(key) == 1, name, f"have each key once, and {key!r} stands there {keys.count(key)} times", text)
+    return dict(pairs)
 
 
 def clear_arguments(function: Function, example: str = "") -> Function:
@@ -177,7 +175,7 @@ def clear_arguments(function: Function, example: str = "") -> Function:
                 raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
             raise
 
-    return cast("Function", clear)
+    return clear  # type: ignore[return-value]
 
 
 def clear_calls(example: str = "") -> Callable[[Class], Class]:
