@@ -21,6 +21,7 @@ from torch import Tensor
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
 from paceline.diffusion.methods import Recipe
+from paceline.errors import CapabilityError
 from paceline.models.denoiser import Call, Denoiser
 from paceline.models.denoiser import Ints as Ids
 
@@ -63,8 +64,12 @@ class Batched:
         self.max_length = model.max_context
 
     def new_cache(self, length: int) -> Any:
-        """Refused."""
-        raise NotImplementedError("caches are for decoding, not for models in training; choose a method without one")
+        """Refused.
+
+        Raises:
+            CapabilityError: always.
+        """
+        raise CapabilityError("caches are for decoding, not for models in training; choose a method without one")
 
     @torch.no_grad()
     def forward(self, calls: Sequence[Call]) -> list[Tensor]:

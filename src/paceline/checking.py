@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from paceline.errors import ConfigError
 
@@ -135,14 +136,15 @@ def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | Non
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
         raise ConfigError(f"{name} cannot be read ({error}), got {shortened(text)}") from None
     need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
-    return value  # type: ignore[no-any-return]
+    return cast("dict[str, Any] | None", value)
 
 
 def _once(name: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        need(keys.count(key) == 1, name, f"have each key once, and {key!r} stands there {keys.count(key)} times", text)
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key, times = Counter(key for key, _ in pairs).most_common(1)[0]
+        need(False, name, f"have each key once, and {key!r} stands there {times} times", text)
+    return found
 
 
 def clear_arguments(function: Function, example: str = "") -> Function:
@@ -175,7 +177,7 @@ def clear_arguments(function: Function, example: str = "") -> Function:
                 raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
             raise
 
-    return clear  # type: ignore[return-value]
+    return cast("Function", clear)
 
 
 def clear_calls(example: str = "") -> Callable[[Class], Class]:

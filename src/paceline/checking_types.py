@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from paceline.checking import MAX_COUNT, MAX_NUMBER, need
 
@@ -94,8 +94,8 @@ def _fits(value: object, kind: Any, low: float, high: float) -> bool:
         return isinstance(value, str)  # its owner names those that it knows
     if origin is Sequence:
         (inner,) = get_args(kind)
-        listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return listed and all(any(_fits(one, way, low, high) for way in _kinds(inner)) for one in value)  # type: ignore[attr-defined]
+        ways, listed = _kinds(inner), isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return listed and all(any(_fits(one, way, low, high) for way in ways) for one in cast("Sequence[object]", value))
     if origin is Callable:
         return callable(value)
     if kind in (int, float):

@@ -102,3 +102,16 @@ def test_a_new_sequence_does_not_inherit_that_the_last_guess_came() -> None:
     assert len(guesses.select(tree, EMPTY_TREE)) == 1
     guesses.begin(2)
     assert not len(guesses.select(tree, EMPTY_TREE))
+
+
+def test_steps_of_a_plan_that_has_ended_do_not_shut_an_open_gate() -> None:
+    there = world()
+    controller = AutoController(there.costs(), there.names)
+    there.run(controller, 480)
+    gate, controller.cruise.left = controller._gates[0], 0
+    gate.wait = 0
+    controller._take(-20)
+    assert gate.wait == 0
+    gate.wait = 30
+    controller._take(-20)
+    assert gate.wait == 50

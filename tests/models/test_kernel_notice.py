@@ -86,7 +86,10 @@ def test_while_another_process_compiles_this_one_waits_and_then_reads(
     assert [record.getMessage() for record in caplog.records] == ["waiting for the test, which another process is compiling"]
 
 
-def test_a_process_that_reads_is_waited_for_in_silence(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_reads_is_waited_for_in_silence(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "PATIENCE", 600.0)  # however long this machine stands still
     machine_code(function_of(path), "the test", "no time")
     caplog.clear()
     theirs = FileLock(path.parent / "__pycache__" / "entry.lock")

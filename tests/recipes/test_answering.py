@@ -12,7 +12,7 @@ import torch
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
-from paceline.errors import ConfigError
+from paceline.errors import CapabilityError, ConfigError
 from paceline.models.denoiser import Call
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.tokenizer import Tokenizer
@@ -64,3 +64,9 @@ def test_an_error_of_a_canvas_is_raised(recipe: SimpleNamespace) -> None:
     net = recipe.model.read_net(recipe.model.BUNDLED)
     with pytest.raises(ConfigError, match="slots"):
         recipe.answering.fill(recipe.answering.Batched(net), PROMPTS, {"method": "static"}, length=10_000)
+
+
+def test_caches_are_refused_in_training(recipe: SimpleNamespace) -> None:
+    net = recipe.model.read_net(recipe.model.BUNDLED)
+    with pytest.raises(CapabilityError, match="not for models in training"):
+        recipe.answering.fill(recipe.answering.Batched(net), PROMPTS[:1], {"method": "static", "cache": "dual"}, length=8)

@@ -167,11 +167,12 @@ class AutoController(Planner):
         return self._gates[batch_bucket(1)].wait
 
     def _take(self, steps: int) -> None:
-        """So many of these steps go by, or below 0 are given back."""
+        """So many of these steps go by, or below 0 are given back: not to an open gate, if the plan they came from has ended."""
+        gate = self._gates[batch_bucket(1)]
         if self.cruise.left:
             self._gone_by += self.cruise.skip(steps)
-        else:
-            self._gates[batch_bucket(1)].wait -= steps
+        elif gate.wait:
+            gate.wait -= steps
 
     def _guess(self, signal: Signal) -> None:
         """Let the tables guess in this step, which is plain otherwise."""

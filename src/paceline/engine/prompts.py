@@ -68,7 +68,7 @@ def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[
         return None, ids(given, "prompt_token_ids")
     if given is not None and isinstance(text, str):
         found = ids(given, "prompt_token_ids")
-        if found not in (encode(text), encode(text, add_special_tokens=False)):
+        if found != encode(text) and found != encode(text, add_special_tokens=False):
             raise PromptError(
                 f"a prompt dict has both 'prompt' and 'prompt_token_ids', and {shortened(found, 60)} are not the token ids of "
                 f"{shortened(text, 60)}; give one of them"
