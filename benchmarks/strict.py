@@ -1,6 +1,6 @@
 """Strict mode: are the tokens of every drafter those of plain decoding, bit for bit, and what does it cost?
 
-usage: strict.py count [--tokens 100000] [--dtypes ...] [--batches ...] [--threads N]     counts what differs
+usage: strict.py count [--tokens 100000] [--dtypes ...] [--batches ...] [--drafters ...] [--threads N]   counts what differs
        strict.py cost [--repeats 7]                                                      seconds with and without, in turn
 
 *count*: the bundled target decodes requests plainly, one after the other. Then every drafter of the registry decodes the same
@@ -8,7 +8,8 @@ requests at batch 1, 4 and 3; requests join and leave, so that prompts are fed b
 logprobs, which are compared bit by bit. Further rows are requests with seeds at temperature 0.8, PyTorch's operators in their
 strict form, and a control that must differ, if only in logprobs: those operators in their fastest form.
 
-Counts are taken in rounds of ROUND tokens for each row, and written after each; a run that is stopped goes on where it was.
+Counts are taken in rounds of ROUND tokens for each row, and written after each with the commit; a run that is stopped goes on where
+it was.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from common import alternate, kept, ratio, save
+from common import alternate, kept, provenance, ratio, save
 from strict_settings import NAMES, NGRAM, settings
 
 from paceline import LLM, RequestOutput, SamplingParams
@@ -32,6 +33,8 @@ PROVEN = "strict, proven by self-test"
 LENGTHS = (96, 224, 160, 288)
 """New tokens of a request, in turn."""
 ROUND = 5000
+EARLIER = "ff59da6"
+"""The commit of rows that do not say theirs."""
 
 Request = tuple[list[int], SamplingParams]
 
@@ -89,22 +92,22 @@ def compare(plain: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> d
     }
 
 
-def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int]) -> None:
+def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int], drafters: Sequence[str]) -> None:
     """All counts, on PyTorch's present number of threads."""
     loaded = {(dtype, batch): _open(dtype, batch) for dtype in dtypes for batch in (1, *batches)}
     operators = {(dtype, e): _open(dtype, 4, e, compiled=False) for dtype in dtypes for e in ("auto", "strict")}
+    names = [(batch, name) for batch in batches for name in drafters if (batch, name) != (1, "plain")]
     for turn in range(-(-tokens // ROUND)):
         for dtype in dtypes:
             if not turn:
                 for exactness in ("auto", "strict"):
                     _operators(operators[dtype, exactness], dtype)
-            _drafters(loaded, dtype, batches, turn)
+            _drafters(loaded, dtype, names, turn)
             _seeds(loaded, dtype, turn)
 
 
-def _drafters(loaded: Mapping[tuple[str, int], LLM], dtype: str, batches: Sequence[int], turn: int) -> None:
-    """One round of every drafter at temperature 0."""
-    names = [(batch, name) for batch in batches for name in (*NAMES, *(["plain"] if batch > 1 else []))]
+def _drafters(loaded: Mapping[tuple[str, int], LLM], dtype: str, names: Sequence[tuple[int, str]], turn: int) -> None:
+    """One round at temperature 0 of every one of `names`, batch sizes and drafters."""
     left = [(batch, name) for batch, name in names if _rounds(_key(dtype, batch, name)) <= turn]
     if not left:
         return
@@ -167,7 +170,8 @@ def _add(key: Mapping[str, Any], found: Mapping[str, int]) -> None:
     known, old = kept("strict"), _row(key)
     sums = {name: old.get(name, 0) + value for name, value in (found | {"rounds": 1}).items()}
     sums["mean_acceptance_length"] = round(1 + sums["accepted"] / sums["steps"], 3)
-    rows = [row for row in known.get("count", []) if row != old] + [key | sums]
+    commits = list(dict.fromkeys([*old.get("commits", [EARLIER] if old else []), provenance()["commit"]]))
+    rows = [row for row in known.get("count", []) if row != old] + [key | sums | {"commits": commits}]
     print(rows[-1], flush=True)
     save("strict", known | {"count": rows}, parts=["count"])
 
@@ -204,13 +208,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 3])
+    parser.add_argument("--drafters", nargs="+", choices=[*NAMES, "plain"], default=[*NAMES, "plain"])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
     start = perf_counter()
-    count(asked.tokens, asked.dtypes, asked.batches) if asked.part == "count" else cost(asked.repeats)
+    count(asked.tokens, asked.dtypes, asked.batches, asked.drafters) if asked.part == "count" else cost(asked.repeats)
     print(f"{perf_counter() - start:.0f} s")
 
 
