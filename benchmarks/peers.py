@@ -1,14 +1,15 @@
 """Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in one run.
 
 usage: peers.py [--threads 2] [--repeats 5] [--batches 1,8] [--tokens 64] [--prompts 8] [--only large,bundled]
-                [--peers all] [--folder results] [--quick]
+                [--peers all] [--folder results] [--quick] [--data DATA]
 
 large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of all alike
 bundled  the bundled target on its bundled prompts, with its draft model where an engine takes one
+data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose files lie in DATA as they are published
 
 Each part is one run of `paceline bench`, whose document and report go to results/; `peers.json` says for every batch size how our
-plain decoding does against the fastest plain peer, and our best speculative setting against the best setting of every peer. Make
-the peers first: `paceline bench peers install all`.
+plain decoding does against the fastest plain peer, our best speculative setting against the best setting of every peer, and how
+many tokens a pass of the target yields under each. Make the peers first: `paceline bench peers install all`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ LONG = (
     '{"name": "transformers", "method": "ngram", "num_speculative_tokens": 16}',
 )
 
+DATA = {
+    "spec-bench": "spec-bench/question.odd.jsonl",
+    "humaneval": "humaneval/HumanEval.even.jsonl",
+    "mt-redundant": "mt-redundant/question_redundant.odd.jsonl",
+    "gsm8k": "gsm8k/test.first-half.jsonl",
+}
+
 
 def arguments(part: str, given: argparse.Namespace) -> list[str]:
     """The words of `paceline bench` for a part, but for where its results go."""
@@ -43,7 +51,9 @@ def arguments(part: str, given: argparse.Namespace) -> list[str]:
         words = ["--random-shape", "291m", "-w", shape]
         settings = ("auto", *LOOKUPS)
     else:
-        words = ["-w", "bundled", "--limit", str(3 * given.prompts), "--max-tokens", str(2 * given.tokens)]
+        names = ("bundled",) if part == "bundled" else tuple(f"{name}={given.data / path}" for name, path in DATA.items())
+        words = [word for name in names for word in ("-w", name)]
+        words += ["--limit", str(3 * given.prompts), "--max-tokens", str(2 * given.tokens)]
         settings = ("auto", *LOOKUPS, *DRAFTS)
     peers = [given.peers, *(HALF + LONG if given.peers == "all" and not given.quick else ())]
     words += [word for setting in settings[: 2 if given.quick else None] for word in ("-s", setting)]
@@ -70,7 +80,9 @@ def claims(made: dict[str, Any]) -> list[dict[str, Any]]:
         record["plain over the fastest plain peer"] = _duel(duel.fastest(plain), duel.fastest(bases))
         record["best over the best of every peer"] = {name: _duel(best, peer) for name, peer in made_by.items()}
         record["withheld"] = {f"{peer['name']} {peer['setting']}": peer["reason"] for peer in theirs if peer["reason"] is not None}
-        record["tokens per target pass"] = {cell["setting"]: cell["mean_acceptance_length"] for cell in ours}
+        record["tokens per target pass"] = {cell["setting"]: cell["mean_acceptance_length"] for cell in ours} | {
+            f"{peer['name']} {peer['setting']}": peer["mean_acceptance_length"] for peer in theirs
+        }
         found.append(record)
     return found
 
@@ -98,8 +110,11 @@ def main() -> None:
     parser.add_argument("--only", default="large,bundled")
     parser.add_argument("--peers", default="all")
     parser.add_argument("--quick", action="store_true", help="two settings, and no other options of the peers")
+    parser.add_argument("--data", type=Path, help="for the part of this name")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
+    if "data" in given.only.split(",") and given.data is None:
+        parser.error("the part data needs --data DATA")
     result = kept("peers", given.folder)
     for part in given.only.split(","):
         path = given.folder / f"peers_{part}.json"

@@ -37,7 +37,7 @@ class FakePeer:
     def __init__(self, llm: LLM, log: list[Any], name: str, how: str, given: dict[str, Any]) -> None:
         self.llm, self.log, self.name, self.how, self.given = llm, log, name, how, given
         self.version, self.settings = f"{name} 1.0", {"dtype": given["dtype"], "threads": given["threads"]}
-        self.calls = 0
+        self.calls, self.passes = 0, 4 if name == "transformers" else None
         log.append(("open", name))
 
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, ignore_eos: bool = True) -> PeerRun:
@@ -46,11 +46,11 @@ class FakePeer:
     def generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True) -> list[PeerRun]:
         self.calls += 1
         self.log.append((self.name, tuple(map(tuple, prompts)), max_tokens, ignore_eos))
-        if self.how == "crash" and self.calls > 1:
+        if self.how == "crash" and self.calls > 2:
             raise PeerError("peer ended unexpectedly")
         if self.how == "one" and len(prompts) > 1:
             raise PeerError("one prompt at a time")
-        if self.how == "stop" and self.calls == 3:
+        if self.how == "stop" and self.calls == 5:
             raise KeyboardInterrupt
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         found = self.llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params)
@@ -58,7 +58,8 @@ class FakePeer:
         if self.how == "wrong":
             rows = [[row[0], (row[1] + 1) % 50, *row[2:]] for row in rows]
         seconds = 0.01 * sum(map(len, rows))
-        return [PeerRun(token_ids=row, seconds=seconds, ttft=0.01, version=self.version, settings=self.settings) for row in rows]
+        shared = {"seconds": seconds, "ttft": 0.01, "version": self.version, "settings": self.settings, "passes": self.passes}
+        return [PeerRun(token_ids=row, **shared) for row in rows]
 
     def close(self) -> None:
         self.log.append(("close", self.name))
@@ -98,9 +99,9 @@ def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list
     (found,) = made["peers"]
     (plain,) = [c for c in made["cells"] if c["setting"] == "plain"]
     asked = [one for one in log if one[0] == "transformers"]
-    assert len(asked) == 1 + 2 * 4  # a warm-up, every prompt in every repeat
+    assert len(asked) == 1 + 2 * 2 * 4  # a warm-up; every prompt in every repeat, and before each a few tokens that do not count
     assert {len(prompts[0]) for _, prompts, _, _ in asked} == {row["prompt_tokens"] for row in plain["rows"]}
-    assert {one[2:] for one in asked} == {(6, True)}
+    assert [one[2:] for one in asked] == [(6, True), *[(4, True), (6, True)] * 8]
     assert (found["name"], found["setting"], found["version"], found["precision"]) == (
         "transformers",
         "plain",
@@ -112,8 +113,28 @@ def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list
     assert found["tokens_per_second"]["value"] == pytest.approx(100.0)
     assert found["speedup"]["n"] == 4
     assert found["comparable"]
+    assert found["mean_acceptance_length"] == 1.5  # 6 tokens in 4 passes
     assert "transformers plain" in report.to_html(made)
     assert [one.title for one in table.tables(made)][-1] == "talks, temperature 0, batch 1: other engines"
+
+
+def test_our_turns_begin_awake_where_peers_have_the_others(llm: LLM, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    generate = LLM.generate
+
+    def counted(self: LLM, prompts: Any, params: Any = None, **more: Any) -> Any:
+        if isinstance(params, list):  # a made-up peer decodes with one for all
+            asked.append([one.max_tokens for one in params])
+        return generate(self, prompts, params, **more)
+
+    monkeypatch.setattr(LLM, "generate", counted)
+    bench(llm, [])
+    assert [4] not in asked
+    asked.clear()
+    bench(llm, parse(["transformers:plain"]))
+    turns = [one for i, one in enumerate(asked) if one == [4] or (i and asked[i - 1] == [4])]
+    assert turns == [[4], [6]] * 8
+    assert asked[-1] != [4]
 
 
 def test_a_peer_that_decodes_something_else_gets_no_speed(llm: LLM, log: list[Any]) -> None:
@@ -144,6 +165,7 @@ def test_a_peer_that_never_starts_again_is_given_up(llm: LLM, log: list[Any]) ->
         harness = Harness(llm, [], OPTIONS, guests=others)
         harness.run([WORK])
         (found,) = others.entries(0)
+    assert found["mean_acceptance_length"] is None
     assert {row["error"] for row in found["rows"]} == {"peer ended unexpectedly", "it does not start"}
     assert found["reason"] == "no prompt was decoded: peer ended unexpectedly"
     assert TRIES == 3
@@ -170,7 +192,7 @@ def test_a_batch_goes_out_at_once(llm: LLM, log: list[Any]) -> None:
     (found,) = bench(
         llm, parse(["transformers:plain"]), Options(max_tokens=6, repeats=1, ignore_eos=True, chat=False, batches=(4,))
     )["peers"]
-    assert [len(one[1]) for one in log if one[0] == "transformers"] == [4, 4]
+    assert [len(one[1]) for one in log if one[0] == "transformers"] == [4, 1, 4]
     assert found["tokens_per_second"]["value"] == pytest.approx(100.0)
     assert {(row["group"], row["seconds"]) for row in found["rows"]} == {(0, 0.24)}
 
@@ -178,7 +200,7 @@ def test_a_batch_goes_out_at_once(llm: LLM, log: list[Any]) -> None:
 def test_a_batch_goes_out_one_by_one_where_a_peer_takes_one_prompt(llm: LLM, log: list[Any]) -> None:
     options = Options(max_tokens=6, repeats=1, ignore_eos=True, chat=False, batches=(4,))
     (found,) = bench(llm, parse(["transformers:ngram"]), options)["peers"]
-    assert [len(one[1]) for one in log if one[0] == "transformers"] == [1] * 8
+    assert [len(one[1]) for one in log if one[0] == "transformers"] == [1] * 9
     assert found["tokens_per_second"]["value"] == pytest.approx(100.0)
     assert [row["seconds"] for row in found["rows"]] == [pytest.approx(0.24)] * 4
 

@@ -24,7 +24,7 @@ from typing import Any
 from paceline.bench import aggregate, equality, peers, stats
 from paceline.bench.guests import Lane, Wanted, lanes_of
 from paceline.bench.measures import quantiles
-from paceline.bench.records import Cell, Piece, Run
+from paceline.bench.records import Cell, Piece, Run, waking
 from paceline.bench.settings import Setting
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
@@ -116,6 +116,8 @@ class Guests:
         pieces, error, runs = cell.groups[group], None, list[peers.PeerRun]()
         start = perf_counter()
         try:
+            lane.decode([waking(pieces[0])], counts=False)
+            start = perf_counter()
             runs = lane.decode(pieces)
         except Exception as problem:  # the row says what it was
             error = str(problem)
@@ -156,7 +158,8 @@ def _row(piece: Piece, run: peers.PeerRun | None, ends: Sequence[int]) -> dict[s
     if run is not None:  # an end token counts, whether the peer hands it out or not
         tokens = len(run.token_ids) if piece.ignore_eos else min(len(without_end(run.token_ids, ends)) + 1, piece.max_tokens)
     first = None if run is None else run.ttft
-    return {"prompt": piece.prompt, "turn": piece.turn, "tokens": tokens, "time_to_first_token": first}
+    passes = None if run is None else run.passes
+    return {"prompt": piece.prompt, "turn": piece.turn, "tokens": tokens, "passes": passes, "time_to_first_token": first}
 
 
 def _pairs(one: Played, ends: Sequence[int], seed: int) -> list[equality.Pair]:
@@ -180,6 +183,8 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
     slow, fast = aggregate.matrices(one.base, cell)
     speeds = (stats.tokens_per_second(*fast), stats.speedup(*slow, *fast)) if reason is None and fast[0].size else (None, None)
     first = [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None] if reason is None else []
+    counted = [row for row in rows if row.get("passes")]
+    passes = sum(row["passes"] for row in counted)
     agreements = [peers.agreement(pair.base, pair.other) for pair in pairs]
     length = sum(found.length for found in agreements)
     return {
@@ -201,7 +206,7 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
         "reason": reason,
         "tokens_per_second": None if speeds[0] is None else speeds[0].to_dict(),
         "speedup": None if speeds[1] is None else speeds[1].to_dict(),
-        "mean_acceptance_length": None,
+        "mean_acceptance_length": sum(row["tokens"] for row in counted) / passes if passes else None,
         "time_to_first_token": quantiles(first),
         "rows": rows,
     }

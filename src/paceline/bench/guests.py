@@ -154,9 +154,11 @@ class Lane:
             {key: value for key, value in settings.items() if key not in ("tokenizer", "api_key")},
         )
 
-    def decode(self, pieces: Sequence[Piece]) -> list[peers.PeerRun]:
+    def decode(self, pieces: Sequence[Piece], *, counts: bool = True) -> list[peers.PeerRun]:
         """Decode a group, all at once where the peer can; a peer that failed is started again the next time.
 
+        Args:
+            counts: whether an answer ends a row of failures.
         Raises:
             PeerError, ConfigError: as the peer's; after `TRIES` failures in a row the last one, without another try.
         """
@@ -169,7 +171,8 @@ class Lane:
             if isinstance(error, Exception):
                 self._failures, self._last = self._failures + 1, error
             raise
-        self._failures, self._last = 0, None
+        if counts:
+            self._failures, self._last = 0, None
         self._learn(runs[0].version, runs[0].settings)
         return runs
 

@@ -7,7 +7,7 @@ printing, request traces (`bench.replay`).
    all settings alike, so that every setting decodes the very same token ids; they are also the record of the acceptance dial.
 2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by repeat and
    group by group, all settings decode the group one after the other, in an order that rotates; guests (other engines) take turns
-   like settings.
+   like settings, and then every turn begins with a few tokens that do not count.
 3. A prompt that fails fails alone: it has a row with the error, zero tokens, and the time that it took.
 
 Ctrl-C ends the run and keeps what was done.
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.measures import StepLog, Totals
-from paceline.bench.records import Cell, Options, Piece, Results, Run, params_of, prompts_of, row_of
+from paceline.bench.records import Cell, Options, Piece, Results, Run, params_of, prompts_of, row_of, waking
 from paceline.bench.settings import BASELINE, Records, Setting
 from paceline.bench.workloads import Conversation, Workload
 from paceline.config import GREEDY_EPSILON
@@ -146,8 +146,10 @@ class Harness:
             if groups:
                 self._timed(_scratch(cell), engine, 0, 0, turn="warm-up")
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
-        turns: list[Turn] = [partial(self._turn, cell, engine) for cell, engine in zip(cells, engines, strict=True)]
-        turns += self.guests.turns(cells[0]) if self.guests is not None else []
+        others = self.guests.turns(cells[0]) if self.guests is not None else []
+        awake = engines[0] if others else None
+        turns: list[Turn] = [partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)]
+        turns += others
         for repeat in range(self.options.repeats):
             for group in range(len(groups)):
                 self.progress(stage, repeat * len(groups) + group, total)
@@ -155,7 +157,10 @@ class Harness:
                     turns[(index + repeat + group) % len(turns)](group, repeat)
         self.progress(stage, total, total)
 
-    def _turn(self, cell: Cell, engine: LLM, group: int, repeat: int) -> None:
+    def _turn(self, cell: Cell, engine: LLM, awake: LLM | None, group: int, repeat: int) -> None:
+        if awake is not None:
+            short = [waking(cell.groups[group][0])]
+            awake.generate(prompts_of(short, "waking"), params_of(short, 0.0, None))
         cell.runs.append(self._timed(cell, engine, group, repeat))
 
     def _records(self, pieces: Sequence[Piece], temperature: float) -> Records:

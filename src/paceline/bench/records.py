@@ -7,7 +7,7 @@ figures (`bench.aggregate`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.bench.measures import Totals
@@ -117,6 +117,12 @@ def prompts_of(pieces: Sequence[Piece], turn: str = "once") -> list[Any]:
             learn from other prompts, but never from its own answer in an earlier repeat.
     """
     return [{"prompt_token_ids": list(piece.token_ids), "cache_salt": turn} for piece in pieces]
+
+
+def waking(piece: Piece) -> Piece:
+    """A little of it, to be decoded uncounted before a turn where another process had the one before: it has emptied the caches of
+    the processor, and put the threads to sleep."""
+    return replace(piece, token_ids=piece.token_ids[:8], max_tokens=min(piece.max_tokens, 4))
 
 
 def seed_of(piece: Piece, seed: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.bench.stats import differs
-from paceline.bench.table import NOTHING, interval, milliseconds, percent, same
+from paceline.bench.table import NOTHING, interval, length, milliseconds, percent, same
 
 Record = Mapping[str, Any]
 MOST = 40
@@ -114,6 +114,7 @@ def peers_table(peers: Sequence[Record]) -> list[list[str]]:
             f"{peer['name']} {peer['setting']}",
             interval(peer["tokens_per_second"], 0) if peer["comparable"] else "withheld",
             interval(peer["speedup"]) if peer["comparable"] else "withheld",
+            length(peer["mean_acceptance_length"]),
             NOTHING if peer["equality"] is None else same(peer["equality"]),
             percent(peer["equal_share"]),
             NOTHING if peer["first_difference"] is None else str(peer["first_difference"]),
@@ -132,6 +133,7 @@ PEER_COLUMNS = (
     "tokens/s [95 %]",
     "over our plain [95 %]",
     "our fastest over it [95 %]",
+    "mean length",
     "outputs equal",
     "equal tokens",
     "first difference at token",

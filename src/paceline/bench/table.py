@@ -38,6 +38,11 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{share:.0%}"
 
 
+def length(tokens: float | None) -> str:
+    """A mean acceptance length, or a dash."""
+    return NOTHING if tokens is None else f"{tokens:.2f}"
+
+
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
     """One table per workload, temperature and batch size; then by task, where there are several; then load and peers."""
     places: dict[tuple[str, float, int], list[Cell]] = {}
@@ -160,7 +165,7 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
 
 def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
     ratio = "over our plain\n[95 %]"
-    made = _new(title, ("engine, method", "precision", "tokens\n/s", ratio, "same", "equal\ntokens"), (ratio,))
+    made = _new(title, ("engine, method", "precision", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,))
     for peer in peers:
         rate = peer["tokens_per_second"]
         made.add_row(
@@ -168,6 +173,7 @@ def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
             peer["precision"] or NOTHING,
             NOTHING if rate is None else f"{rate['value']:.0f}",
             interval(peer["speedup"]) if peer["comparable"] else "outputs differ" if peer["failed"] < peer["prompts"] else "failed",
+            length(peer["mean_acceptance_length"]),
             _outcome(peer),
             percent(peer["equal_share"]),
         )

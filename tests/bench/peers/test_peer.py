@@ -30,7 +30,8 @@ class Fake:
             raise ValueError("unlucky")
         if max_tokens == 14:
             return {"tokens": [], "seconds": 1}
-        return {"tokens": [[p[0] + i for i in range(max_tokens)] for p in prompts], "seconds": 0.5, "ttft": None}
+        return {"tokens": [[p[0] + i for i in range(max_tokens)] for p in prompts], "seconds": 0.5, "ttft": None,
+                "passes": [max_tokens - 1 for _ in prompts]}
 
 def open_peer(request):
     if "paceline.errors" in sys.modules:
@@ -62,7 +63,7 @@ def test_ids_in_and_ids_out_whatever_libraries_print(fake: Path) -> None:
     with peers.open("llama.cpp", fake, dtype="float16", threads=3) as opened:
         run = opened.generate([5, 6], max_tokens=3)
         assert (run.token_ids, run.seconds, run.ttft, run.version) == ([5, 6, 7], 0.5, None, "fake 1")
-        assert run.settings == {"threads": 3}
+        assert (run.settings, run.passes) == ({"threads": 3}, 2)
         with pytest.raises(ConfigError, match="one prompt at a time, got 2"):
             opened.generate_batch([[1], [2]], 1)
 

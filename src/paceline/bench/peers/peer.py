@@ -31,6 +31,7 @@ class PeerRun:
         ttft: seconds to the first token, or None where the peer does not say.
         version: of the peer.
         settings: what it really ran with.
+        passes: of the target for this prompt, the one over the prompt included, or None where the peer does not say.
     """
 
     token_ids: list[int]
@@ -38,6 +39,7 @@ class PeerRun:
     ttft: float | None
     version: str
     settings: Mapping[str, Any]
+    passes: int | None = None
 
 
 class Peer(Protocol):
@@ -117,10 +119,9 @@ class SubprocessPeer:
         if not isinstance(tokens, list) or len(tokens) != len(prompts) or not isinstance(seconds, int | float):
             self.close()
             raise PeerError(f"peer {self.name} answered without one list of tokens a prompt and its seconds")
-        return [
-            PeerRun(token_ids=list(row), seconds=float(seconds), ttft=ttft, version=self.version, settings=self.settings)
-            for row in tokens
-        ]
+        passes = answer.get("passes") or [None] * len(tokens)
+        shared: dict[str, Any] = {"seconds": float(seconds), "ttft": ttft, "version": self.version, "settings": self.settings}
+        return [PeerRun(token_ids=list(row), passes=count, **shared) for row, count in zip(tokens, passes, strict=True)]
 
     def close(self) -> None:
         """End the driver; may be called again."""

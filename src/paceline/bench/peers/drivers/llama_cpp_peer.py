@@ -41,16 +41,18 @@ class LlamaCpp:
             logits_all=False,
             verbose=True,  # its log goes to standard error, which is kept
         )
+        self.calls, self.evaluate = 0, self.model.eval
+        self.model.eval = self._eval
         self.eos = set(_listed(LlamaWeights(request["model"]).config.get("eos_token_id")))
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self.settings = {"weights": precision, "kv_cache": "f16", "context": context, "threads": request["threads"], **found}
 
     def generate(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
         """Greedy, one prompt after the other."""
-        found, first, start = [], None, perf_counter()
+        found, passes, first, start = [], [], None, perf_counter()
         for prompt in prompts:
             self.model.reset()
-            tokens: list[int] = []
+            self.calls, tokens = 0, list[int]()
             for token in self.model.generate(prompt, temp=0.0, repeat_penalty=1.0):
                 if first is None:
                     first = perf_counter() - start
@@ -58,7 +60,12 @@ class LlamaCpp:
                 if len(tokens) == max_tokens or (not ignore_eos and token in self.eos):
                     break
             found.append(tokens)
-        return {"tokens": found, "seconds": perf_counter() - start, "ttft": first}
+            passes.append(self.calls)
+        return {"tokens": found, "seconds": perf_counter() - start, "ttft": first, "passes": passes}
+
+    def _eval(self, tokens: Any) -> None:
+        self.calls += 1
+        self.evaluate(tokens)
 
 
 def open_peer(request: dict[str, Any]) -> LlamaCpp:

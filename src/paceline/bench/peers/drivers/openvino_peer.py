@@ -82,11 +82,13 @@ class OpenVino:
         start = perf_counter()
         found = self.pipe.generate(self.genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(mask)), config)
         seconds = perf_counter() - start
-        return {
-            "tokens": [list(map(int, row)) for row in found.tokens],
-            "seconds": seconds,
-            "ttft": found.perf_metrics.get_ttft().mean / 1000,
-        }
+        tokens = [list(map(int, row)) for row in found.tokens]
+        answer = {"tokens": tokens, "seconds": seconds, "ttft": found.perf_metrics.get_ttft().mean / 1000}
+        if len(prompts) == 1:
+            answer["passes"] = [len(found.perf_metrics.raw_metrics.token_infer_durations)]
+        elif self.method == "plain":
+            answer["passes"] = [len(row) for row in tokens]
+        return answer
 
 
 def open_peer(request: dict[str, Any]) -> OpenVino:

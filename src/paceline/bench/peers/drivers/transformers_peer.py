@@ -42,7 +42,8 @@ class Transformers:
             self.extra = {"assistant_model": draft}
         if guesses is not None:
             found["num_speculative_tokens"] = int(guesses)
-        self.eos = self.model.generation_config.eos_token_id
+        self.eos, self.calls = self.model.generation_config.eos_token_id, 0
+        self.model.register_forward_pre_hook(self._count)
         self.version = f"transformers {transformers.__version__}, torch {torch.__version__}"
         self.settings = found
 
@@ -57,7 +58,7 @@ class Transformers:
         extra = {**self.extra, **({"streamer": clock} if clock and self.method == "plain" else {})}
         eos = None if ignore_eos else self.eos
         self.model.generation_config.eos_token_id = eos
-        start = perf_counter()
+        self.calls, start = 0, perf_counter()
         with torch.inference_mode():
             out = self.model.generate(
                 ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, **extra
@@ -65,7 +66,11 @@ class Transformers:
         seconds = perf_counter() - start
         rows = [_cut(row, eos) for row in out[:, longest:].tolist()]
         ttft = clock.at - start if clock is not None and clock.at is not None else None
-        return {"tokens": rows, "seconds": seconds, "ttft": ttft}
+        passes = [self.calls] if len(rows) == 1 else [len(row) for row in rows]  # a batch is decoded plainly
+        return {"tokens": rows, "seconds": seconds, "ttft": ttft, "passes": passes}
+
+    def _count(self, *_: Any) -> None:
+        self.calls += 1
 
 
 class FirstToken:

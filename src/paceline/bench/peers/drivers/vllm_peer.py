@@ -39,11 +39,23 @@ class Vllm:
     def generate(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
         """Greedy. The time to the first token is the engine's own, where it keeps it."""
         rule = self.vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos, detokenize=False)
-        start = perf_counter()
+        before, start = self._accepted(), perf_counter()
         found = self.engine.generate([{"prompt_token_ids": p} for p in prompts], rule, use_tqdm=False)
         seconds = perf_counter() - start
-        first = getattr(found[0].metrics, "first_token_latency", None)
-        return {"tokens": [list(out.outputs[0].token_ids) for out in found], "seconds": seconds, "ttft": first}
+        answer: dict[str, Any] = {"tokens": [list(out.outputs[0].token_ids) for out in found], "seconds": seconds}
+        answer["ttft"] = getattr(found[0].metrics, "first_token_latency", None)
+        after = self._accepted()
+        if len(prompts) == 1 and before is not None and after is not None:
+            answer["passes"] = [len(answer["tokens"][0]) - (after - before)]
+        return answer
+
+    def _accepted(self) -> int | None:
+        """Guesses accepted so far; None where the engine does not count them."""
+        if self.settings["speculative_config"] is None:
+            return 0
+        read = getattr(self.engine, "get_metrics", list)
+        counts = [one.value for one in read() if one.name == "vllm:spec_decode_num_accepted_tokens"]
+        return int(sum(counts)) if counts else None
 
 
 def open_peer(request: dict[str, Any]) -> Vllm:

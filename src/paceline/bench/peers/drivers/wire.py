@@ -28,7 +28,8 @@ class Driver(Protocol):
     settings: dict[str, Any]
 
     def generate(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
-        """Decode greedily; returns `tokens` (a list per prompt), `seconds` and `ttft` (seconds, or None)."""
+        """Decode greedily; returns `tokens` (a list per prompt), `seconds`, `ttft` (seconds, or None) and, where the library lets
+        it be counted, `passes`: how often the target ran for each prompt, the pass over the prompt included."""
 
 
 def serve(module: str) -> None:
