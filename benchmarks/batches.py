@@ -1,14 +1,15 @@
 """Throughput by batch size: `auto` against plain decoding on the bundled model with the shipped prompts, in turn, in one run.
 
-usage: batches.py [--threads 2] [--repeats 15] [--tokens 64] [--batches 1,2,4,8,16,32] [--model DIR]
+usage: batches.py [--threads 2] [--repeats 15] [--tokens 64] [--requests 32] [--batches 1,2,4,8,16,32] [--model DIR]
 
-Every batch size decodes the same number of tokens with both settings, alternating, after warming both up; requests are as many as
-the batch is large and run together. Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed.
+Every batch size decodes the same requests with both settings, alternating, after warming both up: in groups as large as the batch,
+one group after the other. Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -24,19 +25,21 @@ WARM_UP = 3
 RUNS = count()
 
 
-def prompts_of(llm: LLM, batch: int) -> list[list[int]]:
+def prompts_of(llm: LLM, requests: int) -> list[list[int]]:
     """So many of the shipped prompts as token ids, in an order that mixes the tasks, from the first again if there are too few."""
     messages = [prompt.prompt for prompt in bundled_prompts()]
-    mixed = [messages[5 * i % len(messages)] for i in range(batch)]
+    mixed = [messages[5 * i % len(messages)] for i in range(requests)]
     chat = llm.tokenizer.has_chat_template
     return [llm.chat_ids([{"role": "user", "content": text}]) if chat else llm.tokenizer.encode(text) for text in mixed]
 
 
-def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """Under a name of its own each time, so that no drafter profits from its answers in an earlier run."""
+def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams, batch: int | None = None) -> list[list[int]]:
+    """Group by group, or all at once, under a name of its own each time, so that no drafter profits from its answers in an earlier run."""
     turn = f"run {next(RUNS)}"
-    found = llm.generate([{"prompt_token_ids": ids, "cache_salt": turn} for ids in prompts], params)
-    return [one.outputs[0].token_ids for one in found]
+    given = [{"prompt_token_ids": ids, "cache_salt": turn} for ids in prompts]
+    size = batch or len(given)
+    groups = [llm.generate(given[i : i + size], params) for i in range(0, len(given), size)]
+    return [one.outputs[0].token_ids for found in groups for one in found]
 
 
 def must_agree(plain: LLM, prompts: list[list[int]], a: list[list[int]], b: list[list[int]]) -> dict[str, int]:
@@ -48,16 +51,16 @@ def must_agree(plain: LLM, prompts: list[list[int]], a: list[list[int]], b: list
     return {"prompts": len(prompts), "identical": sum(d is None for d in differences)}
 
 
-def measure(plain: LLM, auto: LLM, batch: int, tokens: int, repeats: int) -> dict[str, Any]:
+def measure(llms: dict[str, LLM], batch: int, requests: int, tokens: int, repeats: int) -> dict[str, Any]:
     """One batch size: seconds of every run, rates, and the ratio auto / plain with its interval."""
-    prompts, params = prompts_of(plain, batch), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    agreement = must_agree(plain, prompts, decode(plain, prompts, params), decode(auto, prompts, params))
+    plain, auto = llms["plain"], llms["auto"]
+    prompts, params = prompts_of(plain, requests), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    agreement = must_agree(plain, prompts, decode(plain, prompts, params, batch), decode(auto, prompts, params, batch))
     for _ in range(WARM_UP):
-        decode(auto, prompts, params)
-    seconds = alternate(
-        {"plain": lambda: decode(plain, prompts, params), "auto": lambda: decode(auto, prompts, params)}, repeats, progress=False
-    )
-    made = batch * tokens
+        decode(auto, prompts, params, batch)
+    runs = {name: partial(decode, llm, prompts, params, batch) for name, llm in llms.items()}
+    seconds = alternate(runs, repeats, progress=False)
+    made = requests * tokens
     rates = {name: made / median(times) for name, times in seconds.items()}
     found = {"batch": batch, "tokens": made, "agreement": agreement, "tokens_per_second": rates, "seconds": seconds}
     found["auto_over_plain"] = ratio(seconds["plain"], seconds["auto"])
@@ -71,6 +74,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--batches", default="1,2,4,8,16,32")
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--name", default="batches")
@@ -86,7 +90,8 @@ def main() -> None:
         enable_prefix_caching=False,
     )
     auto = plain.with_speculative_config({"method": "auto"})
-    results = [measure(plain, auto, size, given.tokens, given.repeats) for size in sizes]
+    llms = {"plain": plain, "auto": auto}
+    results = [measure(llms, size, given.requests, given.tokens, given.repeats) for size in sizes]
     save(given.name, {"model": str(given.model or "bundled"), "sizes": results})
 
 
