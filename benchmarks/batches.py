@@ -34,7 +34,7 @@ def prompts_of(llm: LLM, requests: int) -> list[list[int]]:
 
 
 def decode(llm: LLM, prompts: list[list[int]], params: SamplingParams, batch: int | None = None) -> list[list[int]]:
-    """Group by group, or all at once, under a name of its own each time, so that no drafter profits from its answers in an earlier run."""
+    """Group by group, or all at once; under a name of its own each time, so that no drafter profits from its earlier answers."""
     turn = f"run {next(RUNS)}"
     given = [{"prompt_token_ids": ids, "cache_salt": turn} for ids in prompts]
     size = batch or len(given)
