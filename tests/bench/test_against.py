@@ -11,8 +11,8 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM, SamplingParams
-from paceline.bench import document, guests, peers, report, table
-from paceline.bench.against import Guests, without_end
+from paceline.bench import document, equality, guests, peers, report, table
+from paceline.bench.against import Guests, with_one_end, without_end
 from paceline.bench.guests import TRIES, Wanted, parse
 from paceline.bench.harness import Harness
 from paceline.bench.peers import PeerError, PeerRun
@@ -225,6 +225,18 @@ def test_end_tokens_do_not_count_as_differences() -> None:
     assert without_end([5, 6, 2, 2], (2,)) == [5, 6]
     assert without_end([2, 5], (2,)) == [2, 5]
     assert without_end([], (2,)) == []
+
+
+def test_an_output_that_ended_is_compared_with_its_end() -> None:
+    def closed(base: list[int], other: list[int], most: int = 9) -> tuple[Sequence[int], Sequence[int]]:
+        found = with_one_end(equality.Pair("p", 0, 0, [1], base, other), (2, 3), most)
+        return found.base, found.other
+
+    assert closed([5, 6, 3], [5, 6, 7, 8], 4) == ([5, 6, 3], [5, 6, 7, 8])  # only one ended: its end meets the other's token
+    assert closed([5, 6], [5, 6, 7, 8], 4) == ([5, 6, 2], [5, 6, 7, 8])  # and where it is not handed out
+    assert closed([5, 6, 3], [5, 6]) == ([5, 6, 3], [5, 6, 3])
+    assert closed([5, 6], [5, 6, 2]) == ([5, 6, 2], [5, 6, 2])
+    assert closed([5, 6], [5, 7], 2) == ([5, 6], [5, 7])
 
 
 def test_peers_from_text() -> None:

@@ -153,6 +153,18 @@ def without_end(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
     return kept
 
 
+def with_one_end(pair: equality.Pair, ends: Sequence[int], most: int) -> equality.Pair:
+    """Both outputs with one end token, the same, if they ended before `most` tokens: where only one does, its chance can be looked
+    up like any token's."""
+    said = next((row[-1] for row in (pair.base, pair.other) if row and row[-1] in ends), ends[0] if ends else None)
+
+    def closed(tokens: Sequence[int]) -> list[int]:
+        kept = without_end(tokens, ends)
+        return kept if said is None or len(kept) >= most else [*kept, said]
+
+    return replace(pair, base=closed(pair.base), other=closed(pair.other))
+
+
 def _row(piece: Piece, run: peers.PeerRun | None, ends: Sequence[int]) -> dict[str, Any]:
     tokens = 0
     if run is not None:  # an end token counts, whether the peer hands it out or not
@@ -163,12 +175,9 @@ def _row(piece: Piece, run: peers.PeerRun | None, ends: Sequence[int]) -> dict[s
 
 
 def _pairs(one: Played, ends: Sequence[int], seed: int) -> list[equality.Pair]:
-    def clean(pair: equality.Pair) -> equality.Pair:
-        return replace(pair, base=without_end(pair.base, ends), other=without_end(pair.other, ends))
-
-    ignored = {(piece.prompt, piece.turn) for group in one.cell.groups for piece in group if piece.ignore_eos}
-    found = aggregate.pairs(one.base, one.cell, seed)
-    return [pair if (pair.prompt, pair.turn) in ignored else clean(pair) for pair in found]
+    most = {(piece.prompt, piece.turn): piece.max_tokens for group in one.cell.groups for piece in group if not piece.ignore_eos}
+    found = [(pair, most.get((pair.prompt, pair.turn))) for pair in aggregate.pairs(one.base, one.cell, seed)]
+    return [pair if limit is None else with_one_end(pair, ends, limit) for pair, limit in found]
 
 
 def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
