@@ -2,20 +2,21 @@
 
 usage: batches.py [--threads 2] [--repeats 15] [--tokens 64] [--requests 32] [--batches 1,2,4,8,16,32] [--model DIR]
 
-Every batch size decodes the same requests with both settings, alternating, after warming both up: in groups as large as the batch,
-one group after the other. Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed.
+Every batch size decodes the same requests with both settings, after warming both up, in groups as large as the batch: each group
+with one and then the other, the second one first in every second repeat. Outputs must be equal, or differ first at a near tie
+(counted); otherwise nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
-from common import alternate, ratio, save
+from common import ratio, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench.compare import first_difference
@@ -58,8 +59,17 @@ def measure(llms: dict[str, LLM], batch: int, requests: int, tokens: int, repeat
     agreement = must_agree(plain, prompts, decode(plain, prompts, params, batch), decode(auto, prompts, params, batch))
     for _ in range(WARM_UP):
         decode(auto, prompts, params, batch)
-    runs = {name: partial(decode, llm, prompts, params, batch) for name, llm in llms.items()}
-    seconds = alternate(runs, repeats, progress=False)
+    groups = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+    seconds: dict[str, list[float]] = {name: [] for name in llms}
+    for turn in range(repeats):
+        took = dict.fromkeys(llms, 0.0)
+        for group in groups:
+            for name in list(llms)[:: -1 if turn % 2 else 1]:
+                start = perf_counter()
+                decode(llms[name], group, params)
+                took[name] += perf_counter() - start
+        for name, one in took.items():
+            seconds[name].append(one)
     made = requests * tokens
     rates = {name: made / median(times) for name, times in seconds.items()}
     found = {"batch": batch, "tokens": made, "agreement": agreement, "tokens_per_second": rates, "seconds": seconds}

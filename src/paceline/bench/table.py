@@ -165,7 +165,7 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
 
 def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
     ratio = "over our plain\n[95 %]"
-    made = _new(title, ("engine, method", "precision", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,))
+    made = _new(title, ("engine, method", "dtype", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,))
     for peer in peers:
         rate = peer["tokens_per_second"]
         made.add_row(
