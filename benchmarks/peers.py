@@ -25,7 +25,7 @@ from paceline.bench import document, duel
 from paceline.cli.main import main as paceline
 
 LOOKUPS = ("ngram", '{"method": "ngram", "num_speculative_tokens": 8}', '{"method": "ngram", "num_speculative_tokens": 15}')
-DRAFTS = ("draft_model", '{"method": ["ngram", "draft_model"]}')
+DRAFTS = ("draft_model", '{"method": "draft_model", "num_speculative_tokens": 4}', '{"method": ["ngram", "draft_model"]}')
 HALF = (
     '{"name": "llama.cpp", "method": "plain", "dtype": "float16"}',
     '{"name": "llama.cpp", "method": "ngram", "dtype": "float16"}',
