@@ -159,7 +159,7 @@ class ToyDenoiser:
 
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.passes.append(len(calls))
-        return [self._rows(call.ids.tolist()) for call in calls]
+        return [self._rows(call.ids.tolist())[slice(None) if call.wanted is None else call.wanted] for call in calls]
 
     def _rows(self, ids: list[int]) -> torch.Tensor:
         rows = torch.full((len(ids), self.vocab_size), float("nan"))

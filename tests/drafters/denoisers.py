@@ -35,7 +35,7 @@ class Scripted:
         raise AssertionError("a pass under full attention stores nothing")
 
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
-        return [self._rows(call) for call in calls]
+        return [self._rows(call)[slice(None) if call.wanted is None else call.wanted] for call in calls]
 
     def _rows(self, call: Call) -> torch.Tensor:
         ids = call.ids.tolist()

@@ -97,6 +97,7 @@ class Counting(NativeDenoiser):
 
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.computed = [call.ids.size for call in calls]
+        self.read = [None if call.wanted is None else call.wanted.size for call in calls]
         return super().forward(calls)
 
 
@@ -117,8 +118,9 @@ def test_whole_blocks_are_stored_and_rejected_slots_are_not() -> None:
     one = over(denoiser)
     assert all(mine == fresh for mine, fresh in rejections(one))
     state = begin(one, RANDOM[:300])
-    propose(one, state)
+    tree = propose(one, state)
     assert denoiser.computed == [308]  # type: ignore[attr-defined]
+    assert denoiser.read == [len(tree)]  # type: ignore[attr-defined]
     propose(one, state)
     assert denoiser.computed == [8]  # type: ignore[attr-defined]
     state.context.tokens.extend(RANDOM[:3])

@@ -54,6 +54,15 @@ def test_layouts_say_what_they_are(pair: tuple[NativeDenoiser, Reference]) -> No
     assert (model.attention, model.block_length) == (("full", None) if model.block_length is None else ("block", 4))
 
 
+def test_wanted_rows_are_those_of_a_full_pass(pair: tuple[NativeDenoiser, Reference]) -> None:
+    model, _ = pair
+    ids, slots, wanted = text(), np.arange(LENGTH), np.array([2, 7, 3, 0])
+    whole, some = (model.forward([Call(ids, slots, wanted=rows)])[0] for rows in (None, wanted))
+    assert some.shape == (4, VOCAB)
+    assert far(some, whole[torch.from_numpy(wanted)]) < 1e-12
+    assert far(some, whole[torch.from_numpy(wanted + 1)]) > 1e-3
+
+
 def test_a_full_pass(pair: tuple[NativeDenoiser, Reference]) -> None:
     model, reference = pair
     ids, slots = text(), np.arange(LENGTH)

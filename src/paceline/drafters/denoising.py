@@ -133,15 +133,14 @@ class DenoisingDrafter(ABC, Generic[S]):
 
     def _look(self, asked: Sequence[tuple[S, int]]) -> list[torch.Tensor]:
         """(k, v) logits of the first k masks of each."""
-        calls = [self._call(state, steps) for state, steps in asked]
-        found = self.denoiser.forward([call for call, _ in calls])
+        found = self.denoiser.forward([self._call(state, steps) for state, steps in asked])
         for state, _ in asked:
             if state.cache is not None:
                 state.cache.truncate(self._whole(len(state.context.tokens)))
-        return [logits[first : first + steps] for logits, (_, first), (_, steps) in zip(found, calls, asked, strict=True)]
+        return found
 
-    def _call(self, state: S, steps: int) -> tuple[Call, int]:
-        """The pass, and its row of the first mask."""
+    def _call(self, state: S, steps: int) -> Call:
+        """The pass, of whose rows the first masks' are wanted."""
         text, longest = state.context.tokens, self.denoiser.max_length - len(self.between)
         seen = len(text) if self.draft_context is None else min(len(text), self.draft_context)
         masks = self._masks(seen + len(self.between), steps)
@@ -151,11 +150,11 @@ class DenoisingDrafter(ABC, Generic[S]):
         if not (self._stores and whole):
             state.cache, state.slots = None, 0
             ids = self._known(np.array(text[-seen:] + behind, np.int64))
-            return Call(ids, np.arange(ids.size)), seen + len(self.between)
+            return Call(ids, np.arange(ids.size), wanted=np.arange(steps) + seen + len(self.between))
         held = self._held(state, seen + len(behind))
         ids = self._known(np.array(text[held:] + behind, np.int64))
-        call = Call(ids, np.arange(held, held + ids.size), state.cache, np.arange(held), True)
-        return call, seen - held + len(self.between)
+        wanted = np.arange(steps) + seen - held + len(self.between)
+        return Call(ids, np.arange(held, held + ids.size), state.cache, np.arange(held), True, wanted=wanted)
 
     def _masks(self, first: int, steps: int) -> int:
         """How many masks stand from slot `first` on, where they fit."""

@@ -1,6 +1,6 @@
 """What a denoiser is: one bidirectional (or block-causal) pass over slots of a canvas, with keys and values kept by slot.
 
-In: token ids at slots of one canvas each. Out: logits of every slot computed. Not here: which slots are written, in which order,
+In: token ids at slots of one canvas each. Out: logits of the slots computed. Not here: which slots are written, in which order,
 when a cache is refreshed (`paceline.diffusion`).
 
 A call computes an arbitrary subset of a canvas' slots against stored keys and values of another subset, so that every cache policy
@@ -51,6 +51,7 @@ class Call:
         write: store the keys and values computed now at `slots`, over what is there.
         mask: (q, r + q) True where a query sees a key, keys in the order `read`, `slots`; None leaves it to the layout: everything
             where attention is full, blocks up to its own where it is block-causal.
+        wanted: (k,) rows of `slots` whose logits are wanted; None wants all.
     """
 
     ids: Ints
@@ -59,6 +60,7 @@ class Call:
     read: Ints | None = None
     write: bool = False
     mask: Flags | None = None
+    wanted: Ints | None = None
 
 
 class Denoiser(Protocol):
@@ -91,5 +93,6 @@ class Denoiser(Protocol):
 
         Returns:
             For each call (q, vocab_size) logits, float32 (float64 for a float64 model); row i belongs to `slots[i]`, shifted
-            already. Rows that the layout gives no logits (`needs_left`) are NaN.
+            already. Rows that the layout gives no logits (`needs_left`) are NaN. Of a call with `wanted` these rows alone;
+            their last bits may depend on how many they are.
         """

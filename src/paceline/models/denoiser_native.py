@@ -52,7 +52,7 @@ class NativeDenoiser:
     @torch.inference_mode()
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """Logits (q, vocab_size) of each call, see `Denoiser.forward`."""
-        return [self._logits(self._hidden(call), call.slots) for call in calls]
+        return [self._logits(self._hidden(call), call) for call in calls]
 
     def _hidden(self, call: Call) -> torch.Tensor:
         """The normed states (q, hidden) of a call's rows; stores keys and values if it says so."""
@@ -78,14 +78,18 @@ class NativeDenoiser:
             cache.mark(call.slots)
         return self._norm(x)
 
-    def _logits(self, states: torch.Tensor, slots: Ints) -> torch.Tensor:
+    def _logits(self, states: torch.Tensor, call: Call) -> torch.Tensor:
         if not self.needs_left:
-            return self._finish(self._head(states))
-        left = left_rows(slots)
+            return self._finish(self._head(states if call.wanted is None else self._rows(states, call.wanted)))
+        left = left_rows(call.slots)
+        left = left if call.wanted is None else left[call.wanted]
         known = torch.from_numpy(left >= 0).to(self.device)
-        out = self._finish(self._head(states[torch.from_numpy(np.maximum(left, 0)).to(self.device)]))
+        out = self._finish(self._head(self._rows(states, np.maximum(left, 0))))
         out[~known] = torch.nan
         return out
+
+    def _rows(self, states: torch.Tensor, rows: Ints) -> torch.Tensor:
+        return states[torch.from_numpy(rows).to(self.device)]
 
     def _finish(self, logits: torch.Tensor) -> torch.Tensor:
         if self.spec.model.logit_multiplier != 1.0:
