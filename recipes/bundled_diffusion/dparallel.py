@@ -1,9 +1,8 @@
 """dParallel: the bundled plain denoiser learns to be certain of many slots at once (certainty-forcing distillation).
 
 In:  a plain model. Out: `answers`: what it writes by the static baseline to training prompts; `train`: OUT/state.safetensors.
-Not here: the loss (distillation_losses.py), the run (distillation.py). Decode the tuned model with {"method": "entropy", "commit":
-"threshold", "confidence_threshold": -0.5} (commit where the entropy is at most 0.5 nats, as its authors do), or with any threshold
-on the probability.
+Not here: the loss (distillation_losses.py), the run (distillation.py). Decode the tuned model with {"method": "dparallel"} (commit
+where the entropy is at most 0.5 nats, as its authors do), or with any threshold on the probability.
 
 Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488). Theirs: LoRA of rank 128, AdamW at 2e-5, a constant
 rate, 6 epochs over some 92,000 answers that are right. Ours: all weights, a higher rate that falls, as suits a model this small.

@@ -5,6 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from paceline.diffusion.base import Step
+from paceline.diffusion.bounded import Bounded
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
@@ -17,9 +19,18 @@ from tests.diffusion.toys_t4 import t4
 CARD = [0.7, 0.65, 0.5, 0.95]
 
 
-def test_the_trace_of_the_card() -> None:
+def test_the_trace_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[float] = []
+    threshold = Bounded.threshold
+
+    def noting(self: Bounded, step: Step) -> float:
+        bars.append(threshold(self, step))
+        return bars[-1]
+
+    monkeypatch.setattr(Bounded, "threshold", noting)
     outcome = fill(Independent(CARD), "bacd", 4, ())
     assert [r.slots.tolist() for r in outcome.trajectory.rounds] == [[3], [0], [1], [2]]
+    assert bars == pytest.approx([0.9, 0.9, 0.825, (0.95 + 0.7 + 0.65) / 3])
 
 
 def test_the_bar_falls_with_what_was_written() -> None:

@@ -1,18 +1,21 @@
 """Every method of the catalogue completes every kind of text, under every cache policy it allows."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS, PARTS
 from paceline.diffusion.learned import block_confidences
-from paceline.diffusion.loop import Outcome
+from paceline.diffusion.loop import Outcome, decode
 from paceline.diffusion.methods import Recipe, options_of, part
 from paceline.errors import ConfigError
-from tests.diffusion.decoding import complete
+from paceline.models.denoiser import Call
+from tests.diffusion.decoding import complete, same
 from tests.diffusion.toys_t4 import t4
 
 END = 5
@@ -69,6 +72,56 @@ def test_a_block_causal_model(method: str, cache: str) -> None:
         outcome = completed(toy, canvas, config_of(method, cache=cache))
         assert not outcome.canvas.masked().size
         assert outcome.trajectory.calls <= 3 * (4 + 16) + 20
+
+
+class Crowded:
+    """A denoiser whose logits depend on how many calls come together."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        return [(1 + 0.01 * len(calls)) * logits for logits in self.inner.forward(calls)]
+
+
+def bit_for_bit(ours: Outcome, theirs: Outcome) -> bool:
+    """Canvas, order, probabilities and calls."""
+    sure = np.array_equal(ours.canvas.confidence, theirs.canvas.confidence, equal_nan=True)
+    return same(ours, theirs) and sure and ours.trajectory.calls == theirs.trajectory.calls
+
+
+def together_and_alone(toy: Any, config: dict[str, Any]) -> list[tuple[Outcome, Outcome]]:
+    """Texts of two lengths, sampled: each decoded beside the other, and alone."""
+    ids = {"mask_token_id": toy.mask_token_id, "eos_token_ids": (END,)}
+    canvases, recipe = [Canvas.of((3, 4, 6, 7), 8, **ids), Canvas.of((9,) * 8, 4, **ids)], Recipe(config)
+    both = decode(canvases, toy, [recipe.parts(toy, canvas, seed=i) for i, canvas in enumerate(canvases)])
+    assert not any(outcome.error for outcome in both)
+    alone = [decode([canvas], toy, [recipe.parts(toy, canvas, seed=i)])[0] for i, canvas in enumerate(canvases)]
+    return list(zip(both, alone, strict=True))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "cfg_dllm"])
+def test_company_changes_nothing_in_single_precision(method: str) -> None:
+    """To the bit; a constraint is tested with its check."""
+    toy = t4(eos_token_ids=(END,), seed=2, dtype=torch.float32)
+    more = {"max_post_edit_steps": 2} if METHODS[method].edit == "token_editing" else {}
+    config = config_of(method, temperature=0.7, **more)
+    assert all(bit_for_bit(*pair) for pair in together_and_alone(toy, config))
+
+
+@pytest.mark.parametrize("method", ["static", "factor", "freedave", "ccd"])
+def test_company_changes_nothing_under_the_exact_cache(method: str) -> None:
+    toy = t4("block", seed=2, dtype=torch.float32)
+    assert all(bit_for_bit(*pair) for pair in together_and_alone(toy, {"method": method, "cache": "block"}))
+
+
+@pytest.mark.parametrize("method", ["static", "random", "freedave"])
+def test_company_that_shows_is_noticed(method: str) -> None:
+    toy = Crowded(t4(dtype=torch.float32))
+    assert not all(bit_for_bit(*pair) for pair in together_and_alone(toy, {"method": method, "block_length": 4}))
 
 
 def test_what_is_named_can_be_made() -> None:

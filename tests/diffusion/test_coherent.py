@@ -96,6 +96,36 @@ def test_agreement_never_writes_a_flipping_slot_beyond_the_quota() -> None:
     assert any(3 in slots and len(slots) > 1 for slots in still)
 
 
+def test_the_list_of_agreement_grows_by_a_slot_a_round() -> None:
+    """From one up to 1 + int(4.0 x 1); where nothing changes, a round writes the whole list."""
+    toy = Independent(np.linspace(0.95, 0.3, 26))
+    rounds = fill(toy, {"method": "ccd_agreement", "warmup_rounds": 1}, 26, ()).trajectory.rounds
+    assert [r.slots.size for r in rounds] == [1, 1, 2, 3, 4, 5, 5, 5]
+    rounds = fill(toy, {"method": "ccd_agreement", "list_growth": 1.0}, 26, ()).trajectory.rounds
+    assert [r.slots.size for r in rounds][:9] == [1] * 5 + [1, 2, 2, 2]
+
+
+def test_agreement_waits_where_another_slot_comes_first() -> None:
+    """Slot 4, which was not next in line, becomes the surest: it alone is written, though slots 2 and 3 agree."""
+
+    def script(jumps: bool) -> Scripted:
+        return Scripted(lambda filled, slot: (2, 0.99 if jumps and filled == 2 and slot == 4 else 0.9 - 0.1 * slot))
+
+    config = {"method": "ccd_agreement", "warmup_rounds": 1}
+    jumping, still = (fill(script(jumps), config, 6, ()).trajectory.rounds for jumps in (True, False))
+    assert jumping[2].slots.tolist() == [4]
+    assert still[2].slots.tolist() == [2, 3]
+
+
+def test_agreement_does_not_cross_a_cut() -> None:
+    """The second round writes an end, which cuts the text: the third finds no list."""
+    confidence = [0.6, 0.95, 0.85, 0.8, 0.7, 0.65, 0.9, 0.4]
+    config = {"method": "ccd_agreement", "warmup_rounds": 1, "stop": "end_of_text"}
+    cut, whole = (fill(with_ends(confidence, [0] * 6 + [token, 0], 6), config, 8, ()).trajectory.rounds for token in (6, 0))
+    assert [r.slots.size for r in cut][:3] == [1, 1, 1]
+    assert [r.slots.size for r in whole][:3] == [1, 1, 2]
+
+
 def test_agreement_may_keep_to_the_quota() -> None:
     toy = Independent(CONFIDENCE)
     rounds = fill(toy, {"method": "ccd_agreement", "warmup_rounds": 1, "adaptive": False}, 10, ()).trajectory.rounds

@@ -1,13 +1,18 @@
 """Dream's time grid, noise on the order, Dimple's confident decoding, priors."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.time_grid import grid
+from paceline.models.denoiser import Call
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint
 from tests.diffusion.toys_t4 import t4
@@ -113,6 +118,41 @@ def test_confidence_is_the_clean_one() -> None:
     toy = Independent([0.97, 0.6, 0.96, 0.5])
     rounds = fill(toy, {"method": "dimple", "temperature": 1e-6, "score": "leftmost"}, 4, ()).trajectory.rounds
     assert sorted(rounds[0].slots.tolist()) == [0, 2]
+
+
+class Fenced:
+    """A denoiser in which a prompt of so many slots sees nothing but itself."""
+
+    def __init__(self, inner: Any, prompt: int) -> None:
+        self.inner, self.prompt = inner, prompt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        return self.inner.forward([replace(call, mask=self.seen(call)) for call in calls])
+
+    def seen(self, call: Call) -> np.ndarray:
+        keys = call.slots if call.read is None else np.concatenate([call.read, call.slots])
+        return (call.slots[:, None] >= self.prompt) | (keys[None, :] < self.prompt)
+
+
+@pytest.mark.parametrize("kind", ["full", "shifted"])
+def test_a_prefilled_prompt_is_exact_where_it_does_not_see_the_answer(kind: Any) -> None:
+    """With shifted logits its last token is computed again; a prompt that sees the masks makes prefilling approximate."""
+    config, open_ = {"method": "dimple", "confidence_threshold": 0.7}, []
+    for seed in range(2):
+        toy = t4(kind, seed=seed)
+        for one, runs in ((Fenced(toy, 3), None), (toy, open_)):
+            plain, stored = (fill(one, {**config, "cache": cache}) for cache in ("none", "prefix"))
+            passes = plain.trajectory.calls
+            if runs is None:
+                assert same(plain, stored)
+                assert np.allclose(plain.canvas.confidence, stored.canvas.confidence, atol=1e-9, equal_nan=True)
+                assert stored.trajectory.slots_computed == 15 + (passes - 1) * (12 + (kind == "shifted"))
+            else:
+                runs.append(np.allclose(plain.canvas.confidence, stored.canvas.confidence, atol=1e-6, equal_nan=True))
+    assert not all(open_)
 
 
 def test_priors_never_change_and_count_in_no_quota() -> None:

@@ -73,6 +73,26 @@ def test_a_written_token_is_replaced_when_the_model_is_sure_enough() -> None:
     assert kept.canvas.tokens[0] == 1
 
 
+def test_an_edit_asks_for_more_than_its_threshold() -> None:
+    """Once it is full, the only other token of slot 0 has a probability of exactly one half."""
+    toy = Scripted(lambda filled, slot: (0, 0.5) if slot == 0 and filled == 2 else (1, 0.9), vocab_size=3)
+    config = {"method": "llada2.1_s", "max_post_edit_steps": 1}
+    assert fill(toy, {**config, "edit_threshold": 0.5}, 2, ()).canvas.output == [1, 1]
+    assert fill(toy, {**config, "edit_threshold": 0.49}, 2, ()).canvas.output == [0, 1]
+
+
+def test_calls_of_blocks_are_bounded_with_the_pass_that_stores() -> None:
+    """A block takes at most B + 16 rounds and one pass more for its keys; every rewritten block is stored anew."""
+    edits = 0
+    for mode in MODES:
+        toy = t4("block", seed=1)
+        plain, cached = (fill(toy, {"method": mode, "cache": cache}, 13) for cache in ("none", "block"))
+        assert same(plain, cached)
+        assert cached.trajectory.calls <= 4 * (4 + 16 + 1)
+        edits += sum(r.edited.size for r in cached.trajectory.rounds)
+    assert edits > 0
+
+
 def test_earlier_blocks_are_edited_only_if_the_scope_says_so() -> None:
     def script(filled: int, slot: int) -> tuple[int, float]:
         return (1 if filled < 3 else 2, 0.9) if slot == 0 else (3, 0.9)

@@ -130,6 +130,25 @@ def test_the_first_update_is_the_plain_policy_gradient(recipe: SimpleNamespace, 
     assert not torch.allclose(ours, gradient(net, direct(net, outcomes, advantage, wrong=True)), rtol=1e-2, atol=1e-4)
 
 
+def test_the_divergence_from_the_reference_is_weighed_in(recipe: SimpleNamespace) -> None:
+    """In the first update the loss is -mean A + beta KL, k3 averaged over the tokens of each round; it has a gradient."""
+    net, advantage = net64(recipe), advantages()
+    rollouts, outcomes = rolled(recipe, net, METHODS[2])
+    views = recipe.cj_grpo.trajectory_views(rollouts, MASK)
+    with torch.no_grad():
+        old, reference = (recipe.grpo.log_probs(one, rollouts, views) for one in (net, net64(recipe, seed=1)))
+    batch = recipe.grpo.Batch(rollouts, views, old, reference, advantage)
+    by_hand = []
+    for i, outcome in enumerate(outcomes):
+        rounds = [(reference - old)[i, torch.from_numpy(one.slots)] for one in outcome.trajectory.rounds]
+        by_hand.append(np.mean([float((d.exp() - d - 1).mean()) for d in rounds]))
+    losses = {beta: batch.loss(net, epsilon=0.5, beta=beta) for beta in (0.0, 0.04)}
+    assert losses[0.0].item() == pytest.approx(-advantage.mean().item(), abs=1e-9)
+    assert (losses[0.04] - losses[0.0]).item() == pytest.approx(0.04 * np.mean(by_hand), rel=1e-9)
+    assert np.mean(by_hand) > 1e-2
+    assert not torch.allclose(gradient(net, losses[0.04]), gradient(net, losses[0.0]), rtol=1e-3, atol=1e-6)
+
+
 def test_draws_follow_the_law(recipe: SimpleNamespace) -> None:
     """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another law fails. Measures as in decoding."""
     logits = torch.tensor([[0.3, -1.0, -torch.inf, 1.2, 0.5]]).repeat(20_000, 1)

@@ -35,6 +35,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "quota": "quota:Quota",
         "threshold": "threshold:Threshold",
         "factor": "threshold:Factor",
+        "certain": "certain:Certain",
         "local_leap": "local_leap:LocalLeap",
         "explore": "explore:Explore",
         "coherent": "coherent:Coherent",
@@ -127,6 +128,7 @@ DIMPLE = "Dimple: Discrete Diffusion Multimodal Large Language Model with Parall
 TDAR = "TDAR: test-time scaling of block diffusion (arXiv:2602.09555)"
 CDLM = "CD4LM: consistency distillation and confidence-adaptive decoding (https://github.com/yihao-liang/CDLM)"
 PARALLEL = "Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (arXiv:2509.25188)"
+CERTAINTY = "dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488)"
 PROPHET = "Diffusion Language Models Know the Answer Before Decoding (arXiv:2508.19982)"
 EDITING = "LLaDA2.1: Speeding Up Text Diffusion via Token Editing (arXiv:2602.08676)"
 REMDM = "Remasking Discrete Diffusion Models with Inference-Time Scaling (arXiv:2503.00307)"
@@ -173,6 +175,7 @@ METHODS: Mapping[str, Method] = {
     "bacd": Method(TDAR, commit="bounded"),
     "bacd_progressive": Method(TDAR, schedule="progressive", commit="bounded"),
     "cad": Method(CDLM, modifiers=("eos_bar",), commit="capped"),
+    "dparallel": Method(CERTAINTY, score="entropy", commit="certain"),
     "eotp": Method(PARALLEL, stop="end_of_text"),
     "learn2pd": Method(PARALLEL, commit="learned", needs="a trained filter"),
     "learn2pd_eotp": Method(PARALLEL, commit="learned", stop="end_of_text", needs="a trained filter"),

@@ -20,6 +20,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "confidence_low": (0.0, ABOVE_ONE),
     "confidence_high": (0.0, ABOVE_ONE),
     "relaxed_threshold": (0.0, ABOVE_ONE),
+    "entropy_threshold": (-1.0, 1e9),
     "edit_threshold": (0.0, 1.0),
     "filter_threshold": (0.0, 1.0),
     "gap_progress": (0.0, 1.0),
