@@ -4,13 +4,16 @@ import re
 
 import pytest
 
+from paceline import LLM
 from paceline.bench.parallel_tasks import items
+from paceline.cli.options import sampling_params
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
 from paceline.llm import BUNDLED
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.denoiser_native import NativeDenoiser
+from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.tokenizer import Tokenizer, same_tokenizer
 
 KINDS = {"diffusion": "full", "block_diffusion": "block"}
@@ -29,6 +32,21 @@ def test_they_load(model: tuple[str, NativeDenoiser, Tokenizer]) -> None:
     assert tokenizer.encode("<|mask|>") == [denoiser.mask_token_id]
     assert denoiser.eos_token_ids == (3,)
     assert sum(path.stat().st_size for path in (BUNDLED / name).iterdir()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_where_nothing_is_said_they_write_as_much_as_they_were_trained_on(name: str) -> None:
+    llm = LLM(f"bundled/{name}", dtype="float32", seed=0)
+    assert llm.default_sampling_params().max_tokens == sampling_params({}, llm).max_tokens == 32
+    assert sampling_params({"max_tokens": 5}, llm).max_tokens == 5
+    assert "max_tokens" not in GenerationDefaults.load(BUNDLED / "target").sampling
+    [item] = items("copy", split="test", count=1, seed=3)
+    [answer, whole] = [
+        out.outputs[0]
+        for out in llm.generate([item.prompt] * 2, [sampling_params({"ignore_eos": end}, llm) for end in (False, True)])
+    ]
+    assert item.right(answer.text)
+    assert (answer.finish_reason, len(whole.token_ids)) == ("stop", 32)
 
 
 def test_they_write_the_tokens_of_the_bundled_target(model: tuple[str, NativeDenoiser, Tokenizer]) -> None:

@@ -14,6 +14,7 @@ import torch
 from paceline.bench.parallel_tasks import NAMES
 from paceline.models.denoiser import Call
 from paceline.models.denoiser_load import load_denoiser
+from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.tokenizer import Tokenizer
 from tests.recipes.loaded import loaded
 from tests.test_recipes import tiny_texts
@@ -157,6 +158,7 @@ def test_all_stages(recipe: SimpleNamespace, tmp_path: Path) -> None:
         recipe.write.main([str(tmp_path / kind / "state.safetensors"), str(folder)])
         recipe.card.main([str(folder), "--history", str(tmp_path / kind / "history.json"), "--count", "1", "--tasks", "copy"])
         assert "| copy | one | 0% |" in (folder / "README.md").read_text()
+        assert GenerationDefaults.load(folder) == GenerationDefaults.load(recipe.model.BUNDLED)
         denoiser = load_denoiser(folder, dtype="float32")
         assert denoiser.attention == ("full" if kind == "plain" else "block")
         tokenizer = Tokenizer.load(folder)

@@ -1,8 +1,8 @@
 """A model folder from a training state: LLaDA's layout for the plain model, SDAR's for the block-causal one.
 
 In:  OUT/state.safetensors of train.py, the bundled target's tokenizer. Out: a folder that `load_denoiser` reads: config.json,
-model.safetensors in bfloat16, tokenizer files with the mask token. Not here: the model card, which is written by hand from
-evaluate.py's figures.
+model.safetensors in bfloat16, tokenizer files with the mask token, generation_config.json with the longest answers of training.
+Not here: the model card, which is written by hand from evaluate.py's figures.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from flags import new_parser
+from lessons import LENGTHS
 from model import EOS, MASK, MAX_LENGTH, TARGET, Net, read_state
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
@@ -22,6 +23,7 @@ from torch import Tensor
 from paceline.models.denoiser_spec import DenoiserSpec
 
 MASK_TEXT = "<|mask|>"
+GENERATION = {"eos_token_id": EOS, "pad_token_id": EOS, "max_new_tokens": max(LENGTHS)}
 Weights = Mapping[str, Tensor]
 
 
@@ -141,6 +143,7 @@ def write(net: Net, out: Path) -> None:
     config, tensors = LAYOUTS[net.spec.model.family](net.spec, net.state_dict())
     config |= {"eos_token_id": EOS, "pad_token_id": EOS, "mask_token_id": net.spec.mask_token_id, "torch_dtype": "bfloat16"}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (out / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n", encoding="utf-8")
     stored = {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # the writer leaves it readable by its owner alone
