@@ -96,6 +96,14 @@ def test_the_eager_rule_cuts_on_a_guess() -> None:
     assert eager.trajectory.slots_computed < fill(toy, "eotp", 4, ()).trajectory.slots_computed
 
 
+def test_the_eager_rule_cuts_at_the_surest_guess() -> None:
+    """Of the ends guessed at slots 1 and 3 the second is surer: passes over 5, 4, 4 and 4 slots."""
+    toy = with_ends([0.9, 0.3, 0.4, 0.35, 0.2], [0, END, 0, END, 0], END)
+    eager = fill(toy, {"method": "eotp", "eager_end": True}, 5, ())
+    assert eager.trajectory.slots_computed == 5 + 4 + 4 + 4
+    assert eager.canvas.output == [0, END]
+
+
 def test_texts_without_an_end_keep_their_length() -> None:
     toy = with_ends([0.5, 0.4, 0.9], [0, 1, 2], END)
     assert same(fill(toy, "eotp", 3, ()), fill(toy, "static", 3, ()))
