@@ -61,7 +61,9 @@ the verb. `python -m paceline` is the same command.
 DIFFUSION = """Methods for diffusion language models, chosen by the key `method` of `diffusion_config` (`LLM(diffusion_config=...)`,
 `paceline generate --diffusion-config`). Each is a composition of parts; every part can be replaced by name, and every other key is
 an option of the parts chosen. What the table leaves out is as usual: schedule `blocks`, score `confidence`, commit `quota`, no
-cache, no verification. A block-causal model takes the exact block cache where nothing else is said."""
+cache, no verification. A block-causal model takes the exact block cache where nothing else is said. Papers mostly decode in blocks
+of 32 slots; under full attention the whole text is one block here unless `block_length` says otherwise, since a text may have any
+length and blocks must divide it."""
 USUAL = {"schedule": "blocks", "score": "confidence", "commit": "quota", "cache": "none", "verification": "none"}
 
 

@@ -9,7 +9,7 @@ from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.diffusion.trajectory_measures import BitsToRounds, global_ar, local_ar, order_of
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill
-from tests.diffusion.toys import Joint, permutation
+from tests.diffusion.toys import Independent, Joint, permutation
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -49,6 +49,16 @@ def test_methods_in_order_and_out_of_it() -> None:
     left = order_of(fill(toy, "leftmost", 6, ()).trajectory)
     assert global_ar(left) == local_ar(left) == 1.0
     assert global_ar(order_of(fill(toy, {"method": "random"}, 6, (), seed=3).trajectory)) < 1.0
+
+
+def test_within_a_round_the_surest_comes_first() -> None:
+    outcome = fill(Independent([0.5, 0.9, 0.3, 0.7]), {"method": "leftmost", "denoising_steps": 2}, 4, ())
+    assert outcome.trajectory.order.tolist() == order_of(outcome.trajectory).tolist() == [1, 0, 3, 2]
+
+
+def test_a_bound_is_a_whole_number_of_rounds() -> None:
+    measured = BitsToRounds(4, 2.5, 1.0)
+    assert [measured.bound(), measured.bound(2.0), measured.bound(2.1), measured.bound(0.0)] == [3, 2, 3, 0]
 
 
 def test_a_slot_written_twice_counts_where_it_was_written_last() -> None:

@@ -33,6 +33,9 @@ from paceline.models.denoiser import Ints
 class FreeDave:
     """Keeps the furthest draft that the plain method reaches: the same canvases in fewer passes.
 
+    The authors' scripts take the tree layout and the dual cache. Here neither is taken unasked: the one rounds otherwise, the other
+    writes another text than decoding without a cache.
+
     Args:
         drafts: canvases computed in one pass; 1 is the plain method.
         layout: "batch" computes each draft in a call of its own, as the plain method would, to the bit; "tree" lays them along one

@@ -7,7 +7,7 @@ quality mode asks for more before it does either.
 In: predictions at written slots. Out: their new tokens. Not here: which masked slots are written (any commit rule), penalties on
 repeated tokens (`repetition_guard`).
 Source: LLaDA2.1: Speeding Up Text Diffusion via Token Editing (arXiv:2602.08676); rounds are counted as in SGLang's
-joint threshold.
+joint threshold. Masked slots are written from the threshold on, as everywhere here; theirs exceed it.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ class Window(Refreshed):
     Positions are those of the canvas, whatever is left out. An active slot beyond the window, where many slots are written between
     two refreshes, is computed all the same.
 
+    The defaults are the authors' for LLaDA; for Dream they take window_slots 128 and score entropy.
+
     Args:
         active_slots: computed in every pass; None is all. The schedule takes the same.
         window_slots: masked slots that exist for the model, the active ones included; None is all.
