@@ -22,6 +22,7 @@ def test_everything_open_and_refreshed_every_round_is_the_full_canvas(kind: str,
     plain = fill(toy, "static")
     ours = fill(toy, {"method": "window_diffusion", **ALL, "refresh": refresh})
     assert same(plain, ours)
+    assert np.array_equal(plain.canvas.confidence, ours.canvas.confidence, equal_nan=True)
     assert ours.trajectory.slots_computed == plain.trajectory.slots_computed
 
 
