@@ -17,6 +17,7 @@ from paceline.controllers.fixed import FixedController
 from paceline.controllers.limited import LimitedController
 from paceline.engine.footprint import footprint_of, limited, runners_of
 from paceline.errors import ConfigError
+from paceline.llm import BUNDLED
 from paceline.models.footprint import cache_bytes, slot_bytes
 
 
@@ -131,6 +132,31 @@ def test_auto_plans_within_the_limit(folder: Path, plain: LLM) -> None:
     assert texts(llm, 1, 30, 60) == texts(plain, 1, 30, 60)
     assert max(held for held, _, _ in meter.steps) <= limit
     assert "nodes within" in llm.engine.parts.controller.explain(0)
+
+
+@pytest.mark.parametrize(("kind", "stores"), [("diffusion", False), ("block_diffusion", True)])
+def test_drafts_of_a_diffusion_model_are_counted(kind: str, stores: bool) -> None:
+    """Logits of all drafted slots at once, and what a block-causal model stores of the text."""
+    config = {"method": "deer", "model": str(BUNDLED / kind), "num_speculative_tokens": 5}
+    llm = LLM(speculative_config=config, threads=1, enable_prefix_caching=False, speculative_memory_bytes=10**9)
+    (drafter,), vocab = llm.engine.parts.crew.drafters, llm.runner.info.vocab_size
+    found = footprint_of(llm.runner, [drafter])
+    assert found.row == vocab * 2 + drafter.denoiser.vocab_size * 4  # type: ignore[attr-defined]
+    held: list[tuple[int, int]] = []
+
+    def look(record: Any) -> None:
+        (state,) = record.sequences[0].states
+        cache = None if state is None else state.cache
+        if state is not None:  # it is gone after the last step
+            held.append((0 if cache is None else cache.keys.nbytes + cache.values.nbytes, found.drafts(record.lengths[0], 5)))
+
+    llm.engine.watchers.append(look)
+    texts(llm, 1, 100, 60)
+    assert all((made > 0) == stores and made <= predicted for made, predicted in held)
+    assert max(made for made, _ in held) >= 0.9 * max(predicted for _, predicted in held)
+    least = found.sequence(16, 1, 0.0)
+    with pytest.raises(ConfigError, match=f"speculative_memory_bytes must be at least {least}"):
+        LLM(speculative_config=config, threads=1, speculative_memory_bytes=least - 1)
 
 
 def test_what_fits_nothing_is_refused(folder: Path) -> None:

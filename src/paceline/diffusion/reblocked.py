@@ -37,6 +37,11 @@ class Reblocked:
         self.eos_token_ids, self.max_length = inner.eos_token_ids, inner.max_length
         self.needs_left = inner.needs_left
 
+    @property
+    def slot_bytes(self) -> int:
+        """See `models.denoiser.Denoiser`."""
+        return self.inner.slot_bytes
+
     def new_cache(self, length: int) -> SlotCache:
         """See `models.denoiser.Denoiser`."""
         return self.inner.new_cache(length)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from paceline.tree.types import Budget, Scores, Verdict
 
 if TYPE_CHECKING:
     import torch
+
+LEAST_ROOM: Final = 256
+"""Slots of a cache, which double when they are full."""
 
 
 class DenoisedState:
@@ -127,6 +130,23 @@ class DenoisingDrafter(ABC, Generic[S]):
         for state in states:
             state.cache, state.slots = None, 0
 
+    def held_bytes(self, tokens: int) -> int:
+        """At most what a sequence of so many tokens, drafted ones included, keeps of keys and values."""
+        if not self._stores:
+            return 0
+        assert self.denoiser.block_length is not None
+        slots = tokens + len(self.between) + self.denoiser.block_length
+        return self._room(slots) * self.denoiser.slot_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a drafted token's logits, all of which come from one pass."""
+        return 4 * self.denoiser.vocab_size
+
+    def _room(self, slots: int) -> int:
+        """Slots of a cache that is made where so many are needed."""
+        return min(max(1 << (slots - 1).bit_length(), LEAST_ROOM), self.denoiser.max_length)
+
     def _steps(self, budget: Budget) -> int:
         """Tokens to draft: within the budget, the options and the canvas, which must hold one token of the text at least."""
         return min(budget.nodes, budget.depth, self.limit, self.denoiser.max_length - 1 - len(self.between))
@@ -167,7 +187,7 @@ class DenoisingDrafter(ABC, Generic[S]):
     def _held(self, state: S, slots: int) -> int:
         """Slots whose keys and values are stored; makes room for so many slots in all."""
         if state.cache is None or state.slots < slots:
-            state.slots = min(max(2 * slots, 256), self.denoiser.max_length)
+            state.slots = self._room(slots)
             state.cache = self.denoiser.new_cache(state.slots)
         return int(state.cache.stored.size)
 

@@ -15,6 +15,7 @@ from typing import Any
 from paceline.controllers.base import Controller
 from paceline.controllers.limited import Footprint, LimitedController
 from paceline.drafters.base import Drafter
+from paceline.drafters.denoising import DenoisingDrafter
 from paceline.errors import ConfigError
 from paceline.models.base import Runner
 from paceline.models.footprint import cache_bytes, save_memory, slot_bytes
@@ -46,18 +47,19 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
         ConfigError: caches that are not counted.
     """
     slot, drafts = slot_bytes(runner), [one for drafter in drafters for one in runners_of(drafter)]
+    denoising = [drafter for drafter in drafters if isinstance(drafter, DenoisingDrafter)]
     for one in (runner, *drafts):
         if (slot_bytes(runner) if one is runner else cache_bytes(one, 1)) is None:
             raise ConfigError(f"speculative_memory_bytes is not available with {one.info.name}: its caches are not counted")
     for one in drafts:
         save_memory(one)
     vocab = runner.info.vocab_size
-    draws = 2 * ROW * vocab if drafts else ROW * vocab
+    draws = 2 * ROW * vocab if drafts or denoising else ROW * vocab
     return Footprint(
         slot or 0,
-        vocab * runner.info.dtype.itemsize,
+        vocab * runner.info.dtype.itemsize + sum(one.row_bytes for one in denoising),
         draws,
-        lambda tokens: sum(cache_bytes(one, tokens) or 0 for one in drafts),
+        lambda tokens: sum(cache_bytes(one, tokens) or 0 for one in drafts) + sum(one.held_bytes(tokens) for one in denoising),
         2 if any(hasattr(drafter, "ahead") for drafter in drafters) else 1,
     )
 

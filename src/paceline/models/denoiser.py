@@ -75,6 +75,7 @@ class Denoiser(Protocol):
         block_length: of a block-causal layout; None for full attention.
         needs_left: the logits of a slot come from the pass at the slot left of it (layouts adapted from autoregressive models,
             "shifted logits"): a slot has logits only if the one left of it is computed by the same call.
+        slot_bytes: keys and values of one slot in a cache, all layers.
     """
 
     vocab_size: int
@@ -84,6 +85,9 @@ class Denoiser(Protocol):
     attention: Literal["full", "block"]
     block_length: int | None
     needs_left: bool
+
+    @property
+    def slot_bytes(self) -> int: ...
 
     def new_cache(self, length: int) -> SlotCache:
         """An empty cache for a canvas of at most `length` slots."""

@@ -44,6 +44,12 @@ class NativeDenoiser:
         self._norm = norm(weights["final_norm.weight"], model.norm_eps)
         self._head = head(self._table if model.tied else weights["head.weight"], invariant)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Keys and values of one slot, all layers."""
+        model = self.spec.model
+        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * self.dtype.itemsize
+
     def new_cache(self, length: int) -> NativeSlotCache:
         """An empty cache for a canvas of at most `length` slots."""
         model = self.spec.model
