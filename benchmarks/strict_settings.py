@@ -30,6 +30,7 @@ Config = dict[str, Any]
 GUESSES = {"num_speculative_tokens": 6}
 NGRAM: Config = {"method": "ngram", **GUESSES}
 DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
+NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH = 256
 
@@ -49,9 +50,9 @@ def settings(plain: Sequence[RequestOutput]) -> dict[str, Config]:
         "specmquant": {"model": DRAFT["model"], "min_draft_length": 4},
         "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
         "easyspec": {"model": TARGET, "overlap": True},
-        "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0},
-        "diffuspec": {"model": DENOISER},
-        "deer": {"model": DENOISER},
+        "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
+        "diffuspec": {"model": DENOISER, **NEAR},
+        "deer": {"model": DENOISER, **NEAR},
         "tli": {"model": shuffled()},
         "slem": {"model": shuffled()},
     }
