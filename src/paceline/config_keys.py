@@ -24,6 +24,9 @@ VLLM_KEYS = frozenset(
 )
 """vLLM's other keys. None says there that a key is not given, so it says the same here, whether the key is known or not."""
 
+NAMED: Final = 8
+"""Most options, and most keys of all methods, that a message names where none is close."""
+
 CLOSE: Final = 0.7
 """Least similarity (difflib's ratio) of what is offered instead."""
 
@@ -41,12 +44,19 @@ def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str],
         options: of the method, and of the controller where they may stand there.
         general: keys that stand beside every method.
     Raises:
-        ConfigError: with the closest of all these keys; where none is close, with all of them.
+        ConfigError: with the closest of all these keys; where none is close, with the first of them.
     """
     for key in given:
         if key not in options:
             rest = [one for one in general if one != key and one not in options]
             close = near(key, [*options, *rest])
-            known = f"known are {', '.join(sorted(options)) or 'no options'}; with every method also {', '.join(rest)}"
+            known = f"known are {_some(sorted(options)) or 'no options'}; with every method also {_some(rest)}"
             hint = f"did you mean {' or '.join(close)}?" if close else known
             raise ConfigError(f"{kind} does not know {key!r}; {hint}")
+
+
+def _some(names: Sequence[str]) -> str:
+    """All names where they are few, else the first, how many more there are, and where they stand."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more (docs/methods.md)"

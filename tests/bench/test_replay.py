@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.bench import replay
+from paceline.bench.advice import summarize
 from paceline.bench.replay import Recorder
 from paceline.bench.replay_step import LIKELIEST, _untried, places
 from paceline.constraints.rules import Rules
@@ -42,6 +44,32 @@ def recorded(llm: LLM, params: SamplingParams = GREEDY, prompt: Any = PROMPT) ->
 
 def path_of(step: dict[str, Any]) -> list[dict[str, Any]]:
     return [node for node in step["nodes"] if node["status"] in ("accepted", "ended")]
+
+
+@pytest.mark.parametrize("planning", [5.0, 0.0])
+def test_planning_at_first_and_recording_are_no_part_of_the_steps(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, planning: float
+) -> None:
+    now, plan, record = [0.0], FixedController.plan, replay.plain_step
+
+    def planned(controller: FixedController, signals: Any) -> None:
+        now[0] += planning
+        plan(controller, signals)
+
+    def kept(*arguments: Any) -> Any:
+        now[0] += 1.0
+        return record(*arguments)
+
+    monkeypatch.setattr(FixedController, "plan", planned)
+    monkeypatch.setattr(replay, "plain_step", kept)
+    monkeypatch.setattr(replay, "perf_counter", lambda: now[0])
+    data = recorded(llm, replace(GREEDY, max_tokens=6))
+    first, *later = [step["seconds"]["other"] for step in data["steps"]]
+    assert data["record_seconds"] == len(data["steps"])
+    assert (data["planning_seconds"] > 0.0, first == 0.0) == (planning > 0.0, planning > 0.0)  # never more than the step's own rest
+    assert all(later)
+    own = sum(sum(step["seconds"].values()) for step in data["steps"])
+    assert summarize(data)["tokens_per_second"] == pytest.approx(len(data["tokens"]) / own)
 
 
 CASES = {

@@ -14,6 +14,7 @@ from bench.credulous import believe_chains
 from paceline import LLM, registry
 from paceline.bench.candidates import MOST, Arm, candidates, thread_counts, with_prediction
 from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS
+from paceline.bench.trial import LEAST_TOKENS
 from paceline.bench.tune import FIXED_UP_TO, Tuning, tune
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
@@ -168,6 +169,21 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
     assert any(what.startswith("searching, ") for what in seen)
 
 
+def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = ["One day, a little girl named Lily", "Once upon a time there was a"]  # texts of 64 tokens and more
+    kept = run(budget=800.0, max_tokens=64, prompts=prompts)
+    assert (kept.asked_tokens, kept.budget) == (64, 800.0)
+    assert kept.max_tokens is not None
+    assert LEAST_TOKENS <= kept.max_tokens < 40
+    assert kept.seconds < 1.1 * 800
+    assert kept.profile is not None
+    assert kept.profile.measured["max_tokens"] == kept.max_tokens
+    for hook in ("shorten", "hurry"):
+        monkeypatch.setattr(f"paceline.bench.tune.Trial.{hook}", lambda *_: None)
+    late = run(budget=800.0, max_tokens=64, prompts=prompts)
+    assert (late.max_tokens, late.seconds > 1.3 * 800) == (64, True)
+
+
 def test_a_short_budget_tries_the_most_promising_only(run: Run) -> None:
     found = run(budget=10.0)
     assert len(found.settings) == LEAST_ARMS
@@ -210,8 +226,12 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert "draft_model (draft, tree_width 4), controller auto" in words
     assert "off, 1 thread" in words
     assert len(set(words)) == len(words)
-    assert found.skipped["corrupted_oracle"] == "needs recorded continuations"
-    assert found.skipped["prediction"] == "needs a prediction with the request"
+    assert found.skipped["corrupted_oracle"].startswith("it measures, it does not guess")
+    assert found.skipped["prediction"].startswith("it follows what a request predicts")
+    assert "takes a datastore made with the target's tokenizer" in found.skipped["rest"]
+    assert {"method": "quantized_copy"} in [setting.config for setting in found.settings]
+    assert {"method": "specmquant", "model": DRAFT} in [setting.config for setting in found.settings]
+    assert not any("needs" in why for why in found.skipped.values())
     entry = registry.Entry("paceline.drafters.ngram:NgramDrafter", "table")
     more = {**registry.DRAFTERS, "another": entry, "tapping": registry.Entry(entry.target, "head", needs=("early_exit",))}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})
@@ -219,7 +239,7 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert {"method": "another"} in [setting.config for setting in found.settings]
     assert found.skipped["tapping"] == "this model's runner cannot do early_exit"
     assert found.settings[0].config == {"method": "auto"}
-    assert found.skipped["draft_model"] == "no draft model; give one with --draft-model"
+    assert found.skipped["draft_model"] == "it drafts with a second model; name one with --draft-model"
 
 
 def test_a_search_starts_with_so_many_settings_and_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

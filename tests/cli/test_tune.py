@@ -122,13 +122,24 @@ def test_words_of_an_interrupt() -> None:
 def test_refusals_and_what_was_left_out_are_said() -> None:
     said = words(
         tuning(
-            refused={"x, 5 tokens": "output differs"}, skipped={"medusa": "needs a head"}, left_out=["y"], beyond=list("abcdefgh")
+            refused={"x, 5 tokens": "output differs"},
+            skipped={"medusa": "no head", "eagle": "no head"},
+            left_out=["y"],
+            beyond=list("abcdefgh"),
         ),
         None,
     )
     said = " ".join(said.split())
     assert "refused: x, 5 tokens: output differs" in said
-    assert "not tried: medusa: needs a head" in said
+    assert "not tried: medusa, eagle: no head" in said
     assert "not tried: 1 setting for which the budget is too short; give more --budget: y" in said
     assert "not tried: 8 settings less promising than those that the search starts with: a; b; c; d; e; f, and 2 more" in said
     assert "less promising" not in words(tuning(), None)
+
+
+def test_what_the_budget_did_not_allow_is_said() -> None:
+    said = " ".join(words(tuning(asked_tokens=128, max_tokens=40, budget=10.0, seconds=14.0), None).split())
+    assert "Prompts were decoded to 40 tokens instead of 128" in said
+    assert "It took 14 s instead of 10" in said
+    said = words(tuning(asked_tokens=128, max_tokens=128, budget=10.0, seconds=11.0), None)
+    assert "instead of" not in said

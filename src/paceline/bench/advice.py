@@ -9,6 +9,7 @@ one disturbed step says nothing of the others, and below TIMED steps no advice r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Any, Final
@@ -30,8 +31,9 @@ def summarize(data: Data) -> Data:
     """Figures and sentences about a replay.
 
     Returns:
-        steps, tokens, guessed (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second; `seconds` by
-        prefill, draft, score, verify, commit, other, and `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1
+        steps, tokens, guessed (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second (over the steps' own
+        time: neither prefill nor first planning nor recording); `seconds` by prefill, draft, score, verify, commit, other, and
+        `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1
         on, steps with a scored guess there and steps in which one stood; `nodes`: number by status; `found` and `advice`:
         sentences.
     """
@@ -40,13 +42,14 @@ def summarize(data: Data) -> Data:
     status: dict[str, int] = {}
     for node in _all_nodes(steps):
         status[node["status"]] = status.get(node["status"], 0) + 1
+    seconds = {name: sum(step["seconds"][name] for step in steps) for name in names}
     summary: Data = {
         "steps": len(steps),
         "tokens": len(data["tokens"]),
         "guessed": sum(token["source"] is not None for token in data["tokens"]),
         "mean_acceptance_length": metrics["mean_acceptance_length"],
-        "tokens_per_second": metrics["tokens_per_second"],
-        "seconds": {"prefill": data["prefill_seconds"]} | {name: sum(step["seconds"][name] for step in steps) for name in names},
+        "tokens_per_second": len(data["tokens"]) / (sum(seconds.values()) or math.inf),
+        "seconds": {"prefill": data["prefill_seconds"]} | seconds,
         "draft_seconds": [_of_drafter(steps, i, "seconds") for i in range(len(data["drafters"]))],
         "acceptance": [_by_depth(steps, i) for i in range(len(data["drafters"]))],
         "nodes": status,
@@ -108,6 +111,7 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
         )
     usual = _usual(data["steps"])
     total = sum(usual)
+    yield _on_what_counts(data, summary)
     if total > 0:
         score, draft, rest = usual
         yield (
@@ -115,6 +119,17 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
             f"all else {_percent(rest, total)}."
         )
         yield from _on_one_step(data["steps"])
+
+
+def _on_what_counts(data: Data, summary: Data) -> str:
+    """Which time the speed counts, and which it does not."""
+    own = sum(value for name, value in summary["seconds"].items() if name != "prefill")
+    planning = f"what the controller measured before its first step ({_milliseconds(data['planning_seconds'])}), "
+    return (
+        f"The steps took {_milliseconds(own)}, {summary['tokens_per_second']:.4g} tokens/s. Not counted are the prompt "
+        f"({_milliseconds(data['prefill_seconds'])}), {planning if data['planning_seconds'] else ''}and recording this page "
+        f"between the steps ({_milliseconds(data['record_seconds'])}); `paceline bench` measures speed."
+    )
 
 
 def _usual(steps: Sequence[Data]) -> tuple[float, float, float]:
@@ -131,8 +146,8 @@ def _on_one_step(steps: Sequence[Data]) -> Iterator[str]:
     much = rest >= OVERHEAD * sum(sum(step["seconds"].values()) for step in steps)
     if much and len(steps) >= FEW and _rest(steps[longest]) > rest / 2:
         yield (
-            f"Most of all else was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: a controller that has not "
-            "measured yet what scoring costs does so when it needs to know."
+            f"Most of all else was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: the controller measured "
+            "what scoring costs, or the machine was busy with something else."
         )
 
 
@@ -249,6 +264,10 @@ def _usual_of_drafter(steps: Sequence[Data], index: int) -> float:
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}\N{NO-BREAK SPACE}ms" if seconds < 1 else f"{seconds:.3g}\N{NO-BREAK SPACE}s"
 
 
 def _percent(part: float, whole: float) -> str:

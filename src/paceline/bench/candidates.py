@@ -35,6 +35,15 @@ OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 USUAL: Final = set(registry.DRAFTERS["draft_model"].needs)
 """What a draft model needs that is tried wherever one is given; methods that need special ones are not."""
 
+MEMORY: Final = "memory for "
+"""How needs begin that the loader checks itself: such a method is tried, and refused where there is too little."""
+
+GUESS_NOTHING: Final = {
+    "corrupted_oracle": "it measures, it does not guess; `paceline bench --dial` asks for it",
+    "prediction": "it follows what a request predicts, and prompts predict nothing; a profile reads predictions all the same",
+}
+"""Methods that no set of prompts can measure -> why."""
+
 CHEAP: Final = "table"
 """Kind of drafters that are merged with those of the other kinds."""
 
@@ -142,26 +151,29 @@ def _singles(capabilities: Capabilities, drafts: Sequence[str]) -> tuple[list[di
     for name, entry in registry.table("drafters").items():
         abilities = [need for need in entry.needs if need in Capabilities.__dataclass_fields__]
         lacking = [need for need in abilities if not getattr(capabilities, need)]
+        others = [need for need in entry.needs if need not in abilities and not need.startswith(MEMORY)]
         with_model = "model" in _parameters(name)
-        if lacking:
+        if name in GUESS_NOTHING:
+            skipped[name] = GUESS_NOTHING[name]
+        elif lacking:
             skipped[name] = f"this model's runner cannot do {', '.join(lacking)}"
-        elif with_model and set(entry.needs) - set(abilities) != USUAL:
-            skipped[name] = f"needs {', '.join(need for need in entry.needs if need not in abilities)}; name it yourself"
+        elif set(others) - (USUAL if with_model else set()):
+            skipped[name] = f"it takes {others[0]}, which a search cannot find; `paceline bench -s` measures it with yours"
         elif with_model and drafts:
             configs += [{"method": name, "model": draft} for draft in drafts]
         elif with_model:
-            skipped[name] = "no draft model; give one with --draft-model"
-        elif len(abilities) < len(entry.needs):
-            skipped[name] = f"needs {', '.join(need for need in entry.needs if need not in abilities)}"
+            skipped[name] = "it drafts with a second model; name one with --draft-model"
         else:
             configs.append({"method": name})
     return configs, skipped
 
 
 def _lists(singles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each cheap method merged with each that runs a model."""
-    cheap = [config for config in singles if registry.lookup("drafters", str(config["method"])).kind == CHEAP]
+    """Each cheap method merged with each that runs a model, those that keep a copy of the target last."""
+    entries = {str(config["method"]): registry.lookup("drafters", str(config["method"])) for config in singles}
+    cheap = [config for config in singles if entries[str(config["method"])].kind == CHEAP]
     dear = [config for config in singles if config not in cheap]
+    dear.sort(key=lambda config: any(need.startswith(MEMORY) for need in entries[str(config["method"])].needs))
     return [{"method": [dict(a), dict(b)]} for b in dear for a in cheap]
 
 

@@ -11,6 +11,8 @@ In: an LLM, a prompt. Out: the layout below. Not here: sentences about it (`benc
     drafters            names by source index
     output              text, token_ids, finish_reason, stop_reason, error (or null), metrics (as RequestMetrics.to_dict)
     prefill_seconds     of the prompt
+    planning_seconds    of the controller before the first step, when it measures what passes cost; as in `metrics` not in a step
+    record_seconds      that recording took between the steps; in no other figure here but those of `metrics`
     texts               token id (as a string) -> its text alone, for every id below
     tokens              per generated token: token, text (what it adds to the output; "" inside a character), source (index into
                         drafters, null is the target's own), step, p
@@ -39,6 +41,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from paceline import __version__
@@ -62,6 +65,7 @@ class _Listening:
     def __init__(self, controller: Any) -> None:
         self.controller = controller
         self.heard: dict[tuple[int, int], Heard] = {}
+        self.first_plan: float | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
@@ -76,8 +80,10 @@ class _Listening:
         self.controller.resting = steps
 
     def plan(self, signals: Any) -> None:
-        self.heard = {}
+        self.heard, start = {}, perf_counter()
         self.controller.plan(signals)
+        if self.first_plan is None:
+            self.first_plan = perf_counter() - start
 
     def budget(self, index: int, drafter: int, so_far: Any) -> Budget:
         budget: Budget = self.controller.budget(index, drafter, so_far)
@@ -117,7 +123,7 @@ class Recorder:
         self._params = SamplingParams()
         self._made: dict[str, _Made] = {}
         self._names: list[str] = list(llm.engine.parts.crew.names)
-        self._prefill = 0.0
+        self._prefill = self._recording = self._planning = 0.0
 
     @property
     def steps(self) -> int:
@@ -147,13 +153,18 @@ class Recorder:
                 stream.close()
 
     def _watch(self, record: StepRecord, ear: _Listening) -> None:
+        start = perf_counter()
         for i, sequence in enumerate(record.sequences):
             made = self._made.setdefault(sequence.request.id, _Made([], []))
             heard = {drafter: one for (at, drafter), one in ear.heard.items() if at == i}
             step, tokens = plain_step(record, i, heard, str(ear.controller.explain(i)))
             step["start"] = len(made.tokens)
+            if not made.steps and ear.first_plan is not None:
+                self._planning = min(ear.first_plan, step["seconds"]["other"])
+                step["seconds"]["other"] -= self._planning
             made.tokens += [token | {"step": len(made.steps)} for token in tokens]
             made.steps.append(step)
+        self._recording += perf_counter() - start
 
     def data(self) -> Data:
         """The layout of this module's docstring.
@@ -189,6 +200,8 @@ class Recorder:
                 "metrics": output.metrics.to_dict(),
             },
             "prefill_seconds": self._prefill,
+            "planning_seconds": self._planning,
+            "record_seconds": self._recording,
             "texts": self._texts(made),
             "tokens": made.tokens,
             "steps": made.steps,

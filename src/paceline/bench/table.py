@@ -193,7 +193,10 @@ def remarks(document: Mapping[str, Any]) -> Iterator[str]:
         )
     if bandwidth is not None:
         rate = f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s"
-        yield f"limit: share of the time that reading weights and cache once a step takes at {rate} ({bandwidth['method']})."
+        yield (
+            f"limit: share of the time that reading weights and cache once a step takes at {rate} ({bandwidth['method']}); it can "
+            "pass 100 % where they fit into the processor's caches, which are faster."
+        )
     for cell in document["cells"]:
         place = f"{cell['setting']} on {cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
         if cell["reason"] is not None:

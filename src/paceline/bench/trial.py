@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 from paceline.bench.candidates import Arm
 from paceline.bench.compare import first_difference
@@ -23,6 +26,12 @@ from paceline.config import SamplingParams
 from paceline.engine.outputs import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
+
+LEAST_TOKENS: Final = 16
+"""Runs are not made shorter than this: what a step takes shows in the steps after the first ones."""
+
+LOOKS: Final = 4
+"""Most runs by which the pace at the start is told."""
 
 
 class Trial:
@@ -36,6 +45,7 @@ class Trial:
         clock: seconds.
     Attributes:
         identical, near_ties: compared outputs that were equal, and that differed first at a near tie.
+        seconds: that each pair of runs took.
     """
 
     def __init__(
@@ -50,13 +60,43 @@ class Trial:
         self.threads = _threads()
         self.plain = llm.with_speculative_config(None)
         self.identical = self.near_ties = 0
+        self.seconds: list[float] = []
         self._built: dict[int, LLM] = {}
         self._turns: Counter[int] = Counter()
         self._visits: Counter[tuple[int, int]] = Counter()
 
     def warm_up(self, item: int) -> None:
         """Decode a group plainly, so that what happens once happens now."""
-        self._run(self.plain, item, self.threads, "warm-up")
+        self._run(self.plain, item, self.threads, "warm-up", replace(self.params, max_tokens=LEAST_TOKENS))
+
+    def shorten(self, item: int, seconds: float) -> None:
+        """Let runs end after so many tokens that a plain one of this group takes about `seconds`; never under LEAST_TOKENS, and
+        never longer than they are."""
+        (few, short), (many, long) = self._paced(item, 1, seconds), self._paced(item, LEAST_TOKENS, seconds)
+        each = max(0.0, long - short) / max(1, many - few)
+        self._end_after(few + (seconds - short) / each if each else inf)
+
+    def hurry(self, pairs: int, seconds: float) -> None:
+        """The same by the pace of the pairs so far, so that as many more of them fit into `seconds`."""
+        if self.seconds and self.params.max_tokens is not None:
+            self._end_after(self.params.max_tokens * max(0.0, seconds) / (pairs * median(self.seconds) or inf))
+
+    def _end_after(self, tokens: float) -> None:
+        most = self.params.max_tokens
+        if most is not None and most > LEAST_TOKENS:
+            self.params = replace(self.params, max_tokens=max(LEAST_TOKENS, int(min(most, tokens))))
+
+    def _paced(self, item: int, tokens: int, enough: float) -> tuple[int, float]:
+        """Tokens of the longest output of a plain run that ends after so many, and the least seconds of up to LOOKS such runs, as
+        many as fit into `enough`: whatever else the machine does, makes runs longer and never shorter."""
+        times: list[float] = []
+        longest = 0
+        while not times or (len(times) < LOOKS and sum(times) < enough):
+            salt = f"{tokens} tokens, {len(times)}"
+            outputs, taken = self._run(self.plain, item, self.threads, salt, replace(self.params, max_tokens=tokens))
+            longest = max(len(one.outputs[0].token_ids) for one in outputs)
+            times.append(taken)
+        return longest, min(times)
 
     def pull(self, arm: int, item: int) -> float:
         """Tokens per second of a setting over those of plain decoding with the default threads; which goes first, alternates.
@@ -74,6 +114,7 @@ class Trial:
         else:
             outputs, fast = self._run(llm, item, threads, salt)
             plain, slow = self._run(self.plain, item, self.threads, salt)
+        self.seconds.append(slow + fast)
         self._compare(plain, outputs)
         return (_tokens(outputs) / fast) / (_tokens(plain) / slow)
 
@@ -94,11 +135,13 @@ class Trial:
             self._built[arm] = llm
         return self._built[arm]
 
-    def _run(self, llm: LLM, item: int, threads: int, salt: str) -> tuple[list[RequestOutput], float]:
+    def _run(
+        self, llm: LLM, item: int, threads: int, salt: str, params: SamplingParams | None = None
+    ) -> tuple[list[RequestOutput], float]:
         _set_threads(threads)
         prompts = [salted(prompt, salt) for prompt in self.groups[item]]
         start = self.clock()
-        outputs = llm.generate(prompts, self.params)
+        outputs = llm.generate(prompts, params or self.params)
         seconds = self.clock() - start
         for one in outputs:
             one.raise_for_error()

@@ -4,8 +4,10 @@ In: a loaded LLM, prompts, a time budget. Out: a Tuning, with the profile to kee
 tried (`bench.candidates`), where profiles live (`paceline.profiles`), printing.
 
 Three parts of the budget search, two confirm: the winner of the search is measured again, on prompts that the search did not see
-where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1. A search begins no
-measurement after its time, so that a budget is passed by little more than MIN_PAIRS runs of the winner.
+where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1. Where the model is so slow,
+or the machine so busy, that RUNS runs would not fit, runs are made shorter; the search ends early enough for MIN_PAIRS pairs of the
+winner at the pace of the pairs so far, or these pairs are made shorter still. A budget is passed only by runs that cannot
+be shorter, and by a pace that changed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.bench.candidates import Arm, candidates, thread_counts, with_prediction
-from paceline.bench.halving import MIN_PAIRS, Gain, Interval, Race, RefusedError, confirm, interval, race
+from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RefusedError, confirm, interval, race
 from paceline.bench.trial import Trial
 from paceline.config import SamplingParams
 from paceline.llm import LLM
@@ -28,6 +30,12 @@ from paceline.profiles import Conditions, Profile, model_digest
 
 SEARCH = 0.6
 """Share of the budget that the search may use."""
+
+RUNS = 3 * LEAST_ARMS + 2 * MIN_PAIRS
+"""Runs that are made in any case: a first look has one to warm up, and pairs are two."""
+
+USED = 0.9
+"""Share of the budget that those runs may take, by a plain one's pace at the start."""
 
 APART = 8
 """From so many groups of prompts on, search and confirmation use different ones."""
@@ -52,6 +60,7 @@ class Tuning:
         left_out: words of the settings that the budget did not allow to try.
         beyond: words of those that were not among the most promising (`candidates.MOST`).
         near_ties, compared: outputs that differed from plain decoding at a near tie, of all that were compared.
+        asked_tokens, max_tokens: most new tokens of a prompt, as asked for and as the budget allowed.
         interrupted: Ctrl-C ended it; `in_search` before the confirmation.
         profile: what to keep; None where an interrupt left too few measurements to choose by.
     """
@@ -74,6 +83,9 @@ class Tuning:
     compared: int = 0
     interrupted: bool = False
     in_search: bool = False
+    budget: float = 0.0
+    asked_tokens: int | None = None
+    max_tokens: int | None = None
     seconds: float = 0.0
     profile: Profile | None = None
 
@@ -108,9 +120,8 @@ def tune(
         prompts: as for `LLM.generate`.
         drafts: draft models to try.
         cores: physical cores at hand, for the numbers of threads to try; 0 tries the present number only.
-        budget: seconds; one look at each of LEAST_ARMS settings and MIN_PAIRS runs of the best are made in any case.
-        batch_size: prompts that are decoded at once.
-        clock: seconds.
+        budget: seconds; RUNS runs are made in any case, of fewer tokens where they would take longer.
+        batch_size: prompts that are decoded at once. clock: seconds.
     """
     start, info = clock(), llm.runner.info
     conditions = Conditions.of(info, folder)
@@ -118,14 +129,15 @@ def tune(
     tried = candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
     found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, sum(map(len, groups)), len(groups[0]))
-    found.skipped, found.beyond = dict(tried.skipped), [setting.words(found.threads) for setting in tried.beyond]
+    found.budget, found.asked_tokens, found.skipped = budget, max_tokens, dict(tried.skipped)
+    found.beyond = [setting.words(found.threads) for setting in tried.beyond]
     try:
         _decide(found, trial, elapsed=lambda: clock() - start, budget=budget, progress=progress)
     finally:
         trial.restore()
     found.seconds = clock() - start
     if found.chosen is not None:
-        found.profile = _profile(found, found.chosen, conditions, budget=budget, max_tokens=max_tokens)
+        found.profile = _profile(found, found.chosen, conditions)
     return found
 
 
@@ -143,6 +155,7 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
     try:
         progress("warming up", elapsed())
         trial.warm_up(0)
+        trial.shorten(0, USED * (budget - elapsed()) / RUNS)
     except KeyboardInterrupt:
         found.interrupted = found.in_search = True
         return
@@ -150,7 +163,7 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
         len(words),
         items[::2] if apart else items,
         trial.pull,
-        elapsed=elapsed,
+        elapsed=lambda: elapsed() + max(0.0, _promised(trial) - (1 - SEARCH) * budget),
         budget=SEARCH * budget,
         progress=lambda alive: progress(f"searching, {alive} settings left", elapsed()),
     )
@@ -160,8 +173,14 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
     found.settings = {
         words[a]: (median(g.ratio for g in raced.gains[a]), len(raced.gains[a])) for a in raced.order if raced.gains[a]
     }
+    found.max_tokens = trial.params.max_tokens
     found.near_ties, found.compared = trial.near_ties, trial.near_ties + trial.identical
     _choose(found, measured)
+
+
+def _promised(trial: Trial) -> float:
+    """Seconds that the fewest measurements of a winner will take, at the pace so far."""
+    return MIN_PAIRS * median(trial.seconds) if trial.seconds else 0.0
 
 
 def _confirm(
@@ -180,6 +199,7 @@ def _confirm(
         measured = [arm for arm in raced.order if raced.gains[arm]]
         found.best = trial.settings[measured[0]] if measured else None
         return raced.gains[measured[0]] if measured else []
+    trial.hurry(MIN_PAIRS, budget - elapsed())
     for arm in list(raced.order):
         found.best, words = trial.settings[arm], trial.settings[arm].words(found.threads)
         try:
@@ -209,7 +229,7 @@ def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
     found.chosen = found.best if wins else Arm(None, found.threads)
 
 
-def _profile(found: Tuning, chosen: Arm, conditions: Conditions, *, budget: float, max_tokens: int) -> Profile:
+def _profile(found: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
     config = None if chosen.config is None else with_prediction(chosen.config)
     if config is not None and chosen.fixed:
         config["disable_by_batch_size"] = FIXED_UP_TO * found.batch_size + 1
@@ -219,8 +239,8 @@ def _profile(found: Tuning, chosen: Arm, conditions: Conditions, *, budget: floa
         "best": None if found.best is None else found.best.words(found.threads),
         "prompts": found.prompts,
         "batch_size": found.batch_size,
-        "max_tokens": max_tokens,
-        "budget_seconds": budget,
+        "max_tokens": found.max_tokens,
+        "budget_seconds": found.budget,
         "seconds": round(found.seconds, 1),
         "interrupted": found.interrupted,
         "model": found.model,

@@ -31,7 +31,8 @@ REAL = "biuf"
 
 NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and points are
 chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound. Tokens per pass take
-places to be alike and independent."""
+places to be alike and independent, and look at complete trees of one width alone, chains included; a tree of another shape may do
+better."""
 
 
 @app.callback()

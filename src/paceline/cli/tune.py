@@ -27,6 +27,9 @@ NAMED = 6
 SCATTER = 2.0
 """Upper over lower bound of a gain from which on a remark is made."""
 
+LATE = 1.15
+"""Time over budget from which on a remark is made."""
+
 WIDEST = 100
 INTERRUPTED = 130
 
@@ -143,7 +146,8 @@ def words(found: Tuning, path: Path | None) -> str:
     if found.settings:
         lines += [*_table(found, width), ""]
     remarks = [f"refused: {name}: {why}" for name, why in found.refused.items()]
-    remarks += [f"not tried: {name}: {why}" for name, why in found.skipped.items()]
+    for why in dict.fromkeys(found.skipped.values()):
+        remarks.append(f"not tried: {', '.join(name for name, one in found.skipped.items() if one == why)}: {why}")
     remarks += _untried(found.left_out, "for which the budget is too short; give more --budget")
     remarks += _untried(found.beyond, "less promising than those that the search starts with")
     lines += [*_wrapped(remarks, width, "  "), ""] if remarks else []
@@ -199,8 +203,22 @@ def _verdict(found: Tuning) -> list[str]:
         lines.append(
             "The runs scatter widely: give more --budget, and see with `paceline doctor` whether something keeps cores busy."
         )
+    lines += _on_time(found)
     if found.near_ties:
         lines.append(f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each first at a near tie.")
+    return lines
+
+
+def _on_time(found: Tuning) -> list[str]:
+    """Where the budget did not allow what was asked for, or was not enough."""
+    lines = []
+    if found.max_tokens is not None and found.asked_tokens is not None and found.max_tokens < found.asked_tokens:
+        lines.append(
+            f"Prompts were decoded to {_count(found.max_tokens, 'token')} instead of {found.asked_tokens}, so that the runs fit "
+            "into the budget; give more --budget for a choice by longer outputs."
+        )
+    if found.seconds > LATE * found.budget > 0:
+        lines.append(f"It took {found.seconds:.0f} s instead of {found.budget:.0f}: fewer runs would have proven nothing.")
     return lines
 
 

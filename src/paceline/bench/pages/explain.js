@@ -37,7 +37,7 @@ function drawHead() {
   fill(at("figures"),
     figure("Mean acceptance length", summary.mean_acceptance_length.toFixed(2)), figure("Tokens", String(summary.tokens)),
     figure("Passes of the target", String(summary.steps)), figure("Guessed", share(summary.guessed, summary.tokens)),
-    figure("Speed, watched", summary.tokens_per_second.toFixed(summary.tokens_per_second < 10 ? 1 : 0), "tokens/s"),
+    figure("Speed of the steps", summary.tokens_per_second.toFixed(summary.tokens_per_second < 10 ? 1 : 0), "tokens/s"),
     figure("Ended by", output.error ? "error" : ended_by(output)));
   for (const name of ["first", "back", "next", "last"]) fill(at(name), icon(name));
   fill(at("made"), `Written by paceline ${replay.paceline}.`);
