@@ -170,18 +170,18 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
 
 
 def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = ["One day, a little girl named Lily", "Once upon a time there was a"]  # texts of 64 tokens and more
-    kept = run(budget=800.0, max_tokens=64, prompts=prompts)
-    assert (kept.asked_tokens, kept.budget) == (64, 800.0)
+    prompts = ["One day, a little girl named Lily", "Once upon a time there was a"]  # texts of 96 tokens and more
+    kept = run(budget=800.0, max_tokens=96, prompts=prompts)
+    assert (kept.asked_tokens, kept.budget) == (96, 800.0)
     assert kept.max_tokens is not None
     assert LEAST_TOKENS <= kept.max_tokens < 40
-    assert kept.seconds < 1.1 * 800
+    assert kept.seconds < 1.3 * 800
     assert kept.profile is not None
     assert kept.profile.measured["max_tokens"] == kept.max_tokens
     for hook in ("shorten", "hurry"):
         monkeypatch.setattr(f"paceline.bench.tune.Trial.{hook}", lambda *_: None)
-    late = run(budget=800.0, max_tokens=64, prompts=prompts)
-    assert (late.max_tokens, late.seconds > 1.3 * 800) == (64, True)
+    late = run(budget=800.0, max_tokens=96, prompts=prompts)
+    assert (late.max_tokens, late.seconds > 1.6 * 800) == (96, True)
 
 
 def test_a_short_budget_tries_the_most_promising_only(run: Run) -> None:

@@ -144,6 +144,11 @@ def test_a_comparison_of_few_prompts_says_so(run: Command, arguments: list[str],
         (["--html", "/nowhere/at/all.html"], "--html must lie in a folder that exists"),
         (["--peers", "lama.cpp"], "unknown peer 'lama.cpp'"),
         (["--peer-model", "x"], "give --peer-url too"),
+        (["--peer-url", "ftp://x"], "url must begin with http:// or https:// and name a host, got 'ftp://x'"),
+        (["--peer-url", "http://x:99999"], "url must begin with http"),
+        (["-w", "synthetic:prompt=4,prompt=5"], "synthetic prompt must stand there once, got 'prompt=4,prompt=5'"),
+        (["--random-shape", "llama:layers=1,layers=2"], "random model layers must stand there once"),
+        (["--load", "2"], "--load is the rate of a request trace, and no workload is one"),
         (["report", "a.json"], "cannot read 'a.json'"),
         (["compare", "a.json", "b.json"], "cannot read 'a.json'"),
     ],
@@ -161,6 +166,15 @@ def test_a_synthetic_prompt_beyond_the_context_is_one_line(run: Command, model: 
         found.line
         == "synthetic prompt must be at most 127: the context holds 128 tokens including at least one new token, got 999999"
     )
+
+
+def test_files_that_are_no_earlier_run_are_kept(run: Command, tmp_path: Path) -> None:
+    mine, page = tmp_path / "prompts.jsonl", tmp_path / "run.html"
+    mine.write_text('{"prompt": "mine"}\n')
+    for flag, path in (("-o", mine), ("--html", mine)):
+        assert "exists and is not a " in run("bench", flag, path).line
+    assert "must be two files" in run("bench", "-o", page, "--html", page).line
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['{"prompt": "mine"}\n']
 
 
 def test_an_output_that_cannot_be_written_names_both_flags(run: Command) -> None:

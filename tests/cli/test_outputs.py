@@ -43,6 +43,16 @@ def test_what_fails_on_the_way_names_its_flag(tmp_path: Path) -> None:
         raise ValueError("mine")
 
 
+def test_only_files_of_an_earlier_run_are_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    for text in ("", '{"format": "a run"}'):
+        mine.write_text(text)
+        outputs.must_be_own("--json", mine, mark='"a run"', what="a document")
+    outputs.must_be_own("--json", Path("/dev/null"), mark='"a run"', what="a document")
+    with pytest.raises(ConfigError, match=r"^--json '.*mine' exists and is not a page; name another file"):
+        outputs.must_be_own("--json", mine, mark="a page", what="a page")
+
+
 def test_only_pages_of_the_verb_are_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<!doctype html><meta mine>")

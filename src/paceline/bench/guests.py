@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.bench import peers
 from paceline.bench.peers import catalog
+from paceline.bench.peers.endpoint import parts_of
 from paceline.bench.peers.install import state
 from paceline.bench.records import Piece
 from paceline.checking import json_object, need, reject_unknown
@@ -80,6 +81,7 @@ def parse(texts: Sequence[str], url: str | None = None, served: str | None = Non
     if any(one.name == ENDPOINT for one in found):
         raise ConfigError(f"peer {ENDPOINT} is an endpoint; name it with --peer-url URL")
     if url is not None:
+        parts_of(url)
         found.append(Wanted(name=ENDPOINT, options={"url": url} | ({"model": served} if served else {})))
     elif served is not None:
         raise ConfigError("--peer-model names a model at an endpoint; give --peer-url too")

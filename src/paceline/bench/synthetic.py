@@ -50,9 +50,12 @@ def load(text: str, *, vocab_size: int, max_context: int | None = None, seed: in
 
 def _parse(text: str) -> dict[str, float]:
     given: dict[str, float] = dict(DEFAULTS)
+    seen: set[str] = set()
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
         reject_unknown("synthetic", {key: value}, list(DEFAULTS))
+        need(key not in seen, f"synthetic {key}", "stand there once", text)
+        seen.add(key)
         try:
             given[key] = float(value)
         except ValueError:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.bench.records import Options
+    from paceline.bench.workloads import Workload
     from paceline.llm import LLM
 
 INTERRUPTED = 130
@@ -110,19 +111,17 @@ def _measure(
     chosen, dials = parse(given.pop("speculative_config", None) or []), dial(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)
-    from paceline.bench import against, document, machine, workloads
+    from paceline.bench import against, document, machine
     from paceline.bench import load as load_test
     from paceline.bench.harness import Harness
 
-    info = llm.runner.info
-    sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
-    work = workloads.load_all(texts, **sizes, seed=options.seed, limit=options.limit)
+    work = _workloads(texts, llm, options)
     skipped: list[dict[str, str]] = []
     if not chosen and not (dials and random):
         chosen, skipped = defaults(llm, draft)
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
-    bandwidth = machine.read_bandwidth(info.device)
+    bandwidth = machine.read_bandwidth(llm.runner.info.device)
     with _progress() as progress, against.Guests(llm, wanted, draft=draft, progress=progress) as peers:
         harness = Harness(llm, [*chosen, *dials], options, progress, peers)
         harness.run(work)
@@ -130,6 +129,18 @@ def _measure(
             if one.arrivals is not None and not harness.results.interrupted:
                 load_test.sweep(harness, one)
     return document.build(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
+
+
+def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
+    """What is decoded; rates where nothing is replayed at them are refused."""
+    from paceline.bench import workloads
+
+    info = llm.runner.info
+    sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
+    work = workloads.load_all(texts, **sizes, seed=options.seed, limit=options.limit)
+    if options.rates != (1.0,) and all(one.arrivals is None for one in work):
+        raise ConfigError("--load is the rate of a request trace, and no workload is one; leave it out, or add -w trace=FILE")
+    return work
 
 
 def _open(given: dict[str, Any], options: Options) -> LLM:

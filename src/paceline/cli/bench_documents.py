@@ -26,14 +26,25 @@ OUTPUT = "--json (or --output)"
 
 
 def must_be_writable(output: Path | None, html: Path | None) -> None:
-    """Refuse files that cannot be written before the work is done for them.
+    """Refuse files that cannot be written, or hold something else, before the work is done for them.
 
     Raises:
-        ConfigError: see `outputs.must_be_writable`.
+        ConfigError: see `outputs.must_be_own`; or both are the same file.
     """
-    for flag, path in ((OUTPUT, output), ("--html", html)):
-        if path is not None:
-            outputs.must_be_writable(flag, path)
+    from paceline.bench.document import FORMAT
+
+    if output is not None:
+        outputs.must_be_own(OUTPUT, output, mark=f'"{FORMAT}"', what="a document of `paceline bench`")
+    if html is not None:
+        _must_be_report("--html", html)
+        if output is not None and output.resolve() == html.resolve():
+            raise ConfigError(f"{OUTPUT} and --html must be two files, got {str(output)!r} for both")
+
+
+def _must_be_report(flag: str, path: Path) -> None:
+    from paceline.bench.report import MARK
+
+    outputs.must_be_own(flag, path, mark=MARK, what="a page of `paceline bench`")
 
 
 def write(document: dict[str, Any], output: Path | None, html: Path | None) -> None:
@@ -122,7 +133,7 @@ def report(
     from paceline.bench.document import load
 
     path = output or document.with_suffix(".html")
-    outputs.must_be_writable("--output", path)
+    _must_be_report("--output", path)
     found = load(document)
     with outputs.writing("--output", path):
         pages.write(found, path)

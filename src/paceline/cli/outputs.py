@@ -45,6 +45,25 @@ def must_be_writable(flag: str, path: Path) -> None:
             raise ConfigError(f"{flag} {str(path)!r} may not be changed by you; name another file")
 
 
+def must_be_own(flag: str, path: Path, *, mark: str, what: str) -> None:
+    """Refuse what `must_be_writable` refuses, and to destroy a file that holds something else than an earlier run's.
+
+    Args:
+        mark: stands in the first 1000 bytes of every such file.
+        what: such a file is, with its article.
+    Raises:
+        ConfigError: with what to do.
+    """
+    must_be_writable(flag, path)
+    if path.is_file() and path.stat().st_size and not _marked(flag, path, mark):
+        raise ConfigError(f"{flag} {str(path)!r} exists and is not {what}; name another file, or remove it first")
+
+
+def _marked(flag: str, path: Path, mark: str) -> bool:
+    with writing(flag, path), path.open("rb") as stream:
+        return mark.encode() in stream.read(1000)
+
+
 def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
     """Refuse what `must_be_writable` refuses, and to destroy a file that is something else than a page of `paceline verb`.
 
@@ -55,7 +74,5 @@ def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) ->
         ConfigError: with what to do.
     """
     must_be_writable(flag, path)
-    if path.exists() and not force:
-        with writing(flag, path), path.open("rb") as stream:
-            if mark.encode() not in stream.read(1000):
-                raise ConfigError(f"{str(path)!r} exists and is no page of `paceline {verb}`; add --force to overwrite it")
+    if path.exists() and not force and not _marked(flag, path, mark):
+        raise ConfigError(f"{str(path)!r} exists and is no page of `paceline {verb}`; add --force to overwrite it")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from time import perf_counter
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from paceline.bench.peers.peer import PeerRun
 from paceline.bench.peers.process import PeerError
@@ -22,6 +22,22 @@ from paceline.errors import ConfigError
 
 class RefusedError(Exception):
     """The server answered with an error status."""
+
+
+def parts_of(url: str) -> SplitResult:
+    """Scheme, host and path of a base URL.
+
+    Raises:
+        ConfigError: neither http nor https, no host, or a port that is none.
+    """
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, brackets that do not close
+        fine = False
+    if not fine:
+        raise ConfigError(f"url must begin with http:// or https:// and name a host, got {url!r}")
+    return parts
 
 
 class Endpoint:
@@ -40,9 +56,7 @@ class Endpoint:
     name = "openai"
 
     def __init__(self, *, model: str, url: str, tokenizer: Any = None, api_key: str | None = None, timeout: float = 600.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url must begin with http:// or https:// and name a host, got {url!r}")
+        parts = parts_of(url)
         self._parts, self._model, self._tokenizer, self._timeout = parts, model, tokenizer, timeout
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._as_text = False
