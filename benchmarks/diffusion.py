@@ -62,10 +62,14 @@ def refuse(wrong: list[str]) -> None:
 def scores(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     bench = bench_of(folder, given, given.count)
     lines, skipped = lines_of(bench)
-    asked = [line for line in lines if not given.only or line is lines[0] or line.name in given.only.split(",")]
-    document = diffusion.scores(bench, asked, progress) | {"skipped": skipped}
+    document = diffusion.scores(bench, asked(lines, given), progress) | {"skipped": skipped}
     refuse(diffusion.broken(document))
     return found | {"methods": merged(found["methods"], document, [line.name for line in lines]) if given.only else document}
+
+
+def asked(lines: list[Line], given: argparse.Namespace) -> list[Line]:
+    """All lines, or the baseline and those of `--only`."""
+    return [line for line in lines if not given.only or line is lines[0] or line.name in given.only.split(",")]
 
 
 def merged(old: dict[str, Any], new: dict[str, Any], names: list[str]) -> dict[str, Any]:
@@ -80,9 +84,13 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
         sys.exit("no scores are stored; run --part scores first")
     bench = bench_of(folder, given, given.count)
     known = found["methods"]["lines"]
-    lines = [line for line in lines_of(bench)[0] if line.name in known]
-    made = diffusion.with_times(found["methods"], diffusion.times(bench, lines, progress))
-    return found | {"methods": made, "caches": with_times(bench, found.get("caches", {}), progress)}
+    lines = [line for line in asked(lines_of(bench)[0], given) if line.name in known]
+    measured = diffusion.times(bench, lines, progress)
+    if given.only:
+        before = {name: line.get("times") for name, line in known.items()}
+        measured = before | {name: one for name, one in measured.items() if name != lines[0].name}
+    made = {"methods": diffusion.with_times(found["methods"], measured)}
+    return found | made if given.only else found | made | {"caches": with_times(bench, found.get("caches", {}), progress)}
 
 
 def cached(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def main() -> None:
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--models", default="diffusion,block_diffusion", help="bundled, or folders, between commas (%(default)s)")
     parser.add_argument("--count", type=int, default=20, help="prompts of each task (%(default)s)")
-    parser.add_argument("--only", default="", help="scores of these lines alone, into a record that is there; others stay")
+    parser.add_argument("--only", default="", help="scores or times of these lines alone, into a record that is there")
     parser.add_argument("--timed", type=int, default=13, help="of all prompts, how many are timed (%(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="timed runs of each (%(default)s)")
     parser.add_argument("--cache-count", type=int, default=2, help="prompts of each task for caches (%(default)s)")
@@ -124,7 +132,7 @@ def main() -> None:
             if part in MAKE:
                 mine = MAKE[part](folder, given, mine)
                 known = kept("diffusion", given.results) | {folder.name: mine}
-                which = f" of {given.only}" if part == "scores" and given.only else ""
+                which = f" of {given.only}" if part in ("scores", "times") and given.only else ""
                 save("diffusion", known, given.results, parts=[f"{folder.name}, {part}{which}"])
         if "methods" in mine:
             draw(mine["methods"], given.results / f"{folder.name}.png", folder.name, plt)
