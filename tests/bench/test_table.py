@@ -18,7 +18,7 @@ TASKS = ("coding", "extraction", "humanities", "reasoning", "summarization", "tr
 def printed(found: dict[str, Any], width: int = 80) -> list[str]:
     text = StringIO()
     console = Console(file=text, width=width, highlight=False)
-    for one in table.tables(found):
+    for one in table.tables(found, width):
         console.print(one)
     return text.getvalue().splitlines()
 
@@ -33,6 +33,18 @@ def test_settings_and_tasks_fit_into_eighty_characters() -> None:
     assert any("1.10 [0.99, 1.21]" in line for line in lines)
     assert any("reasoning" in line and "extraction" in line for line in lines)
     assert sum("speed-up by task" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("width", [50, 60, 75])
+def test_narrow_terminals_lose_no_column(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = many()
+    found["cells"] = found["cells"][:2]
+    lines = printed(found, width)
+    assert max(map(len, lines)) <= width
+    assert any(line.split()[-1] == "yes" for line in lines if line.strip())
+    if width < 65:
+        monkeypatch.setattr(table, "NARROW", 0)
+        assert not any(line.split()[-1] == "yes" for line in printed(found, width) if line.strip())
 
 
 def test_load_peers_and_failures_fit_too() -> None:
@@ -61,3 +73,19 @@ def test_tasks_that_nobody_measured_alone_are_left_out() -> None:
 def test_a_star_needs_enough_prompts(units: int, star: bool) -> None:
     assert table._starred(estimate(1.5) | {"n": units}) == ("1.50*" if star else "1.50 ")
     assert table._starred(estimate(1.05) | {"n": units}) == "1.05 "
+
+
+def test_traces_that_were_scaled_are_said() -> None:
+    runs = [load_run("plain", 1.0, length_scale=0.25), load_run("ngram", 1.0, length_scale=0.25)]
+    lines = list(table.remarks(document([cell("plain")], load=runs)))
+    assert sum("trace: all lengths are scaled by 0.25" in line for line in lines) == 1
+    assert not any("scaled" in line for line in table.remarks(document([cell("plain")], load=[load_run("plain", 1.0)])))
+
+
+def test_no_column_of_a_load_is_cut_off_where_times_are_short() -> None:
+    times = dict.fromkeys(("p50", "p90", "p99", "mean", "max"), 0.0063421)
+    runs = [load_run("token_recycling", 1.0, latency=times, time_to_first_token=times, inter_token_latency=times)]
+    lines = printed(document([cell("plain")], load=runs))
+    assert any("0.0063/0.0063/0.0063" in line for line in lines)
+    assert any(line.rstrip().endswith("failed") for line in lines)
+    assert max(map(len, lines)) <= 80

@@ -228,7 +228,7 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert len(set(words)) == len(words)
     assert found.skipped["corrupted_oracle"].startswith("it measures, it does not guess")
     assert found.skipped["prediction"].startswith("it follows what a request predicts")
-    assert "takes a datastore made with the target's tokenizer" in found.skipped["rest"]
+    assert "no search can find a datastore made with the target's tokenizer" in found.skipped["rest"]
     assert {"method": "quantized_copy"} in [setting.config for setting in found.settings]
     assert {"method": "specmquant", "model": DRAFT} in [setting.config for setting in found.settings]
     assert not any("needs" in why for why in found.skipped.values())

@@ -143,3 +143,9 @@ def test_what_the_budget_did_not_allow_is_said() -> None:
     assert "It took 14 s instead of 10" in said
     said = words(tuning(asked_tokens=128, max_tokens=128, budget=10.0, seconds=11.0), None)
     assert "instead of" not in said
+
+
+def test_a_draft_model_that_is_not_there_is_named_at_once(run: Command, tmp_path: Path) -> None:
+    found = run("tune", "--draft-model", tmp_path / "none", "--budget", "1")
+    assert (found.code, found.out) == (2, "")
+    assert "none" in found.line

@@ -158,7 +158,7 @@ def _singles(capabilities: Capabilities, drafts: Sequence[str]) -> tuple[list[di
         elif lacking:
             skipped[name] = f"this model's runner cannot do {', '.join(lacking)}"
         elif set(others) - (USUAL if with_model else set()):
-            skipped[name] = f"it takes {others[0]}, which a search cannot find; `paceline bench -s` measures it with yours"
+            skipped[name] = f"no search can find {others[0]}; `paceline bench -s` measures with yours"
         elif with_model and drafts:
             configs += [{"method": name, "model": draft} for draft in drafts]
         elif with_model:

@@ -13,10 +13,13 @@ from paceline.bench.stats import ENOUGH, differs
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.comparison import Comparison
+    from paceline.bench.comparison import Comparison, Line
 
 Cell = Mapping[str, Any]
 NOTHING = "-"
+NARROW = 76
+"""Below so many columns no figure is kept in one line, for then the last columns would be cut off."""
+
 TASKS = 6
 """Tasks in one table, so that it fits into 80 columns."""
 
@@ -28,9 +31,9 @@ def interval(estimate: Mapping[str, Any] | None, digits: int = 2, unit: str = ""
     return f"{estimate['value']:.{digits}f}{unit} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 
-def milliseconds(seconds: float | None) -> str:
-    """Milliseconds with three figures, or a dash."""
-    return NOTHING if seconds is None else f"{seconds * 1000:.3g}"
+def milliseconds(seconds: float | None, figures: int = 3) -> str:
+    """Milliseconds with so many figures, never with an exponent; or a dash."""
+    return NOTHING if seconds is None else f"{float(f'{seconds * 1000:.{figures}g}'):g}"
 
 
 def percent(share: float | None) -> str:
@@ -43,8 +46,25 @@ def length(tokens: float | None) -> str:
     return NOTHING if tokens is None else f"{tokens:.2f}"
 
 
-def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """One table per workload, temperature and batch size; then by task, where there are several; then load and peers."""
+def tables(document: Mapping[str, Any], width: int = 80) -> Iterator[Table]:
+    """One table per workload, temperature and batch size; then by task, where there are several; then load and peers.
+
+    Args:
+        width: of the terminal, in columns.
+    """
+    for one in _tables(document):
+        yield _fitted(one, width)
+
+
+def _fitted(table: Table, width: int) -> Table:
+    """The same table, whose cells may all break into lines where the terminal is narrow."""
+    if width < NARROW:
+        for column in table.columns:
+            column.no_wrap, column.min_width = False, None
+    return table
+
+
+def _tables(document: Mapping[str, Any]) -> Iterator[Table]:
     places: dict[tuple[str, float, int], list[Cell]] = {}
     for cell in document["cells"]:
         places.setdefault((cell["workload"], cell["temperature"], cell["batch"]), []).append(cell)
@@ -69,7 +89,7 @@ def _new(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> Table
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for number, column in enumerate(columns):
         least = None if number else 10
         side: Any = "right" if number else "left"
@@ -89,7 +109,7 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
             interval(cell["speedup"]) if cell["comparable"] else "outputs differ" if cell["failed"] < cell["prompts"] else "failed",
             f"{cell['mean_acceptance_length']:.2f}",
             milliseconds(cell["time_to_first_token"]["p50"]),
-            f"{milliseconds(latency['p50'])}/{milliseconds(latency['p99'])}",
+            f"{milliseconds(latency['p50'], 2)}/{milliseconds(latency['p99'], 2)}",
             percent(cell["limit"]["share_of_step"]),
             _outcome(cell),
             style=None if cell["comparable"] else "red",
@@ -148,7 +168,7 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
         return median(values) if values else None
 
     def seconds(value: float | None) -> str:
-        return NOTHING if value is None else f"{value:.3g}"
+        return NOTHING if value is None else f"{float(f'{value:.2g}'):g}"
 
     for setting, group in groups.items():
         made.add_row(
@@ -197,6 +217,9 @@ def remarks(document: Mapping[str, Any]) -> Iterator[str]:
             f"limit: share of the time that reading weights and cache once a step takes at {rate} ({bandwidth['method']}); it can "
             "pass 100 % where they fit into the processor's caches, which are faster."
         )
+    scales = {run["workload"]: run["length_scale"] for run in document["load"] if run["length_scale"] < 1}
+    for workload, scale in scales.items():
+        yield f"{workload}: all lengths are scaled by {scale:.3g}, so that the longest request fits the model's context."
     for cell in document["cells"]:
         place = f"{cell['setting']} on {cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
         if cell["reason"] is not None:
@@ -227,14 +250,20 @@ def _trouble(peer: Mapping[str, Any]) -> Iterator[str]:
         yield f"{peer['failed']} of {peer['prompts']} prompts failed for {place}, first: {first}"
 
 
-def comparison(found: Comparison) -> Table:
-    """B against A, a line a cell; a star marks what is significant after the correction."""
-    made = _new("B over A", ("setting", "workload", "temp.", "batch", "prompts", "tokens/s [95 %]", "speed-up over plain [95 %]"))
+def comparison(found: Comparison, width: int = 80) -> Iterator[Table]:
+    """B against A: a table per workload, temperature and batch size; a star marks what is significant after the correction."""
+    places: dict[tuple[str, float, int], list[Line]] = {}
     for line in found.lines:
-        setting, workload, temperature, batch = line.key
-        figures = []
-        for estimate, significant in ((line.speed, line.speed_significant), (line.gain, line.gain_significant)):
-            text = interval(None if estimate is None else estimate.to_dict(), 3)
-            figures.append(f"{text}{' *' if significant else ''}")
-        made.add_row(setting, workload, f"{temperature:g}", str(batch), str(line.prompts), *figures)
-    return made
+        _, workload, temperature, batch = line.key
+        places.setdefault((workload, temperature, batch), []).append(line)
+    speed, gain = "tokens/s\n[95 %]", "speed-up over plain\n[95 %]"
+    for (workload, temperature, batch), lines in places.items():
+        title = f"B over A: {workload}, temperature {temperature:g}, batch {batch}"
+        made = _new(title, ("setting", "prompts", speed, gain), (speed, gain))
+        for line in lines:
+            figures = []
+            for estimate, significant in ((line.speed, line.speed_significant), (line.gain, line.gain_significant)):
+                text = interval(None if estimate is None else estimate.to_dict(), 3)
+                figures.append(f"{text}{' *' if significant else ''}")
+            made.add_row(line.key[0], str(line.prompts), *figures)
+        yield _fitted(made, width)

@@ -180,8 +180,9 @@ def _show(document: dict[str, Any]) -> None:
     from paceline.bench import table
 
     console = Console(highlight=False)
-    for one in table.tables(document):
+    for one in table.tables(document, console.width):
         console.print(one)
+        console.print()
     for line in table.remarks(document):
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
 

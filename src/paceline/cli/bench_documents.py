@@ -107,7 +107,9 @@ def _show_comparison(found: Comparison) -> None:
     from paceline.bench.stats import ENOUGH
 
     console = Console(highlight=False)
-    console.print(table.comparison(found))
+    for one in table.comparison(found, console.width):
+        console.print(one)
+        console.print()
     lines = [f"A star marks a difference that is significant after correction for {found.comparisons} comparisons (Bonferroni)."]
     few = sum(line.speed is not None and line.speed.n < ENOUGH for line in found.lines)
     if few:

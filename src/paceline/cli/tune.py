@@ -55,6 +55,7 @@ def command(
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("tune chooses the speculative_config itself; leave --speculative-config out")
     texts = None if prompts is None else read_prompts(prompts)
+    _find(draft_model or [])
     llm = open_llm(given | {"speculative_config": "null"}, timed=True)
     found = _measure(
         llm,
@@ -68,6 +69,14 @@ def command(
     path = found.profile.save() if found.profile is not None and not dry_run else None
     print(json.dumps(found.to_dict() | {"path": path and str(path)}) if as_json else words(found, path))
     raise typer.Exit(INTERRUPTED if found.interrupted else 0)
+
+
+def _find(drafts: Sequence[str]) -> None:
+    """Refuse a draft model that is not there before anything is measured; one that does not fit is refused in the search."""
+    from paceline.models.hub import resolve
+
+    for name in drafts:
+        resolve(name)
 
 
 def default_drafts(given: dict[str, Any]) -> list[str]:
