@@ -63,6 +63,9 @@ def test_what_was_found_is_counted() -> None:
         "Scoring took 88 % of a usual step's time, drafting 5 %, all else 7 %.",
     ]
     assert summarize(replay([step(asked=False)]))["found"][1] == "draft was never asked."
+    quick = replay([step(asked=False)]) | {"planning_seconds": 1e-6}
+    assert "Not counted are the prompt" in summarize(quick)["found"][2]
+    assert "measured before its first step" not in summarize(quick)["found"][2]
 
 
 def test_plain_decoding_and_an_even_run() -> None:

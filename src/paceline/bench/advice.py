@@ -27,6 +27,10 @@ FAILED_FIRST, ALL_STOOD, EMPTY, DEAR_DRAFT, OVERHEAD, MISSED = 0.4, 0.3, 0.25, 0
 steps without drafts, drafting in the time, all but drafting and scoring in the time, cut tokens that came in all tokens."""
 
 
+SLIGHT: Final = 0.01
+"""Planning before the first step that took a smaller share of the steps' time measured nothing."""
+
+
 def summarize(data: Data) -> Data:
     """Figures and sentences about a replay.
 
@@ -124,10 +128,11 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
 def _on_what_counts(data: Data, summary: Data) -> str:
     """Which time the speed counts, and which it does not."""
     own = sum(value for name, value in summary["seconds"].items() if name != "prefill")
-    planning = f"what the controller measured before its first step ({_milliseconds(data['planning_seconds'])}), "
+    first = data["planning_seconds"]
+    planning = f"what the controller measured before its first step ({_milliseconds(first)}), " if first > SLIGHT * own else ""
     return (
         f"The steps took {_milliseconds(own)}, {summary['tokens_per_second']:.4g} tokens/s. Not counted are the prompt "
-        f"({_milliseconds(data['prefill_seconds'])}), {planning if data['planning_seconds'] else ''}and recording this page "
+        f"({_milliseconds(data['prefill_seconds'])}), {planning}and recording this page "
         f"between the steps ({_milliseconds(data['record_seconds'])}); `paceline bench` measures speed."
     )
 
