@@ -43,7 +43,7 @@ Config = dict[str, Any]
 def defaults() -> list[Config | str]:
     """Training-free methods as published, and curves of the rules that accelerators are decoded with."""
     curves: list[Config | str] = [{"method": "threshold", "confidence_threshold": value} for value in THRESHOLDS]
-    curves += [{"method": "entropy", "commit": "threshold", "confidence_threshold": -value} for value in NATS]
+    curves += [{"method": "dparallel", "entropy_threshold": value} for value in NATS]
     curves += ["cad", *({"method": "cad", "eos_bar": 0.0, "confidence_threshold": value} for value in (0.95, 0.7, 0.5))]
     leaps = [{"method": "local_leap", "relaxed_threshold": value} for value in (0.75, 0.5, 0.3)]
     return [*curves, *leaps, "ete", {"method": "ete", "confidence_threshold": 0.7}, "factor", "ccd_ds", "prophet"]
@@ -144,7 +144,8 @@ def shown(lines: Mapping[str, Any], method: str) -> list[tuple[float, float]]:
 
 def curve_of(config: Mapping[str, Any]) -> str:
     """Which curve of the plot a line belongs to."""
-    return "entropy" if config["method"] == "entropy" else "threshold" if config["method"] == "threshold" else "other"
+    known = {"entropy": "entropy", "dparallel": "entropy", "threshold": "threshold"}
+    return known.get(str(config["method"]), "other")
 
 
 def draw(document: Mapping[str, Any], path: Path, plt: Any) -> None:

@@ -100,7 +100,8 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
         best = max(others, key=lambda cell: cell["speedup"]["value"])
         gain = best["speedup"]
         name = best["setting"] if len(best["setting"]) <= NAME else best["setting"][: NAME - 3] + "..."
-        found.append((f"Best: {name}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"))
+        what = "Best" if gain["value"] >= 1.0 else "Nearest to plain"
+        found.append((f"{what}: {name}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"))
         found.append(("Its tokens/s", interval(best["tokens_per_second"], 0).split(" ")[0], f"batch {best['batch']}"))
     if plain is not None and plain["tokens_per_second"] is not None:
         found.append(("Plain tokens/s", f"{plain['tokens_per_second']['value']:.0f}", f"batch {plain['batch']}"))
