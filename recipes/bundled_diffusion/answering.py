@@ -56,6 +56,7 @@ class Batched:
     attention: Literal["full", "block"] = "full"
     block_length: int | None = None
     needs_left = False
+    slot_bytes = 0
 
     def __init__(self, net: Net, rows: Literal["masked", "all"] = "masked") -> None:
         self.net, self.rows, model = net, rows, net.spec.model
