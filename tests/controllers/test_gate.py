@@ -104,3 +104,26 @@ def test_an_outlier_among_plain_steps_is_clipped() -> None:
     drive(gate, 40, losing)
     gate.record(4, 4, 1000.0, admitted=False, asked=False, table=TABLE)
     assert gate._plain[4] < 1.2 * PLAIN
+
+
+def closings_while_everything_slows_down(gate: Gate) -> int:
+    """How often it closes, where drafting always gains 1.3 and the machine takes turns at being 1.6 times slower."""
+    closings = 0
+    for step in range(1200):
+        slow = 1.6 if step // 300 % 2 else 1.0
+        was_on = gate.on
+        if gate.admits(new=False):
+            gate.record(4, 8, slow * 2 * PLAIN / 1.3, admitted=True, asked=True, table=TABLE)
+        else:
+            gate.record(4, 4, slow * PLAIN, admitted=False, asked=False, table=TABLE)
+        closings += was_on and not gate.on
+    return closings
+
+
+def test_it_does_not_close_because_everything_slows_down() -> None:
+    assert closings_while_everything_slows_down(Gate()) == 0
+
+
+def test_a_gate_that_trusts_old_timings_closes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.controllers.gate.FRESH", 10_000)
+    assert closings_while_everything_slows_down(Gate()) > 0

@@ -5,7 +5,8 @@ In: a probe that times the target, and the times of real steps. Out: tables of s
 
 T_verify(batch, rows, context) is a curve over rows for each bucket of batch and context; the first is measured by the probe, at
 only as many rows as somebody asks about, and the others start as a copy of their nearest neighbour. What a step spends outside
-scoring (rules, verification, commit) is a second curve over rows. T_draft is a line over levels for each drafter and batch bucket.
+scoring (rules, verification, commit) is learned apart, with drafts and without. T_draft is a line over levels for each drafter
+and batch bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final
 from paceline.controllers.base import StepTimes
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.cost_words import describe
-from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, pairs_of, seconds_of, values_of
+from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, Overhead, pairs_of, seconds_of, values_of
 
 logger = logging.getLogger("paceline.controllers")
 
@@ -83,12 +84,12 @@ class CostModel:
         self.probe = probe
         self.store = CostStore(key, directory) if key is not None else None
         self.curves: dict[Bucket, Curve] = {}
-        self.overheads: dict[int, Curve] = {}
+        self.overheads: dict[int, Overhead] = {}
         self.lines: dict[tuple[str, int], Line] = {}
         self.steps = 0
         self.stale = False
         self.disturbed = False
-        self._tables: dict[tuple[Bucket, int], list[float]] = {}
+        self._tables: dict[tuple[int, int, int], list[float]] = {}
         self._drift = self._measuring = 0.0
         self._began = perf_counter()
         if self.store is not None and (costs := self.store.load()) is not None:
@@ -103,22 +104,21 @@ class CostModel:
 
     def table(self, batch: int, context: int, rows: int) -> list[float]:
         """Seconds of a whole step apart from drafting, for 0..rows rows; shared, not to be changed by the caller."""
-        key = ((batch_bucket(batch), context_bucket(context)), rows)
+        key = batch, context_bucket(context), rows
         found = self._tables.get(key)
         if found is None:
-            overhead = self.overheads.get(key[0][0])
-            found = self._curve(*key[0]).table(rows)
-            if overhead is not None:
-                found = [a + b for a, b in zip(found, overhead.table(rows), strict=True)]
+            bucket = batch_bucket(batch)
+            found = self._curve(bucket, key[1]).table(rows)
+            if (overhead := self.overheads.get(bucket)) is not None:
+                found = [a + b for a, b in zip(found, overhead.table(batch, rows), strict=True)]
             self._tables[key] = found
         return found
 
     def drafted(self, size: int, context: int, table: Sequence[float]) -> list[float]:
-        """`table` for a step in which drafts were asked for, whether or not it scores any: what asking takes besides drafting is
-        not saved by scoring nothing."""
-        found, base, b = list(table), min(size, len(table) - 2), batch_bucket(size)
-        curve = self._curve(b, context_bucket(context))
-        found[base] = max(found[base], found[base + 1] - (curve.at(base + 1) - curve.at(base)))
+        """`table` where drafts were asked for: what asking takes besides drafting is not saved by scoring nothing."""
+        found, base, bucket = list(table), min(size, len(table) - 1), batch_bucket(size)
+        if (overhead := self.overheads.get(bucket)) is not None:
+            found[base] = max(found[base], self._curve(bucket, context_bucket(context)).at(base) + overhead.asking(base))
         return found
 
     def draft(self, drafter: str, levels: int, batch: int = 1) -> float:
@@ -127,12 +127,9 @@ class CostModel:
 
     def line(self, drafter: str, batch: int = 1) -> Line:
         """Fixed and per-level seconds of a drafter, those of the nearest batch size or the prior where it was never timed."""
-        bucket = batch_bucket(batch)
-        found = self.lines.get((drafter, bucket))
-        if found is not None:
+        if (found := self.lines.get((drafter, bucket := batch_bucket(batch)))) is not None:
             return found
-        others = [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]
-        if others:
+        if others := [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]:
             return min(others, key=lambda pair: pair[0])[1]
         level = PRIOR_LEVEL * self._curve(bucket, 0).at(1)
         return Line(level / 2, level)
@@ -173,7 +170,6 @@ class CostModel:
         curve.straighten(_BENT)
         self._tables.clear()
         self._measuring += perf_counter() - start
-        logger.debug("measured up to %d rows", self._measured)
         self.save()
 
     def _must_measure_again(self, curve: Curve, context: int) -> bool:
@@ -235,14 +231,14 @@ class CostModel:
         disturbed, self.disturbed = self.disturbed, False
         if self.steps > _SETTLED and self.steps % _EVERY and not (always or cold):
             return
-        b = batch_bucket(batch)
+        b, asked = batch_bucket(batch), times.rows > batch or any(count is not None for count in levels)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
                 self.lines.setdefault((name, b), Line()).observe(count, seconds, cold=cold)
         if not cold:
             self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE)
         if not (disturbed or cold):
-            self.overheads.setdefault(b, Curve()).observe(times.rows, times.verify + times.other)
+            self.overheads.setdefault(b, Overhead()).observe(times.rows, times.verify + times.other, asked=asked)
         if abs(self._drift) > _REBUILD or self.steps % _SETTLED == 0 or self.steps < 8:
             self._drift = 0.0
             self._tables.clear()
@@ -268,16 +264,19 @@ class CostModel:
         self.store.save(
             {
                 "curves": [[b, c, pairs_of(curve)] for (b, c), curve in self.curves.items()],
-                "overheads": [[b, pairs_of(curve)] for b, curve in self.overheads.items()],
-                "lines": [[name, b, line.fixed, line.per_level, line.count] for (name, b), line in self.lines.items()],
+                "overheads": [[b, pairs_of(one.plain), *_numbers(one.drafted)] for b, one in self.overheads.items()],
+                "lines": [[name, b, *_numbers(line)] for (name, b), line in self.lines.items()],
             }
         )
 
     def _restore(self, costs: dict[str, Any]) -> None:
         try:
             curves = {(int(b), int(c)): Curve(values_of(pairs), 8.0) for b, c, pairs in costs["curves"]}
-            overheads = {int(b): Curve(values_of(pairs), 8.0) for b, pairs in costs["overheads"]}
             lines = {(str(n), int(b)): Line(seconds_of(f), seconds_of(p), int(k)) for n, b, f, p, k in costs["lines"]}
+            overheads = {
+                int(b): Overhead(Curve(values_of(pairs), 8.0), seconds_of(f), seconds_of(p), int(k))
+                for b, pairs, f, p, k in costs["overheads"]
+            }
         except (KeyError, TypeError, ValueError) as error:
             logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
             return
@@ -286,6 +285,10 @@ class CostModel:
     def describe(self) -> str:
         """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""
         return describe(self)
+
+
+def _numbers(line: Line) -> tuple[float, float, int]:
+    return line.fixed, line.per_level, line.count
 
 
 def _points(known: int, rows: int) -> list[int]:

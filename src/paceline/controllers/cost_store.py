@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline.controllers")
 
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

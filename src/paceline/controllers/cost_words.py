@@ -12,7 +12,7 @@ from paceline.controllers.curve import PRIOR_LEVEL, PRIOR_SLOPE
 
 if TYPE_CHECKING:
     from paceline.controllers.cost_model import CostModel
-    from paceline.controllers.curve import Curve
+    from paceline.controllers.curve import Curve, Line
 
 
 def describe(cost: CostModel) -> str:
@@ -26,10 +26,16 @@ def _lines(cost: CostModel) -> Iterator[str]:
     for (b, c), curve in sorted(cost.curves.items()):
         context = f"context ~{4**c}" if c else "short context"
         yield f"score, batch <= {1 << b}, {context}, ms by rows: {_points(curve)}"
-    for b, curve in sorted(cost.overheads.items()):
-        yield f"rules, verification, commit, batch <= {1 << b}, ms by rows: {_points(curve)}"
+    for b, one in sorted(cost.overheads.items()):
+        plain = f"{_points(one.plain)} by sequences" if one.plain else "unknown"
+        drafted = f"{_line(one.drafted)} per row" if one.drafted.count else "unknown"
+        yield f"rules, verification, commit, batch <= {1 << b}, ms: plain {plain}; with drafts {drafted}"
     for (name, b), line in sorted(cost.lines.items()):
-        yield f"draft by {name}, batch <= {1 << b}: {1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms per level"
+        yield f"draft by {name}, batch <= {1 << b}: {_line(line)} per level"
+
+
+def _line(line: Line) -> str:
+    return f"{1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms"
 
 
 def _points(curve: Curve) -> str:

@@ -1,4 +1,4 @@
-"""Measured time as a function of a count, kept current by observation: a monotone polyline, and a line.
+"""Measured time as a function of a count, kept current by observation: a monotone polyline, a line, and one of each.
 
 In: (count, seconds) pairs, some of them spoilt by a descheduled process. Out: seconds for any count.
 Not here: what the counts mean (rows of a scoring pass, levels of a draft), files, clocks.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import pairwise
 from math import exp, log
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,7 +30,8 @@ SHARED = 0.2
 _CLIP, _CLIP_NEW = 0.25, 1.0
 _TINY = 1e-9
 _DEARER = 0.2
-_BASE = 4.0  # levels that a drafter's fixed part is first taken to be worth: look-ups are nothing else
+_BASE: Final = 4.0  # levels that a drafter's fixed part is first taken to be worth: look-ups are nothing else
+_FLAT: Final = 32.0  # rows that the fixed part of what a step takes outside scoring is worth: rows matter little there
 
 
 class Curve:
@@ -152,12 +153,15 @@ class Line:
     """Seconds over levels: a fixed part and a part per level, learned by normalised least mean squares.
 
     The first few observations may include warming up, so the smallest of them counts.
+
+    Args:
+        base: levels that the fixed part is first taken to be worth.
     """
 
-    __slots__ = ("count", "fixed", "per_level")
+    __slots__ = ("base", "count", "fixed", "per_level")
 
-    def __init__(self, fixed: float = 0.0, per_level: float = 0.0, count: int = 0) -> None:
-        self.fixed, self.per_level, self.count = fixed, per_level, count
+    def __init__(self, fixed: float = 0.0, per_level: float = 0.0, count: int = 0, *, base: float = _BASE) -> None:
+        self.fixed, self.per_level, self.count, self.base = fixed, per_level, count, base
 
     def at(self, levels: float) -> float:
         """Seconds of a draft of so many levels."""
@@ -168,17 +172,48 @@ class Line:
         makes it dearer than most, so that being dearer says little."""
         self.count += 1
         if self.count <= 3:
-            per = seconds / (levels + _BASE)
+            per = seconds / (levels + self.base)
             if self.count == 1 or seconds < self.at(levels):
-                self.fixed, self.per_level = _BASE * per, per
+                self.fixed, self.per_level = self.base * per, per
             return
         predicted = max(self.at(levels), _TINY)
         error = min(max(seconds - predicted, -predicted / 2), predicted / 2)
         error *= _DEARER if cold and error > 0.0 else 1.0
-        x = levels / 4
+        x = levels / self.base
         step = 0.15 * error / (1 + x * x)
         self.fixed = max(self.fixed + step, 0.0)
-        self.per_level = max(self.per_level + step * x / 4, 0.0)
+        self.per_level = max(self.per_level + step * x / self.base, 0.0)
+
+
+class Overhead:
+    """Seconds of a step outside drafting and scoring: over its sequences where no drafts were asked for, and a line over its rows
+    where they were. Points over rows instead would keep what interrupted the few steps of so many rows, and a table with a bend
+    that is none has its best place there.
+
+    Attributes:
+        plain: over the sequences of a step without drafts. drafted: over the rows of a step for which drafts were asked.
+    """
+
+    __slots__ = ("drafted", "plain")
+
+    def __init__(self, plain: Curve | None = None, fixed: float = 0.0, per_row: float = 0.0, count: int = 0) -> None:
+        self.plain, self.drafted = plain or Curve(), Line(fixed, per_row, count, base=_FLAT)
+
+    def observe(self, rows: int, seconds: float, *, asked: bool) -> None:
+        """Learn from one step; `asked`: whether drafts were asked for."""
+        if asked:
+            self.drafted.observe(rows, seconds)
+        else:
+            self.plain.observe(rows, seconds)
+
+    def asking(self, rows: int) -> float:
+        """Of a step for which drafts were asked."""
+        return max(self.drafted.at(rows), self.plain.at(1)) if self.drafted.count else self.plain.at(rows)
+
+    def table(self, size: int, rows: int) -> list[float]:
+        """Of `size` sequences with 0..rows rows: nothing is drafted up to `size`."""
+        plain = self.plain.at(size) if self.plain else self.asking(size)
+        return [max(plain, self.asking(count)) if count > size else plain for count in range(rows + 1)]
 
 
 def pairs_of(curve: Curve) -> list[list[float]]:

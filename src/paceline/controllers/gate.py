@@ -34,6 +34,9 @@ ALMOST: Final = 0.85
 """Drafting that brings this share goes on until it counts as settled: a few dozen steps cannot tell it from drafting that pays, and
 tries are planned step by step, which makes them dearer than shows."""
 
+FRESH: Final = PATIENCE
+"""Steps after which plain ones are timed again before drafting that seems to lose ends: the machine may have become slower."""
+
 SHARE: Final = 0.02
 """About this share of all time goes into tries that lose."""
 
@@ -57,17 +60,19 @@ class Gate:
         lost: tries in a row that lost.
     """
 
-    __slots__ = ("_brought", "_plain", "_seen", "_spent", "_steps", "_thought", "lost", "wait")
+    __slots__ = ("_brought", "_doubted", "_plain", "_seen", "_spent", "_steps", "_thought", "lost", "wait")
 
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # batch size -> seconds of a plain step
         self._seen = 0  # steps since a plain one
+        self._doubted = False  # drafting seems to lose, by what plain steps took a while ago
         self.wait = 0
         self.lost = 0
         self._begin()
 
     def _begin(self) -> None:
-        self._steps, self._brought, self._spent, self._thought = 0, 0.0, 0.0, 0.0
+        self._steps, self._brought, self._spent, self._thought = 0, 0.0, 0.0, 0.0  # brought: in plain steps
+        self._seen, self._doubted = 0, False
 
     @property
     def starting(self) -> bool:
@@ -99,8 +104,8 @@ class Gate:
         if self._steps >= _SETTLING and not self._plain:
             self.wait, self._seen = FIRST_PLAIN - 1, 0
             return False
-        if self._seen > AGAIN:
-            self.wait, self._seen = IN_A_ROW - 1, 0
+        if self._seen > AGAIN or self._doubted:
+            self.wait, self._seen, self._doubted = IN_A_ROW - 1, 0, False
             return False
         return True
 
@@ -156,15 +161,21 @@ class Gate:
         if not self._plain:
             return
         plain, decay = self.plain_seconds(size, table), _DECAY**steps
-        self._brought = self._brought * decay + tokens / size * plain / gain
+        self._brought = self._brought * decay + tokens / size / gain
         if self.settled or not asked:  # a try plans every step, which says nothing of later ones
             seconds, thinking = seconds + thinking, 0.0
         self._spent = self._spent * decay + seconds
         self._thought = self._thought * decay + thinking
-        patient = asked and self._brought > CLEARLY * self._spent
+        self._judge(self._brought * plain, plain, asked, MOST if size == 1 else 4 * MOST)
+
+    def _judge(self, brought: float, plain: float, asked: bool, most: int) -> None:
+        """Close where plain steps would have brought the same in less time than was spent."""
+        patient = asked and brought > CLEARLY * self._spent
         enough = ALMOST if asked and not self.settled else 1.0
-        if self._steps >= (PATIENCE if patient else TRY) and self._brought < enough * self._spent:
-            self._close((self._spent + self._thought - self._brought) / plain, MOST if size == 1 else 4 * MOST)
+        if self._steps >= (PATIENCE if patient else TRY) and brought < enough * self._spent:
+            self._doubted = self._seen > FRESH
+            if not self._doubted:
+                self._close((self._spent + self._thought - brought) / plain, most)
 
     def _close(self, lost: float, most: int) -> None:
         """Wait the longer the more tokens were lost, up to `most` steps."""
