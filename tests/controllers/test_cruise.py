@@ -6,6 +6,7 @@ Worlds as in `test_auto`, but of a model so quick that `auto` does not plan ever
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, pvariance
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from controllers.worlds import Guesser, World, informed, judged, overconfident, 
 from paceline.controllers.acceptance import Acceptance, Own
 from paceline.controllers.auto import AutoController
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.counts import Counts, Net, evenly
+from paceline.controllers.counts import Counts
 from paceline.controllers.cruise import COLD, STEPS, TRIAL
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.watch import SHARE, Mode, Watch
@@ -170,31 +171,37 @@ def test_chains_are_trimmed_by_their_confidence_and_drawn_trials_never() -> None
 def test_what_was_counted_is_what_happened() -> None:
     controller = cruising(WORLDS["cheap rows"])
     controller.cruise.left = STEPS
-    counts = controller.cruise.counts = Counts(drafting=[0.0])
+    controller.cruise.take(controller.acceptance)
     trees = [TokenTree.chain([1, 1, 2], confidence=[0.8] * 3), EMPTY_TREE, TokenTree.chain([2], confidence=[0.8])]
     for tree in trees:
         controller.plan(signals(0))
         controller.budget(0, 0, EMPTY_TREE)
         assert controller.cruising
         controller.observe([tree], [judged(tree)], StepTimes((1e-5,), 2e-4, 1e-6, 2e-6, 1 + len(tree)))
+    counts = controller.cruise.take(controller.acceptance)
     assert (counts.steps, counts.tokens, counts.found(0)) == (3, 5, (3, 2))
+    assert controller.cruise.counts == Counts(drafting=[0.0])
     assert counts.seconds == pytest.approx(3 * 2.13e-4)
     assert counts.chains == {(0, 0, 3, 2): 1, (0, 0, 1, 0): 1}
     nets = {(net.scored, net.accepted): net.net for net in counts.nets(1000.0, [0.0, 2e-4, 3e-4, 3.5e-4, 5e-4], 1)}
     assert nets == pytest.approx({(3, 2): 2 - 0.01 - 0.3, (1, 0): -0.01 - 0.1, (0, 0): -0.01})
+    worth = counts.worths(1000.0, [0.0, 2e-4, 3e-4, 3.5e-4, 5e-4], 1)[0, 0]
+    assert worth == pytest.approx((3, fmean(nets.values()), pvariance(nets.values())))
 
 
 def test_outcomes_are_told_in_an_order_that_favours_none() -> None:
-    kinds = [Net(0, 0, 1.0, 3, 3, 55), Net(0, 0, -1.0, 3, 0, 45)]
-    told = [net.net for net in evenly(kinds)]
-    grouped = [net.net for net in kinds for _ in range(net.times)]
-    assert (told.count(1.0), told.count(-1.0)) == (55, 45)
-    fair, biased = Watch(), Watch()  # the control: the same outcomes, one kind after the other
-    for net in told:
-        fair.record(net, Mode.ASK, 3, 3)
-    for net in grouped:
+    outcomes = [1.0] * 55 + [-1.0] * 45
+    mixed = np.random.default_rng(0).permutation(outcomes).tolist()
+    fair, shuffled, biased = Watch(), Watch(), Watch()
+    fair.record_many(fmean(outcomes), pvariance(outcomes), len(outcomes))
+    for net in mixed:
+        shuffled.record(net, Mode.ASK, 3, 3)
+    for net in outcomes:  # the control: the same outcomes, one kind after the other
         biased.record(net, Mode.ASK, 3, 3)
     assert not fair.asleep
+    assert fair.count == pytest.approx(shuffled.count)
+    assert fair.mean == pytest.approx(shuffled.mean, abs=0.1)
+    assert fair.square == pytest.approx(shuffled.square, rel=0.1)
     assert biased.asleep
 
 

@@ -23,13 +23,12 @@ from paceline.checking import number
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
-from paceline.controllers.counts import Counts, evenly
+from paceline.controllers.counts import Counts
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY, cheap_ones
 from paceline.controllers.guesses import Guesses
 from paceline.controllers.memory import Memory
 from paceline.controllers.planner import Planner
-from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
 from paceline.tree.types import NO_BUDGET, Budget
 
@@ -95,6 +94,10 @@ class AutoController(Planner):
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
+        if self.cruising and self.cruise.goes_on(signals):
+            if self.cruise.silent:  # a sequence that follows another for which nobody drafts
+                self._rest(signals)
+            return
         if self.bursting and self._guesses_again(signals):
             return
         self.asks = None
@@ -282,15 +285,11 @@ class AutoController(Planner):
 
     def _judge_outcomes(self, found: Counts) -> None:
         """Have every asked drafter's guard told what it brought."""
-        tried: dict[tuple[int, int], list[float]] = {place: [] for place in self.cruise.trials}
-        self.cruise.trials = set()
-        for net in evenly(found.nets(self.now.rate, self.now.table, self._size)):
-            one = self.batch[net.sequence]
-            watch = self._latest[net.drafter, one.greedy] = one.watches[net.drafter]
-            if (place := (net.sequence, net.drafter)) in tried:
-                tried[place].append(net.net)
+        trials, self.cruise.trials = self.cruise.trials, set()
+        for (sequence, drafter), worth in found.worths(self.now.rate, self.now.table, self._size).items():
+            one = self.batch[sequence]
+            watch = self._latest[drafter, one.greedy] = one.watches[drafter]
+            if (sequence, drafter) in trials:
+                watch.after_trial(worth.mean, worth.times)
             elif not watch.asleep:
-                watch.record(net.net, Mode.ASK, net.scored, net.accepted)
-        for (sequence, drafter), brought in tried.items():
-            if brought:
-                self.batch[sequence].watches[drafter].after_trial(sum(brought) / len(brought), len(brought))
+                watch.record_many(worth.mean, worth.variance, worth.times)

@@ -6,7 +6,7 @@ In: outcomes of single drafters for single sequences. Out: their net gains, a us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,6 +26,14 @@ class Net(NamedTuple):
     scored: int
     accepted: int
     times: int
+
+
+class Worth(NamedTuple):
+    """Mean and variance of the net gains of so many steps."""
+
+    times: int
+    mean: float
+    variance: float
 
 
 @dataclass(slots=True)
@@ -71,6 +79,18 @@ class Counts:
             if times:
                 yield Net(index, drafter, -rate * self.drafting[drafter] / times_asked[drafter], 0, 0, times)
 
+    def worths(self, rate: float, table: Sequence[float], size: int) -> dict[tuple[int, int], Worth]:
+        """What asking each drafter for each sequence was worth; see `nets`."""
+        sums: dict[tuple[int, int], tuple[int, float, float]] = {}
+        for net in self.nets(rate, table, size):
+            place, value, times = (net.sequence, net.drafter), net.net, net.times
+            before = sums.get(place, (0, 0.0, 0.0))
+            sums[place] = before[0] + times, before[1] + times * value, before[2] + times * value * value
+        return {
+            place: Worth(times, total / times, max(square / times - (total / times) ** 2, 0.0))
+            for place, (times, total, square) in sums.items()
+        }
+
     def usual(self) -> tuple[StepTimes, list[int | None]]:
         """A step with the number of rows that was seen most often, and the levels of each drafter in it; None where it was not
         asked, or by several sequences, which draft at once."""
@@ -85,9 +105,3 @@ class Counts:
         """How often a drafter was asked, and how often it proposed."""
         asked = sum(times for (_, of), times in self.asked.items() if of == drafter)
         return asked, sum(times for table in (self.chains, self.mixed) for key, times in table.items() if key[1] == drafter)
-
-
-def evenly(nets: Iterable[Net]) -> list[Net]:
-    """Every outcome as often as it came, the kinds mixed: nobody knows in what order they came, and guards weigh the last most."""
-    places = [((k + 0.5) / net.times, i, net) for i, net in enumerate(nets) for k in range(net.times)]
-    return [net for _, _, net in sorted(places, key=lambda place: place[:2])]

@@ -66,6 +66,7 @@ class Cruise:
     def __init__(self, drafters: int) -> None:
         self.left = self.done = 0
         self.counts = Counts(drafting=[0.0] * drafters)
+        self._log: list[tuple[Sequence[TokenTree], Sequence[Verdict], StepTimes]] = []  # steps not yet in the counts
         self._keys: list[int] = []
         self._remaining: list[int] = []
         self._scales = [0.0] * drafters  # per drafter, log of the calibrated chance of a node over its confidence
@@ -210,15 +211,24 @@ class Cruise:
         return cut(tree, range(count), len(tree.tokens))
 
     def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
-        """The outcome of one step."""
+        """The outcome of one step, to be summed up with others': one after the other that takes a third of the time."""
         if self._cold:
             self._cold -= 1
-            self.counts = Counts(drafting=[0.0] * len(self.counts.drafting))
+            self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
             return
-        counts, drafting, accepted, any_scored = self.counts, self.counts.drafting, 0, False
+        self.counts.steps += 1
+        self._log.append((trees, verdicts, times))
+        if any(verdict.path for verdict in verdicts):
+            self._misses = 0
+        elif times.rows > len(trees):
+            self._misses += 1
+            self.left = 0 if self._misses >= _MISSES else self.left
+
+    def _sum(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+        """Add one step's outcome to the counts."""
+        counts, drafting, accepted = self.counts, self.counts.drafting, 0
         for index, (tree, verdict) in enumerate(zip(trees, verdicts, strict=True)):
             if scored := len(tree.tokens):
-                any_scored = True
                 accepted += (stood := len(verdict.path))
                 source = lone_source(tree)
                 if source < 0:
@@ -228,15 +238,11 @@ class Cruise:
                     counts.chains[key] = counts.chains.get(key, 0) + 1
         for drafter, seconds in enumerate(times.draft):
             drafting[drafter] += min(seconds, self._most)
-        counts.steps += 1
         counts.tokens += accepted + len(trees)
         rest = times.verify + times.other
         counts.seconds += min(times.score + sum(times.draft) + rest, self._most)
         times_seen, score, others = counts.scoring.get(times.rows, (0, 0.0, 0.0))
         counts.scoring[times.rows] = times_seen + 1, score + min(times.score, self._most / 2), others + min(rest, self._most / 2)
-        self._misses = 0 if accepted else self._misses + any_scored
-        if self._misses >= _MISSES:
-            self.left = 0
 
     def _mixed(self, index: int, tree: TokenTree, verdict: Verdict) -> None:
         """Learn from a tree by several drafters, or with branches."""
@@ -249,6 +255,9 @@ class Cruise:
 
     def take(self, acceptance: Acceptance) -> Counts:
         """Teach `acceptance` what the chains brought; returns the counts and begins new ones."""
+        for step in self._log:
+            self._sum(*step)
+        self._log = []
         counts, self.counts = self.counts, Counts(drafting=[0.0] * len(self.counts.drafting))
         outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for (index, source, scored, stood), times in counts.chains.items():

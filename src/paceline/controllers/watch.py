@@ -121,7 +121,7 @@ class Watch:
             whether the drafter fell asleep or woke.
         """
         if mode is Mode.ASK:
-            return self._judge(net)
+            return self.record_many(net, 0.0, 1)
         if mode is Mode.LISTEN and not scored:
             return False
         if net > 0 or 0 < scored == accepted:
@@ -164,12 +164,18 @@ class Watch:
         """Set the longest interval from what one try costs, as a share of a plain step's time."""
         self.limit = int(min(max(cost / SHARE, FIRST_INTERVAL), LONG))
 
-    def _judge(self, net: float) -> bool:
-        self.count = self.count * _DECAY + 1.0
-        delta = net - self.mean
-        self.mean += delta / self.count
-        self.square = self.square * _DECAY + delta * (net - self.mean)
-        deviation = sqrt(max(self.square, 0.0)) / self.count
+    def record_many(self, net: float, variance: float, times: int) -> bool:
+        """What so many steps in use brought: their mean and variance, for nobody knows in what order they came.
+
+        Returns:
+            whether the drafter fell asleep.
+        """
+        fade = _DECAY**times
+        kept, new = self.count * fade, (1.0 - fade) / (1.0 - _DECAY)
+        delta, self.count = net - self.mean, kept + new
+        self.mean += delta * new / self.count
+        self.square = self.square * fade + new * variance + delta * delta * kept * new / self.count
+        deviation = sqrt(self.square) / self.count
         bound = -deviation * (2.0 if self.count < _MANY else 1.0)
         if self.count >= _FEW and self.mean < bound:
             self.sleep()
