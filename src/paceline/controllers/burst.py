@@ -5,7 +5,8 @@ In: what each guess brought. Out: how many steps to wait for the next. Not here:
 
 Text repeats itself in stretches. Averages over many steps see neither where one begins nor where it ends; a guess that held says at
 once that the next one may, and one that failed that it may not. So a guess that paid is followed by another, and each that did not
-doubles the steps to the next, up to a number at which guessing costs next to nothing.
+doubles the steps to the next, up to a number at which guessing costs next to nothing. Where that is not how the text goes, and what
+follows a guess that held loses on the whole, a guess that held says nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SHARE: Final = 0.015
 _RATE = 0.2
 _PRIOR, _DECAY = 16.0, 0.99
 _ONCE = 0.25  # share of the steps up to the next guess that a single one may lose
+_AGAIN_RATE, _AGAIN_FADE, _AGAIN_LEAST = 0.1, 0.9, -0.2
 
 
 class Burst:
@@ -33,11 +35,12 @@ class Burst:
         wait: plain steps before the next guess. key: of the sequence.
     """
 
-    __slots__ = ("_mean", "_paused", "_stride", "_tokens", "_units", "key", "wait")
+    __slots__ = ("_again", "_follows", "_mean", "_paused", "_stride", "_tokens", "_units", "key", "wait")
 
     def __init__(self) -> None:
         self.wait, self._stride, self._paused, self.key, self._mean = 0, 1, 0, -1, 0.0
         self._tokens = self._units = _PRIOR
+        self._again, self._follows = [0.0, 0.0], -1  # what guesses bring right after one that paid, and one that only held
 
     @property
     def gain(self) -> float:
@@ -77,6 +80,14 @@ class Burst:
             true: its first token came, whether or not it was scored; by default where it brought more than it took.
         """
         self._mean += _RATE * (net - self._mean)
+        if self._follows >= 0:
+            self._again[self._follows] += _AGAIN_RATE * (net - self._again[self._follows])
+        kind = 0 if net > 0.0 else 1 if true else -1
         most = int(min(max(-self._mean / SHARE, LEAST[self._mean <= 0.0]), MOST))
-        self._stride = 1 if net > 0.0 or true else min(max(2 * self._stride, int(-net / _ONCE)), most)
+        if kind >= 0 and self._again[kind] >= _AGAIN_LEAST:
+            self._stride, self._follows = 1, kind
+        else:
+            self._stride, self._follows = min(max(2 * self._stride, int(-net / _ONCE)), most), -1
+            if kind >= 0:
+                self._again[kind] *= _AGAIN_FADE
         self.wait = self._stride - 1

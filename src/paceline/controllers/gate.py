@@ -11,7 +11,7 @@ second than plain ones. Off, it is tried again for some steps, the sooner the le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 FIRST_PLAIN: Final = 4
@@ -26,6 +26,9 @@ PATIENCE: Final = 24
 
 SETTLED: Final = 48
 """Steps after which an open gate counts as settled."""
+
+PAID: Final = 4 * SETTLED
+"""Drafting that went on for longer did pay for a while."""
 
 CLEARLY: Final = 0.75
 """Drafting that brings less than this share of what plain steps bring loses clearly."""
@@ -45,11 +48,20 @@ LEAST, MOST = 48, 1024
 NEW: Final = 8
 """Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""
 
+CUT: Final = 2.0
+"""An interrupted plain step counts as so many usual ones."""
+
 _DECAY = 0.98
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
 _MOST_LOST = 6
+
+
+def mean_of(seconds: Sequence[float]) -> float:
+    """Mean of what like steps took, interrupted ones cut short; a median would leave out what steps with drafts are charged for."""
+    most = CUT * median(seconds)
+    return fmean([min(one, most) for one in seconds])
 
 
 class Gate:
@@ -127,7 +139,7 @@ class Gate:
     def rested(self, size: int, seconds: Sequence[float]) -> None:
         """What plain steps took."""
         if seconds:
-            usual = median(seconds)
+            usual = mean_of(seconds)
             known = self._plain.get(size, usual)
             self._plain[size] = known + (1.0 - (1.0 - _RATE) ** len(seconds)) * (min(usual, _CLIP * known) - known)
 
@@ -179,7 +191,7 @@ class Gate:
 
     def _close(self, lost: float, most: int) -> None:
         """Wait the longer the more tokens were lost, up to `most` steps."""
-        self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PATIENCE else 0
+        self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PAID else 0
         self.wait = int(min(max(lost / SHARE, LEAST), most))
         self._begin()
 

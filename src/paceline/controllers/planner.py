@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from paceline.checking import need
@@ -26,7 +25,7 @@ from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.base import Controller, Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.ear import EVERY, TOKENS, Ear, cheap_ones
-from paceline.controllers.gate import Gate
+from paceline.controllers.gate import Gate, mean_of
 from paceline.controllers.judging import Charge, judge
 from paceline.controllers.outlook import Outlook
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep
@@ -141,7 +140,7 @@ class Planner(Controller):
             gate.wait += self.resting * (not self._never)
             gate.rested(self._size, list(map(sum, self._rested)))
         if len(self._rested) >= (RESTED if self.cruises else 1):
-            score, rest = map(median, zip(*self._rested, strict=True))
+            score, rest = map(mean_of, zip(*self._rested, strict=True))
             self.cost.observe(self._size, self._context, StepTimes((), score, 0.0, rest, self._size), always=True)
         self._rested, self.resting = [], 0
 
