@@ -31,6 +31,23 @@ def test_one_point_is_continued_by_the_prior_in_both_directions() -> None:
     assert 11.4 < curve.at(64) < 30.0
 
 
+FREE_THEN_DEAR = {1: 120.0, 2: 132.0, 3: 145.0, 4: 176.0, 6: 248.0, 8: 316.0, 12: 460.0, 16: 600.0}
+
+
+def test_points_that_were_disturbed_are_smoothed_and_real_bends_stay() -> None:
+    disturbed = Curve(FREE_THEN_DEAR | {2: 144.0, 6: 270.0})
+    disturbed.smooth(0.15)
+    assert disturbed.values == pytest.approx(FREE_THEN_DEAR | {2: 132.5, 6: 246.0, 12: 458.0})
+    steps = Curve({1: 100.0, 2: 100.0, 4: 100.0, 6: 200.0, 8: 200.0})
+    steps.smooth(0.15)
+    assert steps.values[6] == 200.0, "no disturbance doubles the least of many measurements"
+
+
+def test_a_straight_line_would_not_keep_the_bend() -> None:
+    slope, start = np.polyfit(list(FREE_THEN_DEAR), list(FREE_THEN_DEAR.values()), 1)
+    assert abs(start + 3 * slope - FREE_THEN_DEAR[3]) > 0.05 * FREE_THEN_DEAR[3] or slope > 2 * 12.5
+
+
 def learned(truth: float, outliers: float, steps: int = 400) -> float:
     rng, curve = np.random.default_rng(0), Curve()
     for _ in range(steps):

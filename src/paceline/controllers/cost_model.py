@@ -22,7 +22,7 @@ from typing import Any, Final
 from paceline.controllers.base import StepTimes
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.cost_words import describe
-from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, Overhead, pairs_of, seconds_of, values_of
+from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, Overhead, pairs_of, points, seconds_of, values_of
 
 logger = logging.getLogger("paceline.controllers")
 
@@ -38,10 +38,11 @@ _QUICK: Final = 2e-3
 """A model whose pass takes less than so many seconds is measured anew in every process: that takes a few hundredths of a second."""
 
 _TURNS, _AT_ONCE = 3, 16
-"""Such a model is measured so many times up to so many rows, the least counts: whatever else runs may last longer than a pass."""
+"""Such a model is measured so many times up to so many rows at least: whatever else runs may last longer than a pass, so the least
+counts."""
 
 _BENT: Final = 0.15
-"""A measured curve that is this close to a straight line is taken to be one."""
+"""A measured point that is dearer than a convex curve by this share at most was measured while something else ran."""
 
 _SCALE: Final = 0.85
 """Share of an error in scoring that is put down to the machine's speed at present, for all rows alike."""
@@ -152,22 +153,26 @@ class CostModel:
     def prepare(self, rows: int, context: int = 0) -> None:
         """Measure the grid points up to the first one at `rows` or beyond that nobody has measured yet.
 
-        A probe that fails is not asked again; real steps teach the model alone then, and the log says so.
+        A probe that fails is not asked again; real steps teach the model alone then, and the log says so. What was measured before
+        is timed beside the new points, for the machine may be faster or slower than it was.
         """
         if self.probe is None or not (self.stale or self._measured < min(rows, GRID[-1])):
             return
         self.disturbed, start = True, perf_counter()
         curve = self.curves.setdefault((0, context_bucket(context)), Curve())
-        known = 0 if self._must_measure_again(curve, context) else self._measured
+        known, found = 0 if self._must_measure_again(curve, context) else self._measured, dict[int, float]()
         for turn in range(_TURNS):
-            if turn and not 0.0 < curve.at(1) < _QUICK:
+            if turn and not 0.0 < found.get(1, curve.at(1)) < _QUICK:
                 break
-            for point in _points(known, _AT_ONCE if turn else rows):
-                seconds = self._probe(point, context)
-                if seconds and seconds < curve.values.get(point, inf):
-                    curve.set(point, seconds)
+            new = points(known, max(rows, _AT_ONCE) if turn else rows)
+            for point in [known, *new] if known and new else new:
+                if seconds := self._probe(point, context):
+                    found[point] = min(seconds, found.get(point, inf))
+        speed = curve.at(known) / found[known] if known in found else 1.0  # the machine's, then over now
+        for point in filter(known.__lt__, found):
+            curve.set(point, found[point] * speed)
         curve.level()
-        curve.straighten(_BENT)
+        curve.smooth(_BENT)
         self._tables.clear()
         self._measuring += perf_counter() - start
         self.save()
@@ -289,11 +294,6 @@ class CostModel:
 
 def _numbers(line: Line) -> tuple[float, float, int]:
     return line.fixed, line.per_level, line.count
-
-
-def _points(known: int, rows: int) -> list[int]:
-    """Grid points after `known`, up to the first one at `rows` or beyond."""
-    return [point for i, point in enumerate(GRID) if point > known and (i == 0 or GRID[i - 1] < rows)]
 
 
 _UNIT: Final = Curve({1: 1.0})

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-GRID = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PRIOR_SLOPE = 0.02
 """Optimistic guess before the first measurement: each further row costs this share of the first."""
 
@@ -92,16 +92,22 @@ class Curve:
         for low, high in pairwise(reversed(self.values)):
             self.values[high] = min(self.values[high], self.values[low])
 
-    def straighten(self, most: float) -> None:
-        """Become a straight line if one is nowhere further than a share of `most` from what was measured: bends that small come
-        from whatever else ran, and a bend that is none would always be the best place to stop."""
-        xs, ys = np.array(list(self.values), float), np.array(list(self.values.values()))
-        if len(xs) < 3:
-            return
-        slope, start = np.polyfit(xs, ys, 1, w=1 / ys)
-        line = start + slope * xs
-        if slope >= 0.0 and bool((abs(line / ys - 1.0) <= most).all()):
-            self.values = dict(zip(self.values, np.maximum(line, _TINY).tolist(), strict=True))
+    def smooth(self, most: float) -> None:
+        """Lie on the convex curve below what was measured, but for points that are further above it than a share of `most`.
+
+        Whatever else runs makes a point dearer, never cheaper, and the next fewer rows would then always seem the best number to
+        stop at. Where a pass waits for memory first and then for arithmetic, a few rows are nearly free and all others dear: such
+        costs are a convex curve. Points that are dearer than `most` are steps that the machine has.
+        """
+        below: list[tuple[int, float]] = []
+        for point in self.values.items():
+            while len(below) > 1 and _above(below[-2], below[-1], point):
+                below.pop()
+            below.append(point)
+        curve = Curve(dict(below))
+        for x, seconds in self.values.items():
+            if seconds <= (1.0 + most) * (low := curve.at(x)):
+                self.values[x] = low
 
     def forget(self) -> None:
         """Be empty again."""
@@ -135,6 +141,16 @@ class Curve:
 
     def _sort(self) -> None:
         self.values = dict(sorted(self.values.items()))
+
+
+def points(known: int, rows: int) -> list[int]:
+    """Grid points after `known`, up to the first one at `rows` or beyond."""
+    return [point for i, point in enumerate(GRID) if point > known and (i == 0 or GRID[i - 1] < rows)]
+
+
+def _above(left: tuple[int, float], point: tuple[int, float], right: tuple[int, float]) -> bool:
+    """Whether a point lies on or above the chord of its neighbours."""
+    return (point[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (point[0] - left[0])
 
 
 def _neighbours(rows: int) -> dict[int, float]:
