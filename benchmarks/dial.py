@@ -1,13 +1,13 @@
 """`auto` against plain decoding and every fixed length along the acceptance dial, by batch size, in turn, in one run.
 
 usage: dial.py [--model bundled|291m] [--threads 2] [--repeats 15] [--batches 1,4,16] [--acceptance 0,0.5,0.7,0.8,0.9,0.95]
-               [--fixed 1,2,4,8,15] [--tokens 128] [--model-dir DIR] [--plot-only]
+               [--fixed 1,2,4,8,15] [--tokens 128] [--requests 4] [--model-dir DIR] [--plot-only]
 
 The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong and
 always sure, the worst drafter there is. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
 decode the same requests in an order that rotates, after warming up. Outputs must equal those of plain decoding, or differ first at
 a near tie (counted); otherwise nothing is timed. Ratios are paired, with 95 % bootstrap intervals; the best fixed length (0 is
-plain decoding) is the one with the best median. A cell of few requests decodes more of them. Every cell is written when it is done,
+plain decoding) is the one with the best median. A cell whose batch is smaller decodes `--requests`, batch by batch. Every cell is written when it is done,
 and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
 """
 
@@ -28,8 +28,8 @@ from common import RESULTS, pyplot, random_llama, ratio, save
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET
 
-REQUESTS = 4
-"""Requests of a cell whose batch is smaller, one after the other."""
+PROMPT = 16
+"""Tokens of a random prompt: speeds include prompts, the same for all settings."""
 
 WARM_UP = 4
 ALWAYS_WRONG = {"acceptance": 0.0, "confidence": 0.97}
@@ -40,14 +40,15 @@ class Dial:
 
     Args:
         name: "bundled", or "291m" with its folder.
-        most: the largest batch.
+        most: the largest batch. requests: of a cell whose batch is smaller.
     """
 
-    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int) -> None:
+    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int, requests: int = 4) -> None:
         words: dict[str, Any] = {} if name == "bundled" else {"model": random_llama(folder), "tokenizer": BUNDLED_TARGET}
         self.plain = LLM(**words, speculative_config=None, threads=threads, max_num_seqs=most, enable_prefix_caching=False)
         self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        self.prompts = prompts_of(self.plain, max(most, REQUESTS)) if name == "bundled" else _random_prompts(max(most, REQUESTS))
+        self.requests, number = requests, max(most, requests)
+        self.prompts = prompts_of(self.plain, number) if name == "bundled" else _random_prompts(number)
         self.reference = [decode(self.plain, [prompt], self.params)[0] for prompt in self.prompts]
         self.records = {tuple(ids): made for ids, made in zip(self.prompts, self.reference, strict=True)}
 
@@ -58,12 +59,12 @@ class Dial:
         named = {"plain": None, "auto": {"controller": "auto", **oracle}}
         named |= {f"fixed {number}": {"controller": "fixed", "num_speculative_tokens": number, **oracle} for number in fixed}
         settings = {name: self.plain.with_speculative_config(config) for name, config in named.items()}
-        groups = [self.prompts[first : first + batch] for first in range(0, max(batch, REQUESTS), batch)]
+        groups = [self.prompts[first : first + batch] for first in range(0, max(batch, self.requests), batch)]
         agreement = {name: self._check(llm, groups) for name, llm in settings.items()}
         for _ in range(WARM_UP):
             self._run(settings["auto"], groups)
         seconds = self.turns(settings, groups, repeats)
-        made = max(batch, REQUESTS) // batch * batch * self.params.max_tokens
+        made = max(batch, self.requests) // batch * batch * self.params.max_tokens
         best = min((name for name in seconds if name != "auto"), key=lambda name: median(seconds[name]))
         return {
             "batch": batch,
@@ -99,7 +100,7 @@ class Dial:
 
 def _random_prompts(count: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(count)]
+    return [torch.randint(0, 8192, (PROMPT,), generator=generator).tolist() for _ in range(count)]
 
 
 def words(cell: dict[str, Any]) -> str:
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.8,0.9,0.95")
     parser.add_argument("--fixed", default="1,2,4,8,15")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
     parser.add_argument("--plot-only", action="store_true")
     given = parser.parse_args()
@@ -150,7 +152,7 @@ def main() -> None:
     known = json.loads(path.read_text())["cells"] if path.exists() else []
     done = {(cell["batch"], cell["acceptance"], cell["repeats"]) for cell in known}
     if not given.plot_only:
-        dial = Dial(given.model, given.model_dir, given.threads, max(batches), given.tokens)
+        dial = Dial(given.model, given.model_dir, given.threads, max(batches), given.tokens, given.requests)
         for batch in batches:
             for acceptance in map(float, given.acceptance.split(",")):
                 if (batch, acceptance, given.repeats) in done:
