@@ -7,8 +7,8 @@ The drafter knows the true continuation and gets each token wrong with a chosen 
 always sure, the worst drafter there is. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
 decode the same requests in an order that rotates, after warming up. Outputs must equal those of plain decoding, or differ first at
 a near tie (counted); otherwise nothing is timed. Ratios are paired, with 95 % bootstrap intervals; the best fixed length (0 is
-plain decoding) is the one with the best median. A cell whose batch is smaller decodes `--requests`, batch by batch. Every cell is written when it is done,
-and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
+plain decoding) is the one with the best median. A cell whose batch is smaller decodes `--requests`, batch by batch.
+Every cell is written when it is done, and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from paceline.bench.demo import BUNDLED_TARGET
 PROMPT = 16
 """Tokens of a random prompt: speeds include prompts, the same for all settings."""
 
+REQUESTS = 4
+"""Requests of a cell whose batch is smaller, one after the other."""
+
 WARM_UP = 4
 ALWAYS_WRONG = {"acceptance": 0.0, "confidence": 0.97}
 
@@ -43,7 +46,7 @@ class Dial:
         most: the largest batch. requests: of a cell whose batch is smaller.
     """
 
-    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int, requests: int = 4) -> None:
+    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int, *, requests: int = REQUESTS) -> None:
         words: dict[str, Any] = {} if name == "bundled" else {"model": random_llama(folder), "tokenizer": BUNDLED_TARGET}
         self.plain = LLM(**words, speculative_config=None, threads=threads, max_num_seqs=most, enable_prefix_caching=False)
         self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
@@ -142,7 +145,7 @@ def main() -> None:
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.8,0.9,0.95")
     parser.add_argument("--fixed", default="1,2,4,8,15")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
     parser.add_argument("--plot-only", action="store_true")
     given = parser.parse_args()
@@ -152,7 +155,7 @@ def main() -> None:
     known = json.loads(path.read_text())["cells"] if path.exists() else []
     done = {(cell["batch"], cell["acceptance"], cell["repeats"]) for cell in known}
     if not given.plot_only:
-        dial = Dial(given.model, given.model_dir, given.threads, max(batches), given.tokens, given.requests)
+        dial = Dial(given.model, given.model_dir, given.threads, max(batches), given.tokens, requests=given.requests)
         for batch in batches:
             for acceptance in map(float, given.acceptance.split(",")):
                 if (batch, acceptance, given.repeats) in done:
