@@ -15,6 +15,8 @@ from toy_numbers import normal
 
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import Found, Stop, begun, best_of, chains_by_steps
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import Scores
 
 NOISE = 0.8
 """Standard deviation of the noise of a model without layers, as a share of the logits'."""
@@ -93,5 +95,24 @@ class ToyLayers:
         *,
         plan: LayerPlan,
         least: Sequence[float],
+        states: list[torch.Tensor] | None = None,
     ) -> list[Found]:
-        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan)
+        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan, states)
+
+    def score(
+        self,
+        caches: Sequence[Any],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        known: Sequence[torch.Tensor],
+        plan: LayerPlan,
+    ) -> Scores:
+        layer = self.layers_of(plan) - 1
+        for cache, root, tree, rows in zip(caches, roots, trees, known, strict=True):
+            inputs = [root, *tree.tokens.tolist()]
+            assert len(rows) <= len(inputs)
+            for count, row in enumerate(rows, 1):
+                assert cache.inputs[count - 1] == (inputs[count - 1], count - 3), "scratch holds something else"
+                assert torch.equal(row, self._runner.hidden(layer, [*cache.tokens, *inputs[:count]])), "states of something else"
+        scores: Scores = self._runner.score(caches, roots, trees)
+        return scores

@@ -50,6 +50,8 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
     "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target"), "overlap": True},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
+    "layer_skip": lambda llm, folder: {"resume_verification": True},
+    "del": lambda llm, folder: {"resume_verification": True},
     "diffuspec": lambda llm, folder: {"model": denoiser(folder)},
     "deer": lambda llm, folder: {"model": denoiser(folder)},
     "tli": lambda llm, folder: {"model": shuffled(folder)},

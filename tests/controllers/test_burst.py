@@ -46,13 +46,17 @@ def test_one_that_fails_among_many_that_paid_costs_little() -> None:
     assert waits([PAID] * 9 + [LOST, PAID])[-1] == 0
 
 
-def test_a_new_sequence_is_soon_guessed_for() -> None:
-    burst = Burst().of(1)
-    for _ in range(20):
-        burst.after(LOST)
-    assert burst.wait > NEW[1]
-    assert burst.of(1).wait > NEW[1]
-    assert burst.of(2).wait <= NEW[1]
+def test_a_new_sequence_is_soon_guessed_for_but_later_after_each_of_which_no_guess_held() -> None:
+    burst, longest = Burst().of(1), []
+    for sequence in range(2, 8):
+        for _ in range(20):
+            burst.after(LOST)
+        assert burst.of(sequence - 1).wait > NEW[1]
+        longest.append(burst.of(sequence).wait)
+    assert longest == sorted(longest)
+    assert longest[0] <= 2 * NEW[1] < longest[-1] <= 8 * NEW[1]
+    burst.after(LOST, true=True)
+    assert burst.of(200).wait <= NEW[1]
 
 
 def test_what_was_not_waited_for_is_given_back() -> None:

@@ -105,7 +105,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "aded": [{}, {"table_rows": 8, "table_width": 2}, {"simulations": 20, "exploration": 0.0, "num_speculative_tokens": 2}],
     "layer_skip": [
         {},
-        {"exit_layer": 2, "num_speculative_tokens": 3},
+        {"exit_layer": 2, "num_speculative_tokens": 3, "resume_verification": True},
         {"assistant_early_exit": 3, "draft_sample_method": "greedy"},
         {"target_speedup": 2.0},
     ],

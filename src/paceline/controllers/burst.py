@@ -17,13 +17,15 @@ LEAST, MOST = (4, 8), 192
 """Bounds of the longest wait, in steps: at least so many, where guesses pay on the whole and where they do not."""
 
 NEW: Final = (2, 8)
-"""Longest wait when a sequence begins, after guesses that paid and after others."""
+"""Longest wait when a sequence begins, after guesses that paid and after others; twice as long after each further sequence, up to
+`_MOST_LOST` in a row, of which no guess held."""
 
 SHARE: Final = 0.015
 """About this share of the time goes into guesses where they bring nothing."""
 
 _RATE = 0.2
 _PRIOR, _DECAY = 16.0, 0.99
+_MOST_LOST = 3
 _ONCE = 0.25  # share of the steps up to the next guess that a single one may lose
 _AGAIN_RATE, _AGAIN_FADE, _AGAIN_LEAST = 0.1, 0.9, -0.2
 
@@ -35,11 +37,13 @@ class Burst:
         wait: plain steps before the next guess. key: of the sequence.
     """
 
-    __slots__ = ("_again", "_follows", "_mean", "_paused", "_stride", "_tokens", "_units", "key", "wait")
+    __slots__ = ("_again", "_follows", "_held", "_lost", "_mean", "_paused", "_stride", "_tokens", "_units", "key", "wait")
 
     def __init__(self) -> None:
         self.wait, self._stride, self._paused, self.key, self._mean = 0, 1, 0, -1, 0.0
         self._tokens = self._units = _PRIOR
+        self._lost = 0  # sequences in a row of which no guess held
+        self._held: bool | None = None  # whether one of this sequence's did, once there was one
         self._again, self._follows = [0.0, 0.0], -1  # what guesses bring right after one that paid, and one that only held
 
     @property
@@ -59,7 +63,10 @@ class Burst:
     def of(self, key: int) -> Burst:
         """The rhythm for this sequence; a new one is soon guessed for."""
         if key != self.key:
-            self.key, self._stride = key, min(self._stride, NEW[self._mean <= 0.0])
+            if self._held is not None:
+                self._lost = 0 if self._held else min(self._lost + 1, _MOST_LOST)
+            self.key, self._held = key, None
+            self._stride = min(self._stride, NEW[self._mean <= 0.0] << self._lost)
             self.wait = min(self.wait, self._stride)
         return self
 
@@ -83,6 +90,7 @@ class Burst:
         if self._follows >= 0:
             self._again[self._follows] += _AGAIN_RATE * (net - self._again[self._follows])
         kind = 0 if net > 0.0 else 1 if true else -1
+        self._held = bool(self._held) or kind >= 0
         most = int(min(max(-self._mean / SHARE, LEAST[self._mean <= 0.0]), MOST))
         if kind >= 0 and self._again[kind] >= _AGAIN_LEAST:
             self._stride, self._follows = 1, kind

@@ -55,7 +55,7 @@ _DECAY = 0.98
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
-_MOST_LOST = 6
+_MOST_LOST = 7
 
 
 def mean_of(seconds: Sequence[float]) -> float:

@@ -40,10 +40,6 @@ SOME = 16
 """Verdicts after which the choice is made anew."""
 WIDER = 4
 """How much longer each distance between two looks is than the one before."""
-SOME = 16
-"""Verdicts after which the choice is made anew."""
-WIDER = 4
-"""How much longer each distance between two looks is than the one before."""
 LATER = 64
 """Rounds of a text before its first look, at most, where much is known of others; at first SOME, doubled with every text."""
 START = 2.0
@@ -87,6 +83,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
         draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
             tokens. By default it draws, but for requests with a seed of their own.
+        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there already, but
+            in steps in which all exits are looked at; by default where a measurement finds that faster.
     Raises:
         ConfigError: a layer that the target does not have, a value outside its range. CapabilityError: a target whose layers cannot
             be run alone.
@@ -107,8 +105,14 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         shadow_every: int | None = None,
         num_speculative_tokens: int | None = None,
         draft_sample_method: SampleMethod | None = None,
+        resume_verification: bool | None = None,
     ) -> None:
-        super().__init__(args, num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
+        super().__init__(
+            args,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_sample_method=draft_sample_method,
+            resume_verification=resume_verification,
+        )
         layers = self.target.info.num_layers
         exits = range(1, layers) if exit_layers is None else items("exit_layers", exit_layers, "be a list of layers")
         for one in exits:
@@ -139,7 +143,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def costs(self) -> ExitCosts:
         """What the choice weighs tokens against; measured when first asked for."""
         if self._costs is None:
-            found = measured(self.target, self.drafts, self.plans, self.most) if self._measures else None
+            found = measured(self.target, self.drafts, self.plans, self.most, resumes=self.resumes) if self._measures else None
             self._costs = in_layers(self.exits, self.target.info.num_layers, self.most) if found is None else found
             if found is not None:
                 self.clock.know(found)
@@ -199,6 +203,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
         self._choose(state)
         return state
+
+    def _usual(self) -> LayerPlan:
+        return self.plans[len(self.plans) // 2]
 
     def _way(self, state: DelState) -> Way:
         return state.way

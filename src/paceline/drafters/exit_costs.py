@@ -13,6 +13,7 @@ from functools import partial
 from time import perf_counter
 
 import numpy as np
+import torch
 
 from paceline.drafters.exit_choice import Array, ExitCosts
 from paceline.models.base import Runner, SequenceCache
@@ -35,22 +36,27 @@ def in_layers(exits: Sequence[int], layers: int, most: int) -> ExitCosts:
     return ExitCosts(np.zeros(len(exits)), np.array(exits, np.float64), np.full(most + 1, float(layers)))
 
 
-def measured(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int) -> ExitCosts | None:
+def measured(
+    runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int, *, resumes: bool = False
+) -> ExitCosts | None:  # fmt: skip
     """Seconds, for one sequence; None where a step is long enough to be counted in layers.
 
     Args:
         plans: of the exits, by rising layer. most: tokens of the longest draft.
+        resumes: scoring goes on behind the exit; what that saves is taken off what a drafted token costs.
     """
     cache = runner.open()
     try:
         length = min(CONTEXT, runner.info.max_context - max(SIZES) - LONG - 2)
         runner.extend([cache], [[i % runner.info.vocab_size for i in range(max(length, 1))]])
-        return _measure(runner, drafts, plans, most, cache)
+        return _measure(runner, drafts, plans, most, cache, resumes=resumes)
     finally:
         runner.release(cache)
 
 
-def _measure(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int, cache: SequenceCache) -> ExitCosts | None:
+def _measure(
+    runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], most: int, cache: SequenceCache, *, resumes: bool
+) -> ExitCosts | None:  # fmt: skip
     trees = {size: TokenTree.chain([0] * size) if size else EMPTY_TREE for size in SIZES}
 
     def verify(size: int) -> None:
@@ -59,19 +65,25 @@ def _measure(runner: Runner, drafts: LayerDrafts, plans: Sequence[LayerPlan], mo
     def draft(plan: LayerPlan, size: int) -> None:
         drafts.chains([cache], [0], [size], [None], plan=plan, least=[0.0])
 
+    def both(plan: LayerPlan, size: int) -> None:
+        states: list[torch.Tensor] = []
+        ((tokens, _),) = drafts.chains([cache], [0], [size], [None], plan=plan, least=[0.0], states=states)
+        drafts.score([cache], [0], [TokenTree.chain(tokens)], [states[0][:size]], plan)
+
     if min(_seconds(partial(verify, 0)) for _ in range(4)) > SHORT:
         return None
     ends = (plans[0], plans[-1])
     calls: list[Callable[[], None]] = [partial(verify, size) for size in SIZES]
-    calls += [partial(draft, plan, size) for plan in ends for size in (1, LONG)]
+    sizes = (LONG, SIZES[-1]) if resumes else (1, LONG)
+    calls += [partial(both if resumes else draft, plan, size) for plan in ends for size in sizes]
     times = np.min([[_seconds(call) for call in calls] for _ in range(TURNS)], axis=0)
     passes = np.interp(np.arange(most + 1), SIZES, times[: len(SIZES)])
     beyond = np.arange(most + 1) - SIZES[-1]
     per_row = (times[len(SIZES) - 1] - times[0]) / SIZES[-1]
     passes = np.where(beyond > 0, times[len(SIZES) - 1] + beyond * per_row, passes)
-    short, long = times[len(SIZES) :: 2], times[len(SIZES) + 1 :: 2]
-    token = np.maximum(long - short, 0.0) / (LONG - 1)
-    return ExitCosts(_between(short - token, len(plans)), _between(token, len(plans)), passes)
+    short, long = (times[len(SIZES) + i :: 2] - (times[SIZES.index(size)] if resumes else 0.0) for i, size in enumerate(sizes))
+    token = np.maximum(long - short, 0.0) / (sizes[1] - sizes[0])
+    return ExitCosts(_between(short - sizes[0] * token, len(plans)), _between(token, len(plans)), passes)
 
 
 def _between(ends: Array, count: int) -> Array:

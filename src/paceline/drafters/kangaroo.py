@@ -134,9 +134,9 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         """No chain goes through the adapter in one call."""
         return self._by_levels(asked)
 
-    def _logits(
+    def _level(
         self, states: Sequence[KangarooState], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         first = len(inputs[0]) == 1
         if first:
             for state, cache in zip(states, caches, strict=True):
@@ -149,7 +149,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
                 state.waiting = self._none
         else:
             found = self.adapter.ahead(own, [len(given) - 1 for given in inputs], exits)
-        return self.drafts.head(found, norm=False)
+        return self.drafts.head(found, norm=False), self._none
 
     def _has_room(self, state: KangarooState) -> bool:
         """Whether tokens whose states are missing can be replayed."""

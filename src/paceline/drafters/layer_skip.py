@@ -37,8 +37,10 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
         draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
             tokens. By default it draws, but for requests with a seed of their own.
+        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there already; by
+            default where a measurement finds that faster.
     Raises:
-        ConfigError: a layer that the target does not have, two different ones, an exit beside a speed-up.
+        ConfigError: a layer that the target does not have, two different ones, an exit or resuming beside a speed-up.
         CapabilityError: a target whose layers cannot be run alone.
     """
 
@@ -53,8 +55,14 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         target_speedup: float | None = None,
         num_speculative_tokens: int | None = None,
         draft_sample_method: SampleMethod | None = None,
+        resume_verification: bool | None = None,
     ) -> None:
-        super().__init__(args, num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
+        super().__init__(
+            args,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_sample_method=draft_sample_method,
+            resume_verification=False if target_speedup is not None and resume_verification is None else resume_verification,
+        )
         if exit_layer is not None and assistant_early_exit is not None and exit_layer != assistant_early_exit:
             raise ConfigError(
                 f"exit_layer and assistant_early_exit name one thing, got {exit_layer} and {assistant_early_exit}; leave one out"
@@ -72,7 +80,14 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
                 raise ConfigError(
                     f"{name} and target_speedup are two ways to choose layers, got {chosen} and {target_speedup}; leave one out"
                 )
+            if resume_verification:
+                raise ConfigError(
+                    "scoring cannot go on behind layers that were left out; leave out resume_verification or target_speedup"
+                )
             self.exit_layer, self._drafting = layers, Way(unified_plan(layers, target_speedup), MOST)
+
+    def _usual(self) -> LayerPlan:
+        return self._drafting.plan
 
     def _state(self, context: Context) -> SelfState:
         return SelfState(context)

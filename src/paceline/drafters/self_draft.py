@@ -5,6 +5,9 @@ request's sampling rules. Not here: which layers (one file a method), passes ove
 
 A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that the next
 scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
+
+Where the target's first layers draft, what they computed is what scoring would compute again: their keys and values are in scratch
+already, and the states behind the exit are kept, so that scoring can go on from there (`resume`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast
+
+import torch
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
@@ -22,24 +27,29 @@ from paceline.drafters.draft_quick import stop_of
 from paceline.errors import CapabilityError, DrafterError
 from paceline.models.base import Runner, SequenceCache
 from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of
+from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
-
-if TYPE_CHECKING:
-    import torch
 
 SampleMethod = Literal["probabilistic", "greedy"]
 METHODS = ("probabilistic", "greedy")
 
+LEAST: Final = 3
+"""Scored nodes from which going on behind the exit pays for a pass in two parts."""
+
 
 class SelfState:
-    """What a drafter of this family knows of one sequence."""
+    """What a drafter of this family knows of one sequence.
 
-    __slots__ = ("context",)
+    Attributes:
+        kept: what the draft of this step computed that scoring can use.
+    """
+
+    __slots__ = ("context", "kept")
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.kept: Kept | None = None
 
     @property
     def cache(self) -> SequenceCache:
@@ -51,6 +61,21 @@ class SelfState:
         if self.context.cache is None:
             raise DrafterError("drafting with the target's own layers needs the target's cache, which this engine does not give")
         return self.context.cache()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The first inputs of a sequence behind the first layers.
+
+    Attributes:
+        inputs: the root and what was drafted behind it. states: (n, hidden) of the first n inputs. plan: the layers.
+        length: committed tokens of the cache.
+    """
+
+    inputs: Sequence[int]
+    states: torch.Tensor
+    plan: LayerPlan
+    length: int
 
 
 S = TypeVar("S", bound=SelfState)
@@ -87,6 +112,7 @@ class SelfDrafter(Generic[S]):
         draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy" takes their
             most likely tokens, as is always done at temperature 0. By default it draws, but for requests with a seed of their own,
             which then get the tokens of that seed whatever is drafted.
+        resume_verification: let scoring go on behind the layers that drafted; None where that is measured to be faster.
     Raises:
         ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
     """
@@ -97,8 +123,15 @@ class SelfDrafter(Generic[S]):
     taps: Sequence[int] = ()
 
     def __init__(
-        self, args: DrafterArgs, *, num_speculative_tokens: int | None = None, draft_sample_method: SampleMethod | None = None
+        self,
+        args: DrafterArgs,
+        *,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: SampleMethod | None = None,
+        resume_verification: bool | None = False,
     ) -> None:
+        given = resume_verification
+        need(given is None or isinstance(given, bool), "resume_verification", "be True or False", given)
         need(draft_sample_method in (None, *METHODS), "draft_sample_method", f"be one of {', '.join(METHODS)}", draft_sample_method)
         limit = num_speculative_tokens
         need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
@@ -107,6 +140,19 @@ class SelfDrafter(Generic[S]):
         self.target: Runner = args.target
         self.drafts: LayerDrafts = layer_drafts_of(args.target, self.name)
         self.index, self.limit, self.method = args.index, limit, draft_sample_method
+        self._resumes = resume_verification
+
+    @property
+    def resumes(self) -> bool:
+        """Whether scoring goes on behind the layers that drafted; measured when first asked for, unless it was said."""
+        if self._resumes is None:
+            plan = self._usual()
+            self._resumes = plan is not None and resuming_pays(self.target, self.drafts, plan)
+        return self._resumes
+
+    def _usual(self) -> LayerPlan | None:
+        """First layers that often draft, for that measurement."""
+        return None
 
     @abstractmethod
     def _state(self, context: Context) -> S:
@@ -123,6 +169,7 @@ class SelfDrafter(Generic[S]):
         trees = [EMPTY_TREE] * len(states)
         groups: dict[tuple[int, bool], list[Asked]] = {}
         for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            state.kept = None
             if budget.nodes < 1 or budget.depth < 1:
                 continue
             way = self._way(state)
@@ -158,21 +205,42 @@ class SelfDrafter(Generic[S]):
 
     def _points(self, asked: list[Asked]) -> list[TokenTree]:
         """Greedy chains, in one call."""
+        plan, states = asked[0].way.plan, list[torch.Tensor]()
+        caches, roots = [one.state.cache for one in asked], [one.state.context.tokens[-1] for one in asked]
         found = self.drafts.chains(
-            [one.state.cache for one in asked],
-            [one.state.context.tokens[-1] for one in asked],
+            caches,
+            roots,
             [one.way.steps for one in asked],
             [stop_of(one.budget) for one in asked],
-            plan=asked[0].way.plan,
+            plan=plan,
             least=[one.way.least for one in asked],
+            states=states if self.resumes else None,
         )
+        for one, cache, root, (tokens, _), own in zip(asked, caches, roots, found, states, strict=False):
+            one.state.kept = Kept([root, *tokens], own, plan, cache.length)
         return [chain_tree(tokens, chances, self.index) for tokens, chances in found]
 
-    def _logits(
+    def resume(
+        self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
+    ) -> Scores | None:
+        """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or where
+        something else than one chain behind each root is to be scored."""
+        kept = [state.kept if state is not None and self.resumes else None for state in states]
+        plans = {id(one.plan): one.plan for one in kept if one is not None}
+        if len(plans) != 1 or not all(tree.is_chain or not len(tree) for tree in trees):
+            return None
+        known = [_known(*each) for each in zip(kept, caches, roots, trees, strict=True)]
+        none = next(one.states[:0] for one in kept if one is not None)
+        if sum(map(len, trees)) < LEAST or not any(one is not None for one in known):
+            return None
+        (plan,) = plans.values()
+        return self.drafts.score(caches, roots, trees, [none if one is None else one for one in known], plan)
+
+    def _level(
         self, states: Sequence[S], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
-    ) -> torch.Tensor:
-        """(r, v) logits after each sequence's last input; see `LayerDrafts.step`."""
-        return self.drafts.step(caches, inputs, plan)[0]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(r, v) logits after each sequence's last input, and (r, hidden) states if they are to be kept; see `LayerDrafts.step`."""
+        return self.drafts.step(caches, inputs, plan, states=self.resumes)
 
     def _by_levels(self, asked: list[Asked]) -> list[TokenTree]:
         """Chains under a request's rules, or drawn: a pass a level for the whole group."""
@@ -180,14 +248,32 @@ class SelfDrafter(Generic[S]):
             one.place: ChainDraft(cast(Any, one.state), one.way.steps, one.budget.go_on, self.draws(one.state.context))
             for one in asked
         }
-        caches, active = {one.place: one.state.cache for one in asked}, list(asked)
+        caches, active, plan = {one.place: one.state.cache for one in asked}, list(asked), asked[0].way.plan
+        parts: dict[int, list[torch.Tensor]] = {one.place: [] for one in asked}
         while active:
             inputs = [[one.state.context.tokens[-1], *chains[one.place].tokens] for one in active]
             states = [cast(S, one.state) for one in active]
-            logits = self._logits(states, [caches[one.place] for one in active], inputs, asked[0].way.plan)
+            logits, hidden = self._level(states, [caches[one.place] for one in active], inputs, plan)
+            for one, row in zip(active, hidden.split(1), strict=False):
+                parts[one.place].append(row)
             add_level([chains[one.place] for one in active], logits)
             active = [one for one in active if _wants_more(chains[one.place], one.way.least)]
+        for one in asked if self.resumes else ():
+            inputs_of = [one.state.context.tokens[-1], *chains[one.place].tokens]
+            one.state.kept = Kept(inputs_of, torch.cat(parts[one.place]), plan, caches[one.place].length)
         return [chains[one.place].tree(self.index) for one in asked]
+
+
+def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) -> torch.Tensor | None:
+    """(n, hidden) the states of a scored chain's first inputs, as far as they were drafted."""
+    if kept is None or kept.length != cache.length or kept.inputs[0] != root:
+        return None
+    same = 1
+    for token, drafted in zip(tree.tokens.tolist(), kept.inputs[1:], strict=False):
+        if token != drafted:
+            break
+        same += 1
+    return kept.states[:same]
 
 
 def _wants_more(chain: ChainDraft, least: float) -> bool:

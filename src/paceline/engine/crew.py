@@ -24,6 +24,7 @@ from paceline.engine.listening import Listening
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
+from paceline.models.base import Runner
 from paceline.tree.chain_columns import chain_sources, is_sound_chain
 from paceline.tree.merge import merge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -53,6 +54,8 @@ class Crew:
         self._askers: list[Any] = [drafter for drafter in drafters if hasattr(drafter, "score_taps")]
         self._ahead = [i for i, drafter in enumerate(drafters) if hasattr(drafter, "ahead")]
         self.helper = Helper()
+        own = [drafter for drafter in drafters if getattr(drafter, "runs_target", False)]
+        self._resuming = [i for i, drafter in enumerate(drafters) if own == [drafter] and hasattr(drafter, "resume")]
         self._observing = [i for i, drafter in enumerate(drafters) if _observes(drafter)]
 
     @property
@@ -180,6 +183,17 @@ class Crew:
         if sources is chain_sources(len(tree), index) or bool((sources == index).all()):
             return tree
         return tree.replace(sources=sources * 0 + index)
+
+    def score(self, runner: Runner, batch: Sequence[Decoding], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores:
+        """One scoring pass; where a drafter has computed part of it, the rest. Two that draft in the same scratch slots cannot."""
+        caches, taps = [sequence.cache for sequence in batch], self.score_taps
+        for index in self._resuming if not taps else ():
+            states = [sequence.states[index] for sequence in batch]
+            drafter: Any = self.drafters[index]
+            found: Scores | None = drafter.resume(states, caches, roots, trees)
+            if found is not None:
+                return found
+        return runner.score(caches, roots, trees, taps=taps)
 
     def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Nothing:
         """What drafters do while these trees are scored, around the scoring pass."""

@@ -130,7 +130,7 @@ class Engine:
             trees, proposed, draft_seconds = self._draft(batch)
         drafted = perf_counter()
         with parts.crew.ahead(batch, trees) as beside:
-            scores = parts.runner.score([s.cache for s in batch], roots, trees, taps=parts.crew.score_taps)
+            scores = parts.crew.score(parts.runner, batch, roots, trees)
             scored = perf_counter()
         joined = perf_counter()
         verdicts = self._verify(batch, trees, scores, beside.longer)

@@ -103,7 +103,7 @@ class NativeCache:
         if self.arena.lean:
             keep, count = shared, need - shared
         new = self.arena.allocate(count)
-        old, filled = self.blocks[keep:], self.blocks[keep : blocks_for(self.length)]
+        old, filled = self.blocks[keep:], self.blocks[keep : blocks_for(self.length + self.scratch)]
         self.arena.copy(filled, new[: len(filled)])
         self.arena.pool.drop(old)
         self.blocks[keep:] = new

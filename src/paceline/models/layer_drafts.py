@@ -12,21 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from paceline.errors import CapabilityError, DrafterError
+from paceline.models.decoder import LayerPlan
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.types import Scores
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
-    from paceline.models.decoder import LayerPlan
     from paceline.models.native import NativeRunner
 
 Found = tuple[list[int], list[float]]
 Stop = Callable[[int, float], bool]
 
+TURNS = 4
 MOST_PLANS = 256
 """Plans that things are kept for: methods that go from plan to plan must not grow without end."""
 
@@ -70,14 +74,32 @@ class LayerDrafts(Protocol):
         *,
         plan: LayerPlan,
         least: Sequence[float],
+        states: list[torch.Tensor] | None = None,
     ) -> list[Found]:
         """Greedy chains of up to `steps` tokens behind each root; the drafted tokens and the probability of each.
 
         `stop(depth, reach)` is asked before level `depth` (from 2 on) with the chance of the path so far; None never stops. Nothing
-        is drafted behind a token whose own probability is below `least`.
+        is drafted behind a token whose own probability is below `least`. To `states`, where given, is added for each chain
+        (n, hidden), behind the plan's last layer, for its first n inputs: the root, and all drafted tokens but the last at least.
 
         Raises:
             DrafterError: logits that are not finite.
+        """
+
+    def score(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        known: Sequence[torch.Tensor],
+        plan: LayerPlan,
+    ) -> Scores:
+        """`Runner.score` of chains whose first inputs have been through the plan: only the layers behind it run for those.
+
+        Args:
+            plan: the first layers, all sub-layers of each.
+            known: per sequence (n, hidden) the states of its first n inputs behind the plan's last layer, n from 0 to all; their
+                keys and values are in scratch since `step` or `chains`.
         """
 
 
@@ -87,6 +109,7 @@ class Chain:
 
     Attributes:
         inputs: the root and the tokens drafted so far. reach: chance of the path so far.
+        states: what was kept of the states behind the plan, input by input, in parts.
     """
 
     cache: SequenceCache
@@ -96,6 +119,7 @@ class Chain:
     least: float
     chances: list[float] = field(default_factory=list)
     reach: float = 1.0
+    states: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, token: int, chance: float) -> bool:
         """Add a token; whether another one is wanted behind it."""
@@ -117,6 +141,7 @@ class SteppedDrafts:
 
     def __init__(self, runner: NativeRunner) -> None:
         self._runner = runner
+        self._rests: dict[int, LayerPlan] = {}  # what follows an exit
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """See `LayerDrafts.head`."""
@@ -151,9 +176,31 @@ class SteppedDrafts:
         *,
         plan: LayerPlan,
         least: Sequence[float],
+        states: list[torch.Tensor] | None = None,
     ) -> list[Found]:
         """See `LayerDrafts.chains`."""
-        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan)
+        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan, states)
+
+    def score(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        known: Sequence[torch.Tensor],
+        plan: LayerPlan,
+    ) -> Scores:
+        """See `LayerDrafts.score`."""
+        late, whole = [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)], list(known)
+        if late:
+            left = [1 + len(trees[i]) - len(known[i]) for i in late]
+            own = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
+            found, _ = self._runner.run_layers(*own, plan=plan, computed=[len(known[i]) for i in late])  # type: ignore[arg-type]  # caches are this runner's own
+            for i, part in zip(late, found.split(left), strict=True):
+                whole[i] = torch.cat((known[i], part))
+        rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self._runner
+        states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))  # type: ignore[arg-type]  # as above
+        rows = tuple(accumulate((1 + len(tree) for tree in trees), initial=0))
+        return Scores(runner.head(states), rows, {}, getattr(runner.passes, "best", None))
 
 
 def best_of(logits: torch.Tensor) -> list[int]:
@@ -175,15 +222,50 @@ def begun(
     return [Chain(cache, [root], most, stop, low) for cache, root, most, stop, low in each]
 
 
-def chains_by_steps(drafts: LayerDrafts, made: Sequence[Chain], plan: LayerPlan) -> list[Found]:
+def states_of(chain: Chain) -> torch.Tensor:
+    """(n, hidden) what was kept of a chain's states, of its own inputs alone: others may have gone on beside it."""
+    return torch.cat(chain.states)[: len(chain.inputs)] if chain.states else torch.empty(0)
+
+
+def chains_by_steps(
+    drafts: LayerDrafts, made: Sequence[Chain], plan: LayerPlan, states: list[torch.Tensor] | None = None
+) -> list[Found]:
     """`LayerDrafts.chains` by `LayerDrafts.step`, a level of all sequences at a time."""
     active = [chain for chain in made if chain.steps > 0]
     while active:
-        logits, _ = drafts.step([one.cache for one in active], [one.inputs for one in active], plan)
+        caches, inputs = [one.cache for one in active], [one.inputs for one in active]
+        logits, hidden = drafts.step(caches, inputs, plan, states=states is not None)
+        for one, row in zip(active, hidden.split(1), strict=False):
+            one.states.append(row)
         chances, tokens = torch.softmax(logits.float(), -1).max(-1)
         found = zip(active, tokens.tolist(), chances.tolist(), strict=True)
         active = [one for one, token, chance in found if one.add(token, chance)]
+    if states is not None:
+        states += map(states_of, made)
     return [chain.found for chain in made]
+
+
+def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
+    """Whether scoring a chain takes less time where it goes on behind the layers that drafted; a few passes tell.
+
+    A pass in two parts costs the host more, and layers whose weights must be read for one row are hardly dearer for many.
+    """
+    cache, nodes = runner.open(), 4
+    try:
+        runner.extend([cache], [[i % runner.info.vocab_size for i in range(min(128, runner.info.max_context - nodes - 2))]])
+        whole, rest = [], []
+        for _ in range(TURNS):
+            states: list[torch.Tensor] = []
+            ((tokens, _),) = drafts.chains([cache], [0], [nodes], [None], plan=plan, least=[0.0], states=states)
+            trees, start = [TokenTree.chain(tokens)], perf_counter()
+            drafts.score([cache], [0], trees, [states[0][: len(tokens)]], plan)
+            middle = perf_counter()
+            runner.score([cache], [0], trees)
+            rest.append(middle - start)
+            whole.append(perf_counter() - middle)
+        return min(rest) < min(whole)
+    finally:
+        runner.release(cache)
 
 
 def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:

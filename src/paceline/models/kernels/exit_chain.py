@@ -1,7 +1,8 @@
 """A chain of drafts by part of a model's own layers as one compiled function: every token without a return to Python.
 
 In: a frame of models.kernels.frame whose rows are the roots of sequences, and the table below. Out: drafted tokens with their
-chances; keys and values of the layers that ran in the scratch slots behind each sequence. Not here: who fills the tables
+chances, and where the frame has a place for them (steps, rows, hidden) the states behind the layers that ran; keys and values of
+those layers in the scratch slots behind each sequence. Not here: who fills the tables
 (models.kernels.exit_drafts), the layers (models.kernels.forward), chains of another, one-layer model (models.kernels.draft).
 
 Row i drafts for sequence i: the token that is best after its input becomes its next input, one slot and one position on. Every
@@ -20,7 +21,7 @@ from numba import njit
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.best import LOWEST, first_of, largest_of, row_of
 from paceline.models.kernels.draft_tiles import write
-from paceline.models.kernels.ends import embed, head
+from paceline.models.kernels.ends import embed, head, show
 from paceline.models.kernels.entry import machine_code, source_number
 from paceline.models.kernels.forward import layer_pass, meet
 from paceline.models.kernels.tiles import STRIP
@@ -129,8 +130,11 @@ def _advance(data: int, me: int, team: int, step: int) -> None:
 
 @njit(error_model="numpy")
 def _move_on(data: int) -> None:
-    """One slot, one position and one visible input further, for all rows."""
+    """One slot, one position and one visible input further, for all rows; the next step's states behind this one's."""
     frame = read(data + FRAME)
+    if read(frame + at.RESULT) != 0:
+        size = read(frame + at.ROWS) * read(frame + at.HIDDEN) * (2 if read(frame + at.NARROW) == 1 else 4)
+        write(frame + at.RESULT, read(frame + at.RESULT) + size)
     for row in range(read(frame + at.ROWS)):
         slot, place = read(frame + at.SLOT) + 8 * row, read(data + PLACES) + 8 * row
         count = read(data + SEEN) + row * at.SEEN_FIELDS + at.OWN_COUNT
@@ -152,6 +156,8 @@ def chain(data: int, me: int, team: int) -> None:
         meet(frame, team)
         for i in range(read(frame + at.LAYERS)):
             layer_pass(frame, read(frame + at.PROGRAM) + i * at.LAYER_FIELDS, me, team)
+        if read(frame + at.RESULT) != 0:
+            show(frame, read(frame + at.X), read(frame + at.X_PITCH), read(frame + at.RESULT), me, team)
         head(frame, me, team)
         judge(data, me, team)
         meet(frame, team)

@@ -20,7 +20,7 @@ from paceline.models.kernels import frame as at
 from paceline.models.kernels.program import ROWS, Table
 from paceline.models.kernels.vectors import LANES
 from paceline.models.kernels.visible import address
-from paceline.models.layer_drafts import MOST_PLANS, Chain, Found, SteppedDrafts, Stop, begun
+from paceline.models.layer_drafts import MOST_PLANS, Chain, Found, SteppedDrafts, Stop, begun, states_of
 
 if TYPE_CHECKING:
     from paceline.models.base import SequenceCache
@@ -121,6 +121,7 @@ class CompiledDrafts(SteppedDrafts):
         *,
         plan: LayerPlan,
         least: Sequence[float],
+        states: list[torch.Tensor] | None = None,
     ) -> list[Found]:
         """See `LayerDrafts.chains`."""
         made = begun(caches, roots, steps, stops, least)
@@ -129,10 +130,14 @@ class CompiledDrafts(SteppedDrafts):
         while active:
             now, later = active[:ROWS], active[ROWS:]
             burst = min([of.MOST_STEPS, *(1 + one.steps - len(one.inputs) for one in now)])
-            done = self._once(now, burst, pause, plan)
+            done, found = self._once(now, burst, pause, plan, keep=states is not None)
             if not done:
-                return super().chains(caches, roots, steps, stops, plan=plan, least=least)
+                return super().chains(caches, roots, steps, stops, plan=plan, least=least, states=states)
+            for row, one in enumerate(now):
+                one.states.append(found[:done, row])
             active = [one for row, one in enumerate(now) if self._take(one, row, done)] + later
+        if states is not None:
+            states += map(states_of, made)
         return [chain.found for chain in made]
 
     def _take(self, chain: Chain, row: int, done: int) -> bool:
@@ -141,13 +146,17 @@ class CompiledDrafts(SteppedDrafts):
         chances = self._sure[2 * of.OUT * row : 2 * (of.OUT * row + done) : 2].tolist()
         return all(chain.add(token, chance) for token, chance in zip(tokens, chances, strict=True))
 
-    def _once(self, chains: Sequence[Chain], steps: int, pause: float, plan: LayerPlan) -> int:
-        """Draft up to `steps` tokens more of each chain; how many there are now, 0 where this form does not fit."""
+    def _once(
+        self, chains: Sequence[Chain], steps: int, pause: float, plan: LayerPlan, *, keep: bool
+    ) -> tuple[int, torch.Tensor]:  # fmt: skip
+        """Draft up to `steps` tokens more of each chain; how many there are now, 0 where this form does not fit. With `keep`, also
+        (steps, rows, hidden) the states behind the layers."""
         caches = cast("list[NativeCache]", [one.cache for one in chains])
         quick = self._lay(caches, [one.inputs[-1] for one in chains], [len(one.inputs) - 1 for one in chains], steps)
-        if quick is None:
-            return 0
         rows = len(chains)
+        states = torch.empty(steps if keep else 0, rows, self._decoder.spec.hidden_size, dtype=self._decoder.dtype)
+        if quick is None:
+            return 0, states
         if rows > len(self._logits):
             self._logits = torch.empty(rows, self._width, dtype=self._decoder.dtype)
         team = torch.get_num_threads()
@@ -158,8 +167,8 @@ class CompiledDrafts(SteppedDrafts):
         data[_STEPS], data[_DONE] = steps, 0
         self._floats[2 * _PAUSE], self._floats[2 * _LEAST] = pause, min(one.least for one in chains)
         quick.aim(rows, self._logits.data_ptr())
-        self._run(self._chain, self._table.address, plan, 0)
-        return data[_DONE]
+        self._run(self._chain, self._table.address, plan, states.data_ptr() if keep else 0)
+        return data[_DONE], states
 
     def _lay(
         self, caches: Sequence[NativeCache], tokens: Sequence[int], depths: Sequence[int], more: int

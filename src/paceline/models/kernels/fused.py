@@ -168,9 +168,7 @@ class FusedDecoder:
             offsets.append(total)
             longest = max(longest, cache.length + inputs)
         quick = self.quick_rows(longest)
-        if quick is None:
-            return None
-        if not quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
+        if quick is None or not quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
             return None
         self._plan(ALL_LAYERS)
         self._start(total, self._logits.aim(total))
@@ -216,10 +214,11 @@ class FusedDecoder:
     def _plan(self, plan: LayerPlan) -> None:
         if plan is self._planned:
             return
-        count, self._planned = self.spec.num_layers, None
+        before, self._planned, count = self._planned, None, self.spec.num_layers
         stop = count if plan.stop is None else plan.stop
         self.frame.put({at.PROGRAM: self.layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
-        for index in range(count):
+        same = before and (before.skip_attention, before.skip_mlp) == (plan.skip_attention, plan.skip_mlp)
+        for index in range(0 if same else count):
             runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
             self.layers.put(runs, index)
         self._planned = plan
