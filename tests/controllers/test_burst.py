@@ -46,17 +46,31 @@ def test_one_that_fails_among_many_that_paid_costs_little() -> None:
     assert waits([PAID] * 9 + [LOST, PAID])[-1] == 0
 
 
-def test_a_new_sequence_is_soon_guessed_for_but_later_after_each_of_which_no_guess_held() -> None:
-    burst, longest = Burst().of(1), []
-    for sequence in range(2, 8):
-        for _ in range(20):
+def test_a_new_sequence_is_soon_guessed_for() -> None:
+    burst = Burst().of(1)
+    for _ in range(20):
+        burst.after(LOST)
+    assert burst.wait > NEW[1]
+    assert burst.of(1).wait > NEW[1]
+    assert burst.of(2).wait <= NEW[1]
+
+
+def test_waits_grow_faster_after_each_sequence_of_which_no_guess_held() -> None:
+    burst, guesses = Burst(), []
+    for sequence in range(1, 7):
+        burst.of(sequence)
+        guesses.append(0)
+        while burst.wait < NEW[1] * 4:
             burst.after(LOST)
-        assert burst.of(sequence - 1).wait > NEW[1]
-        longest.append(burst.of(sequence).wait)
-    assert longest == sorted(longest)
-    assert longest[0] <= 2 * NEW[1] < longest[-1] <= 8 * NEW[1]
+            guesses[-1] += 1
+    assert guesses[1:] == sorted(guesses[1:], reverse=True)
+    assert guesses[1] > guesses[-1] > 0
     burst.after(LOST, true=True)
-    assert burst.of(200).wait <= NEW[1]
+    burst.of(10).after(LOST)
+    slow = burst.wait
+    for sequence in (11, 12):
+        burst.of(sequence).after(LOST)
+    assert burst.wait > slow
 
 
 def test_what_was_not_waited_for_is_given_back() -> None:

@@ -5,8 +5,8 @@ In: what each guess brought. Out: how many steps to wait for the next. Not here:
 
 Text repeats itself in stretches. Averages over many steps see neither where one begins nor where it ends; a guess that held says at
 once that the next one may, and one that failed that it may not. So a guess that paid is followed by another, and each that did not
-doubles the steps to the next, up to a number at which guessing costs next to nothing. Where that is not how the text goes, and what
-follows a guess that held loses on the whole, a guess that held says nothing.
+doubles the steps to the next, or more after texts of which no guess held, up to a number at which guessing costs next to nothing.
+Where that is not how the text goes, and what follows a guess that held loses on the whole, a guess that held says nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ LEAST, MOST = (4, 8), 192
 """Bounds of the longest wait, in steps: at least so many, where guesses pay on the whole and where they do not."""
 
 NEW: Final = (2, 8)
-"""Longest wait when a sequence begins, after guesses that paid and after others; twice as long after each further sequence, up to
-`_MOST_LOST` in a row, of which no guess held."""
+"""Longest wait when a sequence begins, after guesses that paid and after others."""
 
 SHARE: Final = 0.015
 """About this share of the time goes into guesses where they bring nothing."""
@@ -42,7 +41,7 @@ class Burst:
     def __init__(self) -> None:
         self.wait, self._stride, self._paused, self.key, self._mean = 0, 1, 0, -1, 0.0
         self._tokens = self._units = _PRIOR
-        self._lost = 0  # sequences in a row of which no guess held
+        self._lost = 0  # sequences in a row of which no guess held; waits grow the faster
         self._held: bool | None = None  # whether one of this sequence's did, once there was one
         self._again, self._follows = [0.0, 0.0], -1  # what guesses bring right after one that paid, and one that only held
 
@@ -66,7 +65,7 @@ class Burst:
             if self._held is not None:
                 self._lost = 0 if self._held else min(self._lost + 1, _MOST_LOST)
             self.key, self._held = key, None
-            self._stride = min(self._stride, NEW[self._mean <= 0.0] << self._lost)
+            self._stride = min(self._stride, NEW[self._mean <= 0.0])
             self.wait = min(self.wait, self._stride)
         return self
 
@@ -95,7 +94,7 @@ class Burst:
         if kind >= 0 and self._again[kind] >= _AGAIN_LEAST:
             self._stride, self._follows = 1, kind
         else:
-            self._stride, self._follows = min(max(2 * self._stride, int(-net / _ONCE)), most), -1
+            self._stride, self._follows = min(max((2 << self._lost) * self._stride, int(-net / _ONCE)), most), -1
             if kind >= 0:
                 self._again[kind] *= _AGAIN_FADE
         self.wait = self._stride - 1
