@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import ratio, save
+from common import kept, ratio, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench.compare import first_difference
@@ -213,7 +213,7 @@ def main() -> None:
         for kind, one in result["load"].items():
             for what in ("with prompts", "decoding") if kind != "identical" else ():
                 print(kind, what, {name: round(r["median"], 2) for name, r in one[what]["speedup over plain"].items()})
-    save(given.name, result)
+    save(given.name, kept(given.name) | result, parts=list(result))
 
 
 if __name__ == "__main__":
