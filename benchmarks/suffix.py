@@ -162,7 +162,7 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
     runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in ("plain", *METHODS)}
     agreement: dict[str, int] = {}
     for turn in range(repeats + 1):
-        for name, kept in runs.items():
+        for name, own in runs.items():
             llm = plain.with_speculative_config(METHODS.get(name))
             llm.generate(
                 {"prompt_token_ids": requests[0][1], "cache_salt": "warm-up"}, SamplingParams(temperature=0.0, max_tokens=64)
@@ -174,7 +174,7 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
                 raise SystemExit(f"{name}: outputs differ outside near ties, nothing is timed: {differences[:3]}")
             agreement[name] = len(requests) - len(differing)
             if turn:  # the first turn warms up
-                kept.append(made)
+                own.append(made)
     found: dict[str, Any] = {"identical": agreement}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
         found[kind] = summary(runs, [i for i, (one, _) in enumerate(requests) if kind in ("all", one)])
