@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -32,6 +33,9 @@ from paceline.models.spec import ModelSpec
 from paceline.models.weights import load_weights
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
+UNUSED: Final = 32
+"""Size of what never runs, such that compiled passes take it."""
+
 LACKING = ("embed.weight", "head.weight", "mlp_norm.weight", "gate_up.weight", "down.weight")
 
 
@@ -43,9 +47,9 @@ class Adapter:
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
-        spec = replace(spec, vocab_size=1, intermediate_size=1, tied=True)
+        spec = replace(spec, vocab_size=UNUSED, intermediate_size=UNUSED, tied=True)
         self._runner = NativeRunner(
-            spec, _filled(spec, weights, device, dtype), name=name, device=device, dtype=dtype, compiled=False, row_invariant=False
+            spec, _filled(spec, weights, device, dtype), name=name, device=device, dtype=dtype, row_invariant=False
         )
         self._last = spec.num_layers
         self._plan = LayerPlan(skip_mlp=frozenset(range(spec.num_layers)))
@@ -105,9 +109,9 @@ class Adapter:
 
 
 def _filled(spec: ModelSpec, weights: Weights, device: torch.device, dtype: torch.dtype) -> Weights:
-    """With the parts of a decoder that never run, as small as they can be."""
-    found = {"embed.weight": torch.zeros(1, spec.hidden_size, device=device, dtype=dtype), **weights}
+    """With the parts of a decoder that never run."""
+    found = {"embed.weight": torch.zeros(UNUSED, spec.hidden_size, device=device, dtype=dtype), **weights}
     for layer in range(spec.num_layers):
-        found[f"layers.{layer}.gate_up.weight"] = torch.zeros(2, spec.hidden_size, device=device, dtype=dtype)
-        found[f"layers.{layer}.down.weight"] = torch.zeros(spec.hidden_size, 1, device=device, dtype=dtype)
+        found[f"layers.{layer}.gate_up.weight"] = torch.zeros(2 * UNUSED, spec.hidden_size, device=device, dtype=dtype)
+        found[f"layers.{layer}.down.weight"] = torch.zeros(spec.hidden_size, UNUSED, device=device, dtype=dtype)
     return found
