@@ -204,8 +204,11 @@ def test_another_key_is_another_file(tmp_path: Path) -> None:
         lambda text: text.replace("0.011", "-5"),
         lambda text: text.replace('"curves"', '"curve"'),
         lambda text: text.replace("[[1, ", "[[5, "),
+        lambda text: text.replace("[[1, ", "[[1e999, "),
+        lambda text: text.replace("[[1, 0.011]", "[[1, 0.0]"),
+        lambda text: "[" * 100_000,
     ],
-    ids=["cut", "list", "foreign", "format", "negative", "missing", "off-grid"],
+    ids=["cut", "list", "foreign", "format", "negative", "missing", "off-grid", "endless", "nothing", "deep"],
 )
 def test_a_broken_or_foreign_file_is_measured_again_with_a_log_line(
     damage: object, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -294,6 +294,7 @@ def test_long_texts_come_in_pieces(tmp_path: Path) -> None:
         ("a.jsonl", "{", "line 1 is not JSON"),
         ("a.jsonl", "[1]", "line 1 is neither an object nor a string"),
         ("a.jsonl", '{"x": 1}', r"line 1 holds no text \(keys x\)"),
+        ("a.jsonl", '{"text": "fine"}\n{"text": "a\\ud800"}', "line 2 is not valid Unicode .* character 1.; mend"),
         ("a.jsonl.gz", "plain", "cannot read"),
     ],
 )

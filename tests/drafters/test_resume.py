@@ -68,6 +68,12 @@ def test_the_bits_are_those_of_a_whole_pass(plain: LLM, nodes: tuple[int, ...], 
     assert torch.equal(made.resumed(nodes, known), made.whole(nodes))
 
 
+def test_of_more_rows_than_one_pass_takes_all_best_tokens_are_told(plain: LLM) -> None:
+    """`resumed` compares them with the logits."""
+    made = Drafted(plain, LayerPlan(stop=2), (30, 30, 30))
+    assert torch.equal(made.resumed((30, 30, 30), [own[:30] for own in made.states]), made.whole((30, 30, 30)))
+
+
 def test_states_of_other_inputs_give_other_scores(plain: LLM) -> None:
     made = Drafted(plain, LayerPlan(stop=2), (4,))
     wrong = made.states[0][:4].roll(1, 0)
@@ -184,6 +190,24 @@ def test_the_measurement_runs_and_leaves_nothing(plain: LLM) -> None:
     free = runner.memory.left()
     assert resuming_pays(runner, layer_drafts_of(runner, "layer_skip"), LayerPlan(stop=2)) in {True, False}
     assert runner.memory.left() == free
+
+
+@pytest.mark.parametrize("method", ["layer_skip", "del"])
+def test_a_context_too_short_to_measure_is_decoded_all_the_same(method: str) -> None:
+    plain = LLM(speculative_config=None, max_model_len=5)
+    fast = plain.with_speculative_config({"method": method, "controller": "fixed", "num_speculative_tokens": 3})
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    found = fast.generate([[5], [5, 6, 7, 8]], params)
+    assert not any(out.metrics.dropped_drafters for out in found)
+    wanted = plain.generate([[5], [5, 6, 7, 8]], params)
+    assert [out.outputs[0].token_ids for out in found] == [out.outputs[0].token_ids for out in wanted]
+
+
+def test_nothing_is_measured_where_nothing_was_drafted(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that scores no draft must not fail for a measurement's sake."""
+    monkeypatch.setattr("paceline.drafters.self_draft.resuming_pays", lambda *given: 1 // 0)
+    llm = plain.with_speculative_config({"method": "layer_skip", "num_speculative_tokens": 0, "controller": "fixed"})
+    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason == "length"
 
 
 def test_it_is_refused_where_layers_are_left_out(plain: LLM) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.tables import Arrays, Tables
@@ -96,6 +98,26 @@ def test_a_table_that_refuses_its_arrays(tmp_path: Path) -> None:
     save_file({"count": np.zeros(8)}, tmp_path / "counts.safetensors", metadata={"format": "other"})
     with pytest.raises(DrafterError, match="format 'other'"):
         make(tmp_path)
+
+
+def test_saves_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One begins and ends while the other writes; what a killed one has left is cleared away."""
+    first, second = make(tmp_path), make(tmp_path)
+    first.of("a").count_n[0], second.of("a").count_n[0] = 1, 2
+    (tmp_path / "counts.safetensors.0123abcd.part").write_bytes(b"half")
+    begun, whole = [], safetensors.numpy.save
+
+    def slow(tensors: Any, metadata: Any) -> bytes:
+        begun.append(len(begun))
+        if len(begun) == 1:
+            second.save()
+        return whole(tensors, metadata)
+
+    monkeypatch.setattr("safetensors.numpy.save", slow)
+    first.save()
+    assert len(begun) == 2
+    assert make(tmp_path).of("a").count_n[0] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["counts.safetensors"]
 
 
 def test_saving_needs_a_folder(tmp_path: Path) -> None:

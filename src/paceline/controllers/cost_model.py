@@ -282,7 +282,7 @@ class CostModel:
                 int(b): Overhead(Curve(values_of(pairs), 8.0), seconds_of(f), seconds_of(p), int(k))
                 for b, pairs, f, p, k in costs["overheads"]
             }
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
             return
         self.curves, self.overheads, self.lines = curves, overheads, lines

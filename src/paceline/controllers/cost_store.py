@@ -85,7 +85,7 @@ class CostStore:
             found = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             logger.warning("what was measured, in %s, cannot be read (%s); measuring again", self.path, error)
             return None
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("key") != self.key:

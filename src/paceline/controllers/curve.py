@@ -246,6 +246,8 @@ def values_of(pairs: Any) -> dict[int, float]:
     values = {int(x): seconds_of(y) for x, y in pairs}
     if not set(values) <= set(GRID):
         raise ValueError(f"rows {sorted(values)} are not grid points")
+    if 0.0 in values.values():
+        raise ValueError("a pass takes no time")
     return values
 
 

@@ -59,7 +59,7 @@ class Memory:
         if store is not None and (kept := store.load()) is not None:
             try:
                 self._recall(kept)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
                 logger.warning("what %s holds makes no sense (%s); learning anew", store.path, error)
 
     def keep(self) -> None:

@@ -1,6 +1,7 @@
-"""Half a datastore: the file that a build writes until it is complete. What killed builds left is cleared away by the next one.
+"""Half a datastore, or half a file of tables: what a build writes until it is complete. What killed builds left is cleared away by
+the next one.
 
-In: the path of a datastore. Out: a part to write to. Not here: what is written (`datastore_build`).
+In: the path of the file. Out: a part to write to. Not here: what is written (`datastore_build`, `tables`).
 
 A part has a name of its own, so that builds of one datastore do not meet. Its writer holds a lock on it, which the system drops
 with the process: a part that can be locked by another has no writer any more. Where files cannot be locked so, the system keeps

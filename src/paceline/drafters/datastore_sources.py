@@ -126,7 +126,8 @@ class Sources:
             yield from _text(path)
             return
         for where, row, share in rows:
-            for text in documents(row, self.fields, f"{str(path)!r} {where}"):
+            for text in documents(row, self.fields, place := f"{str(path)!r} {where}"):
+                _must_be_text(text, place)
                 yield text, True, share
 
 
@@ -183,6 +184,16 @@ def _list(path: Path) -> list[Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) and found and all(isinstance(row, str | Mapping) for row in found) else None
+
+
+def _must_be_text(text: str, where: str) -> None:
+    """Raise PromptError for halves of characters, which JSON can hold and no text can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{where} is not valid Unicode (lone surrogate at character {error.start}); mend or leave out the row"
+        ) from None
 
 
 def documents(row: Any, fields: Sequence[str], where: str) -> list[str]:

@@ -225,7 +225,7 @@ class SelfDrafter(Generic[S]):
     ) -> Scores | None:
         """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or where
         something else than one chain behind each root is to be scored."""
-        kept = [state.kept if state is not None and self.resumes else None for state in states]
+        kept = [None if state is None else state.kept for state in states]
         plans = {id(one.plan): one.plan for one in kept if one is not None}
         if len(plans) != 1 or not all(tree.is_chain or not len(tree) for tree in trees):
             return None

@@ -14,6 +14,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from paceline.checking import integer, need
 from paceline.drafters.base import DrafterArgs
+from paceline.drafters.datastore_part import Part
 from paceline.errors import DrafterError
 
 logger = logging.getLogger("paceline.drafters")
@@ -106,7 +108,8 @@ class Tables(Generic[T]):
         Raises:
             DrafterError: no folder, or it cannot be written.
         """
-        from safetensors.numpy import save_file
+        from safetensors import SafetensorError
+        from safetensors.numpy import save
 
         where = self.folder if folder is None else Path(folder)
         if where is None:
@@ -118,13 +121,18 @@ class Tables(Generic[T]):
         }
         header = {"tenants": json.dumps(list(self._of)), "shared": json.dumps(self.shared), **self._header()}
         path = where / self._name
-        half = path.with_suffix(".part")
+        half = Part(path)
         try:
             where.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, half, metadata=header)
-            half.replace(path)
-        except OSError as error:
+            with half.open() as file:
+                file.write(save(tensors, metadata=header))
+            half.path.replace(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            with suppress(OSError, ValueError):
+                half.path.unlink(missing_ok=True)
             raise DrafterError(f"the tables of {self.method!r} cannot be written to {str(path)!r}: {error}") from None
+        finally:
+            half.release()
         return path
 
     @property

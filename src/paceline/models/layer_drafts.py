@@ -248,11 +248,16 @@ def chains_by_steps(
 def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
     """Whether scoring a chain takes less time where it goes on behind the layers that drafted; a few passes tell.
 
-    A pass in two parts costs the host more, and layers whose weights must be read for one row are hardly dearer for many.
+    A pass in two parts costs the host more, and layers whose weights must be read for one row are hardly dearer for many. In a
+    context that is too short to tell, it does not.
     """
-    cache, nodes = runner.open(), 4
+    nodes = 4
+    length = min(128, runner.info.max_context - nodes - 2)
+    if length < 1:
+        return False
+    cache = runner.open()
     try:
-        runner.extend([cache], [[i % runner.info.vocab_size for i in range(min(128, runner.info.max_context - nodes - 2))]])
+        runner.extend([cache], [[i % runner.info.vocab_size for i in range(length)]])
         whole, rest = [], []
         for _ in range(TURNS):
             states: list[torch.Tensor] = []

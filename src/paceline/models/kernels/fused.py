@@ -86,8 +86,7 @@ class FusedDecoder:
         start, size = address(self.seen), self.seen[0].nbytes
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
-            seen = start + size * self.shape.kind_of[index]
-            self.layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: seen}, index)
+            self.layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index]}, index)
         rows = address(self._rows)
         self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
@@ -104,7 +103,9 @@ class FusedDecoder:
         norms = int(self.frame.fields[0, at.FINAL_NORM // at.FIELD])
         self.frame.put({at.FINAL_NORM: norms if norm else 0})
         try:
-            return torch.cat([self._outside(part) for part in hidden.split(ROWS)])
+            found = [(self._outside(part), self.best) for part in hidden.split(ROWS)]
+            self.best = [token for _, best in found for token in best]
+            return torch.cat([logits for logits, _ in found])
         finally:
             self.frame.put({at.FINAL_NORM: norms})
 
