@@ -256,5 +256,6 @@ def test_it_forgets_ended_sequences_and_explains_itself(caplog: pytest.LogCaptur
 
 
 def test_limits_are_checked() -> None:
-    with pytest.raises(ConfigError, match="max_nodes must be 1 or more, got 0"):
-        AutoController(CostModel(), ["draft"], max_nodes=0)
+    for wrong in (0, 1025, 2**62, 1.5, True):
+        with pytest.raises(ConfigError, match=r"max_nodes must be an integer in 1\.\.1024, got "):
+            AutoController(CostModel(), ["draft"], max_nodes=wrong)  # type: ignore[arg-type]  # a float, on purpose

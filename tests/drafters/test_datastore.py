@@ -85,6 +85,8 @@ def test_another_tokenizers_file_is_refused(path: Path) -> None:
     for nothing in (None, "", 5):
         with pytest.raises(DrafterError, match="must be the path"):
             Datastore.of(nothing, "abc")
+    with pytest.raises(DrafterError, match=r"got 10+\.\.\.$"):
+        Datastore.of(10**400, "abc")
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 100, 8 + ROOM, 8 + ROOM + 50, -4])

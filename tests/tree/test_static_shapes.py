@@ -139,6 +139,7 @@ def test_paths_of_vllm_become_shapes() -> None:
     ("given", "text"),
     [
         ("[(0,), (1, 0)]", r"hold \(1,\), the beginning of \(1, 0\)"),
+        (str([(0,) * 99]), r"hold \((0, )+0,\.\.\., the beginning of"),
         ("[(0,), (0,)]", "name every path once"),
         ("[]", "be a list of paths"),
         ("[()]", "be a list of paths"),

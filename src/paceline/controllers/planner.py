@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from paceline.checking import need
+from paceline.checking import integer
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.base import Controller, Signal, StepTimes
@@ -49,6 +49,9 @@ SLACK: Final = 0.1
 RESTED: Final = 16
 """Quick steps that must have rested in a row to say what resting costs."""
 
+LIMIT: Final = 1024
+"""Most nodes that a tree may be allowed: seconds are looked up for every number of rows up to that."""
+
 DISTURBED: Final = 3.0
 """A step that took more than so many times what was expected was interrupted; it counts as that long."""
 
@@ -71,7 +74,7 @@ class Planner(Controller):
         now: what rows and drafters cost, and the rate to beat. gain: tokens that come without drafting for each that plain steps
             bring.
     Raises:
-        ConfigError: a limit below 1.
+        ConfigError: a limit outside its range.
     """
 
     def __init__(
@@ -83,8 +86,8 @@ class Planner(Controller):
         max_depth: int = 16,
         disable_by_batch_size: int | None = None,
     ) -> None:
-        need(max_nodes >= 1, "max_nodes", "be 1 or more", max_nodes)
-        need(1 <= max_depth < len(DEPTH_BUCKET), "max_depth", f"be in 1..{len(DEPTH_BUCKET) - 1}", max_depth)
+        integer("max_nodes", max_nodes, 1, LIMIT)
+        integer("max_depth", max_depth, 1, len(DEPTH_BUCKET) - 1)
         self.cost, self.names = cost_model, tuple(drafters)
         self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
         self.acceptance = Acceptance(len(self.names))

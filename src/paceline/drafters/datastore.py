@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from paceline.checking import shortened
 from paceline.drafters.suffix_array import IntArray, LongArray
 from paceline.errors import DrafterError
 
@@ -102,7 +103,7 @@ class Datastore:
             DrafterError: no path, what the constructor raises, or a file of another tokenizer.
         """
         if not isinstance(path, str | Path) or not str(path):
-            raise DrafterError(f"'datastore' must be the path of a file made by `paceline datastore build`, got {path!r}")
+            raise DrafterError(f"'datastore' must be the path of a file made by `paceline datastore build`, got {shortened(path)}")
         found = cls(path)
         if found.header.tokenizer != fingerprint:
             made = f"{found.header.tokenizer_name!r} ({found.header.tokenizer})"

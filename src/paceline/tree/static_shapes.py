@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import need
+from paceline.checking import need, shortened
 from paceline.errors import ConfigError
 from paceline.tree.types import Budget
 
@@ -204,7 +204,8 @@ def from_paths(paths: Iterable[Ranks], acceptance_dr: npt.ArrayLike = PRIOR) -> 
     found: dict[Ranks, float] = {}
     for path in sorted(paths, key=len):
         need(path not in found, "speculative_token_tree", "name every path once", list(path))
-        need(len(path) == 1 or path[:-1] in found, "speculative_token_tree", f"hold {path[:-1]}, the beginning of {path}", path)
+        rule = f"hold {shortened(path[:-1], 60)}, the beginning of {shortened(path, 60)}"
+        need(len(path) == 1 or path[:-1] in found, "speculative_token_tree", rule, path)
         d, r = min(len(path), len(chances)) - 1, min(path[-1], chances.shape[1] - 1)
         above = found[path[:-1]] if len(path) > 1 else 1.0
         found[path] = above * float(chances[d, r]) * 0.5 ** (path[-1] - r)
