@@ -210,6 +210,18 @@ def test_nothing_is_measured_where_nothing_was_drafted(plain: LLM, monkeypatch: 
     assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason == "length"
 
 
+def test_where_it_fails_all_is_scored_and_the_drafter_is_dropped(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = plain.with_speculative_config(SKIP)
+
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("no states")
+
+    monkeypatch.setattr(llm.engine.parts.crew.drafters[0], "resume", broken)
+    found = llm.generate(PROMPTS, GREEDY)
+    assert [[one.token_ids for one in out.outputs] for out in found] == decoded(plain, GREEDY)
+    assert all("no states" in out.metrics.dropped_drafters["layer_skip"] for out in found)
+
+
 def test_it_is_refused_where_layers_are_left_out(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="leave out resume_verification or target_speedup"):
         plain.with_speculative_config({"method": "layer_skip", "target_speedup": 2.0, "resume_verification": True})

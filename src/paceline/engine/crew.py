@@ -190,7 +190,12 @@ class Crew:
         for index in self._resuming if not taps else ():
             states = [sequence.states[index] for sequence in batch]
             drafter: Any = self.drafters[index]
-            found: Scores | None = drafter.resume(states, caches, roots, trees)
+            try:
+                found: Scores | None = drafter.resume(states, caches, roots, trees)
+            except Exception as error:
+                for sequence in batch:
+                    self.drop(index, sequence, error)
+                found = None
             if found is not None:
                 return found
         return runner.score(caches, roots, trees, taps=taps)
