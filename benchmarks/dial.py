@@ -46,6 +46,8 @@ class Dial:
         most: the largest batch. requests: of a cell whose batch is smaller.
     """
 
+    requests = REQUESTS
+
     def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int, *, requests: int = REQUESTS) -> None:
         words: dict[str, Any] = {} if name == "bundled" else {"model": random_llama(folder), "tokenizer": BUNDLED_TARGET}
         self.plain = LLM(**words, speculative_config=None, threads=threads, max_num_seqs=most, enable_prefix_caching=False)

@@ -92,9 +92,9 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ),
         (KANGAROO | {"threshold": "low"}, "threshold must be in 0..1, got 'low'"),
         (KANGAROO | {"controller": "kangroo", "threshold": 0.4}, "unknown controller 'kangroo'; did you mean kangaroo"),
-        ({"method": "ngram", "max_nodes": "many"}, "max_nodes must be an integer, got 'many'"),
-        ({"method": "ngram", "max_nodes": 2.5}, r"max_nodes must be an integer, got 2\.5"),
-        ({"method": "ngram", "max_depth": True}, "max_depth must be an integer, got True"),
+        ({"method": "ngram", "max_nodes": "many"}, "max_nodes must be an integer in 1..1024, got 'many'"),
+        ({"method": "ngram", "max_nodes": 2.5}, r"max_nodes must be an integer in 1..1024, got 2\.5"),
+        ({"method": "ngram", "max_depth": True}, "max_depth must be an integer in 1..1024, got True"),
         (
             {"method": ["ngram", "suffix"], "model": "toy"},
             "model must stand beside methods that take one, and 'ngram', 'suffix' take",
