@@ -169,7 +169,7 @@ class CostModel:
                 if seconds := self._probe(point, context):
                     found[point] = min(seconds, found.get(point, inf))
         speed = curve.at(known) / found[known] if known in found else 1.0  # the machine's, then over now
-        for point in filter(known.__lt__, found):
+        for point in sorted(found.keys() - {known}):
             curve.set(point, found[point] * speed)
         curve.level()
         curve.smooth(_BENT)

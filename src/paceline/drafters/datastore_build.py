@@ -23,8 +23,8 @@ import numpy as np
 
 from paceline.checking import integer
 from paceline.drafters.datastore import DATA_TYPE, ROOM, Header
-from paceline.drafters.datastore_part import Part
 from paceline.drafters.datastore_sources import Piece, Sources
+from paceline.drafters.part_file import Part
 from paceline.drafters.suffix_array import BETWEEN, DEPTH, IntArray, suffix_array
 from paceline.errors import ConfigError, DrafterError
 

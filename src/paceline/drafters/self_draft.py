@@ -69,12 +69,13 @@ class Kept:
 
     Attributes:
         inputs: the root and what was drafted behind it. states: (n, hidden) of the first n inputs. plan: the layers.
-        length: committed tokens of the cache.
+        cache, length: where their keys and values lie behind so many committed tokens.
     """
 
     inputs: Sequence[int]
     states: torch.Tensor
     plan: LayerPlan
+    cache: SequenceCache
     length: int
 
 
@@ -217,7 +218,7 @@ class SelfDrafter(Generic[S]):
             states=states if self.resumes else None,
         )
         for one, cache, root, (tokens, _), own in zip(asked, caches, roots, found, states, strict=False):
-            one.state.kept = Kept([root, *tokens], own, plan, cache.length)
+            one.state.kept = Kept([root, *tokens], own, plan, cache, cache.length)
         return [chain_tree(tokens, chances, self.index) for tokens, chances in found]
 
     def resume(
@@ -225,6 +226,8 @@ class SelfDrafter(Generic[S]):
     ) -> Scores | None:
         """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or where
         something else than one chain behind each root is to be scored."""
+        if not self.resumes:
+            return None
         kept = [None if state is None else state.kept for state in states]
         plans = {id(one.plan): one.plan for one in kept if one is not None}
         if len(plans) != 1 or not all(tree.is_chain or not len(tree) for tree in trees):
@@ -259,14 +262,14 @@ class SelfDrafter(Generic[S]):
             add_level([chains[one.place] for one in active], logits)
             active = [one for one in active if _wants_more(chains[one.place], one.way.least)]
         for one in asked if self.resumes else ():
-            inputs_of = [one.state.context.tokens[-1], *chains[one.place].tokens]
-            one.state.kept = Kept(inputs_of, torch.cat(parts[one.place]), plan, caches[one.place].length)
+            drafted, cache = [one.state.context.tokens[-1], *chains[one.place].tokens], caches[one.place]
+            one.state.kept = Kept(drafted, torch.cat(parts[one.place]), plan, cache, cache.length)
         return [chains[one.place].tree(self.index) for one in asked]
 
 
 def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) -> torch.Tensor | None:
     """(n, hidden) the states of a scored chain's first inputs, as far as they were drafted."""
-    if kept is None or kept.length != cache.length or kept.inputs[0] != root:
+    if kept is None or kept.cache is not cache or kept.length != cache.length or kept.inputs[0] != root:
         return None
     same = 1
     for token, drafted in zip(tree.tokens.tolist(), kept.inputs[1:], strict=False):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from paceline.checking import integer, need
 from paceline.drafters.base import DrafterArgs
-from paceline.drafters.datastore_part import Part
+from paceline.drafters.part_file import Part
 from paceline.errors import DrafterError
 
 logger = logging.getLogger("paceline.drafters")

@@ -1,5 +1,5 @@
-"""Half a datastore, or half a file of tables: what a build writes until it is complete. What killed builds left is cleared away by
-the next one.
+"""Half a file: what is written beside a datastore, or tables, until it is complete and takes its place. What killed writers left
+is cleared away by the next one.
 
 In: the path of the file. Out: a part to write to. Not here: what is written (`datastore_build`, `tables`).
 
