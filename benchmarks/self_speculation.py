@@ -1,31 +1,35 @@
 """DEL against every fixed exit and length, on a model tuned for early exits, task by task.
 
 usage: self_speculation.py --model DIR --data DIR [--tasks spec-bench,humaneval,gsm8k,mt-redundant] [--exits 1,2,3,4]
-                           [--lengths 1,2,3,4] [--prompts 4] [--tokens 96] [--repeats 5] [--seconds 50] [--threads 2]
+                           [--lengths 1,2,3,4] [--prompts 12] [--tokens 128] [--repeats 5] [--seconds 150] [--threads 2]
 
 MODEL is what recipes/bundled_pair/early_exit.py makes. DATA holds the prompt sets as `paceline bench --workload` reads them; none
 of their texts were trained on. Plain decoding, DEL and all fixed settings decode each prompt in turn, in an order that rotates, so
 that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or differ first at a near tie
 (counted); otherwise nothing is timed. Every task has its own engines, so that DEL comes to it without being told anything; what it
 learns from one prompt serves the next ones of the same turn. The fixed setting that it is compared with is the best of the other
-half of the turns.
+half of the turns. What does not depend on the machine is noted too: tokens per layer run, the paper's objective, of DEL that weighs
+layers and of every fixed setting; there the best fixed one is chosen with hindsight.
 
 A run stops after --seconds and goes on where it stopped when it is started again; raw results are in
-`results/self_speculation.json`, and with the last repeat a plot beside them. It also notes what resuming verification at the exit
-could save.
+`results/self_speculation.json`, and with the last repeat a plot beside them. It also notes what rounds take whose verification goes
+on behind the exit, and rounds whose verification begins anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from batches import must_agree
 from common import RESULTS, kept, pyplot, save
 
@@ -46,6 +50,7 @@ FILES = {
 }
 PLAIN, DEL, PAPER = "plain", "del", "del in layers"
 KEYS = ("num_draft_tokens", "num_accepted_tokens", "num_steps")
+MARK = "tokens_per_layer"
 
 
 def settings(given: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
@@ -70,6 +75,21 @@ def prompts_of(llm: LLM, path: Path, count: int, longest: int = 512) -> list[Ids
     return found[:: max(1, len(found) // count)][:count]
 
 
+class Counted:
+    """Drafts by part of a model's layers that count the layers they run."""
+
+    def __init__(self, drafts: Any) -> None:
+        self._drafts, self.layers = drafts, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafts, name)
+
+    def chains(self, *given: Any, plan: LayerPlan, **more: Any) -> list[tuple[list[int], list[float]]]:
+        found: list[tuple[list[int], list[float]]] = self._drafts.chains(*given, plan=plan, **more)
+        self.layers += (plan.stop or 0) * sum(len(tokens) for tokens, _ in found)
+        return found
+
+
 class Task:
     """One set of prompts under all settings."""
 
@@ -92,12 +112,26 @@ class Task:
         reference: list[Ids] = []
         found: dict[str, Any] = {}
         for name in self.settings:
-            everything = [self.decode(name, number, "check")[0] for number in range(len(self.prompts))]
+            everything, layers = self.counted(name)
             outputs = [one.outputs[0].token_ids for one in everything]
             reference = reference or outputs
             sums = {key: sum(getattr(one.metrics, key) for one in everything) for key in KEYS}
             found[name] = {"agreement": must_agree(self.plain, self.prompts, reference, outputs), "drafting": sums}
+            layers += self.plain.runner.info.num_layers * sums["num_steps"]
+            found[name][MARK] = sum(map(len, outputs)) / layers
         return found
+
+    def counted(self, name: str) -> tuple[list[Any], int]:
+        """A setting's results on all prompts, and how many layers its drafts ran, one row each."""
+        self.decode(name, 0, "warm up")
+        crew = self.made[name].engine.parts.crew
+        counts = [Counted(drafter.drafts) for drafter in crew.drafters]
+        for drafter, count in zip(crew.drafters, counts, strict=True):
+            drafter.drafts = count
+        everything = [self.decode(name, number, "check")[0] for number in range(len(self.prompts))]
+        for drafter, count in zip(crew.drafters, counts, strict=True):
+            drafter.drafts = count._drafts
+        return everything, sum(count.layers for count in counts)
 
     def turn(self, repeat: int, seconds: dict[str, list[list[float]]]) -> None:
         """Every setting on every prompt, once; DEL keeps what it learned within a turn."""
@@ -116,7 +150,14 @@ def figures(task: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     fixed = {name: one["value"] for name, one in over.items() if name.startswith("exit")}
     turns, best = best_of_others(seconds)
     against = {name: _dict(stats.speedup(count[:, turns], best, count[:, turns], seconds[name][:, turns])) for name in (DEL, PAPER)}
-    return {"over_plain": over, "best_fixed": max(fixed, key=lambda name: fixed[name]), "over_best_fixed": against}
+    marks = {name: one[MARK] for name, one in task["checked"].items()}
+    highest = max(mark for name, mark in marks.items() if name.startswith("exit"))
+    return {
+        "over_plain": over,
+        "best_fixed": max(fixed, key=lambda name: fixed[name]),
+        "over_best_fixed": against,
+        f"{MARK}_over_best_fixed": {name: marks[name] / highest for name in (DEL, PAPER)},
+    }
 
 
 def best_of_others(seconds: Mapping[str, Array]) -> tuple[list[int], Array]:
@@ -137,22 +178,24 @@ def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
     return estimate.to_dict()
 
 
-def resume_bound(llm: LLM, length: int = 4, turns: int = 200) -> dict[str, float]:
-    """Microseconds of a round with a draft of `length` tokens, and of the rows of exit layers that verification runs again.
-
-    A drafted position's row costs the difference of passes over more rows; of that, the share of the exit's layers could be saved.
-    """
+def resuming(llm: LLM, turns: int = 100) -> dict[str, float]:
+    """Microseconds of a plain step, and by exit and length of a round of drafting and verification, whole or behind the exit."""
     drafts, cache = layer_drafts_of(llm.runner, NAME), llm.runner.open()
     llm.runner.extend([cache], [[(7 * i) % 6000 for i in range(200)]])
-    tree, layers = TokenTree.chain(list(range(5, 5 + length))), llm.runner.info.num_layers
-    calls = {
-        "plain step": lambda: llm.runner.score([cache], [5], [EMPTY_TREE]),
-        "verification": lambda: llm.runner.score([cache], [5], [tree]),
-        "head alone": lambda: drafts.step([cache], [[5]], LayerPlan(stop=0)),
-        **{
-            f"draft, exit {e}": lambda e=e: drafts.chains([cache], [5], [length], [None], plan=PLANS[e], least=[0.0]) for e in PLANS
-        },
-    }
+
+    def round_of(plan: LayerPlan, length: int, *, resumed: bool) -> None:
+        states: list[torch.Tensor] = []
+        wanted = states if resumed else None
+        ((tokens, _),) = drafts.chains([cache], [5], [length], [None], plan=plan, least=[0.0], states=wanted)
+        if resumed:
+            drafts.score([cache], [5], [TokenTree.chain(tokens)], [states[0][:length]], plan)
+        else:
+            llm.runner.score([cache], [5], [TokenTree.chain(tokens)])
+
+    calls: dict[str, Callable[[], object]] = {"plain step": partial(llm.runner.score, [cache], [5], [EMPTY_TREE])}
+    for stop, length, resumed in product((1, 2, 3), (2, 4, 8), (False, True)):
+        kind = "behind the exit" if resumed else "anew"
+        calls[f"exit {stop}, {length} tokens, {kind}"] = partial(round_of, LayerPlan(stop=stop), length, resumed=resumed)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():
@@ -160,14 +203,7 @@ def resume_bound(llm: LLM, length: int = 4, turns: int = 200) -> dict[str, float
             call()
             times[name].append(perf_counter() - start)
     llm.runner.release(cache)
-    found = {name: round(1e6 * float(np.median(values)), 1) for name, values in times.items()}
-    in_layers = (found["verification"] - found["plain step"]) * (1 - found["head alone"] / found["plain step"])
-    for e in PLANS:
-        found[f"savable at exit {e}"] = round(in_layers * e / layers, 1)
-    return found
-
-
-PLANS = {e: LayerPlan(stop=e) for e in (1, 2, 3)}
+    return {name: round(1e6 * float(np.median(values)), 1) for name, values in times.items()}
 
 
 def plot(result: Mapping[str, Any]) -> None:
@@ -203,7 +239,7 @@ def run(given: argparse.Namespace) -> bool:
     if result.get("asked") != asked:
         result = {"asked": asked, "model": given.model.name, "tasks": {}}
     plain = LLM(str(given.model), speculative_config=None, threads=given.threads, enable_prefix_caching=False)
-    result.setdefault("resume", resume_bound(plain))
+    result.setdefault("microseconds", resuming(plain))
     done = True
     for name in given.tasks:
         task = Task(plain, given, prompts_of(plain, given.data / FILES[name], given.prompts))
@@ -235,10 +271,10 @@ def main() -> None:
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(FILES))
     parser.add_argument("--exits", type=numbers, default=[1, 2, 3, 4])
     parser.add_argument("--lengths", type=numbers, default=[1, 2, 3, 4])
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     print("everything is measured" if run(given) else "not done yet: start it again to go on")

@@ -39,7 +39,10 @@ def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
     return ToyRunner(VOCAB, seed=seed, sharpness=sharpness)
 
 
-RESUMING: dict[str, dict[str, Any]] = {"layer_skip": {"resume_verification": True}, "del": {"resume_verification": True}}
+RESUMING: dict[str, dict[str, Any]] = {
+    "layer_skip": {"resume_verification": True},
+    "del": {"resume_verification": True, "cost": "layers"},
+}
 """Options that the matrix fixes, where a measurement would choose."""
 
 loaded = cache(registry.load)

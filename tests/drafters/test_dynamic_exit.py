@@ -189,6 +189,29 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(plain: LLM, monk
     assert [i for i, taps in enumerate(asked) if taps] == [0, 2, 10, 43], "distances go on from text to text"
 
 
+@pytest.mark.parametrize(("dear", "drafted"), [(True, False), (False, True)])
+def test_it_rests_where_no_exit_pays_and_goes_on_looking(
+    plain: LLM, monkeypatch: pytest.MonkeyPatch, dear: bool, drafted: bool
+) -> None:
+    """Rows that cost as much as steps, and free ones (control)."""
+    llm, drafter = fast(plain, num_speculative_tokens=2, controller="fixed", resume_verification=False)
+    drafter._costs = ExitCosts(np.zeros(5), np.full(5, 1.0 if dear else 0.0), np.array([1.0, 2.0, 3.0]) if dear else np.ones(3))
+    looks: list[int] = []
+    look = drafter._look
+
+    def spy(state: DelState, *more: Any) -> None:
+        looks.append(state.rounds)
+        look(state, *more)
+
+    monkeypatch.setattr(drafter, "_look", spy)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    (found,) = llm.generate(PROMPTS[:1], params)
+    assert found.outputs[0].token_ids == plain.generate(PROMPTS[:1], params)[0].outputs[0].token_ids
+    assert len(looks) > 3 if dear else len(looks) < 4, looks
+    drafted = found.metrics.num_draft_tokens
+    assert drafted == len(looks) if dear else drafted > 20, "it drafts to look"
+
+
 def test_costs_are_measured_in_order(plain: LLM) -> None:
     """No figure is checked, only that deeper exits and more rows are not free of charge by construction."""
     drafts, plans = layer_drafts_of(plain.runner, "del"), [LayerPlan(stop=one) for one in range(1, LAYERS)]
@@ -219,17 +242,27 @@ def test_bad_options_are_one_line(plain: LLM, options: dict[str, Any], words: st
 
 
 def test_the_clock_finds_what_rounds_take_beside_their_passes() -> None:
-    clock, key = RoundClock(), object()
+    """Apart for rounds with and without a draft: 0.4 and 0.25; interruptions count for nothing."""
+    clock, key, verify = RoundClock(), object(), np.array([1.0, 1.5, 2.0])
     clock.round(key, 0, 0.0)
-    assert clock.other == 0.0
-    clock.know(ExitCosts(np.array([0.1]), np.array([0.2]), np.array([1.0, 1.5, 2.0])))
+    assert not clock.is_new, "nothing is measured"
+    assert clock.whole(verify) == pytest.approx(verify)
+    clock.know(ExitCosts(np.array([0.1]), np.array([0.2]), verify))
+    assert clock.is_new
     now = 0.0
-    for turn in range(80):
+    for turn in range(120):
         length = turn % 3
         clock.round(key, length, now)
-        now += [1.0, 1.5 + 0.3, 2.0 + 0.5][length] + 0.25 + (100.0 if turn == 70 else 0.0)
-    assert clock.other == pytest.approx(0.25, abs=0.05)
-    before = clock.other
+        now += [1.0 + 0.25, 1.5 + 0.3 + 0.4, 2.0 + 0.5 + 0.4][length] + (100.0 if turn in {112, 114} else 0.0)
+    assert not clock.is_new
+    found = clock.whole(verify)
+    assert found == pytest.approx([1.25, 1.9, 2.4])
     clock.round(None, 0, now)
-    clock.round(key, 0, now + 50.0)
-    assert clock.other == before, "time between two sequences' rounds is nobody's"
+    for _ in range(20):
+        clock.round(object(), 0, now + 50.0)
+    assert clock.whole(verify) == pytest.approx(found), "time between two sequences' rounds is nobody's"
+    for _ in range(600):
+        clock.round(key, 2, now)
+        now += 3.0
+    assert clock.is_new, "what plain rounds took long ago says nothing"
+    assert clock.whole(verify) == pytest.approx([1.0, 2.0, 2.5])

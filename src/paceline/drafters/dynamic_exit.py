@@ -40,8 +40,8 @@ SOME = 16
 """Verdicts after which the choice is made anew."""
 WIDER = 4
 """How much longer each distance between two looks is than the one before."""
-LATER = 64
-"""Rounds of a text before its first look, at most, where much is known of others; at first SOME, doubled with every text."""
+RESTING = 2
+"""The same where nothing is drafted but for the looks, so that nothing else tells of any exit."""
 START = 2.0
 """Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers says."""
 
@@ -52,18 +52,19 @@ class DelState(SelfState):
     """One sequence.
 
     Attributes:
-        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
+        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used. rests: only for looks,
+            since drafting costs more than it brings.
         rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
             from text to text of a tenant.
         own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
             tokens stood.
     """
 
-    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
+    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rests", "rounds", "way")
 
     def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
         super().__init__(context)
-        self.record, self.exit, self.way = record, 0, way
+        self.record, self.exit, self.way, self.rests = record, 0, way, False
         self.rounds, self.look, self.gap = 0, look, gap
         self.own: TokenTree | None = None
         self.heard: list[tuple[TokenTree, int]] = []
@@ -74,8 +75,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     Args:
         exit_layers: exits to choose from, each from 1 to one less than the target has layers; None is all of them.
-        cost: "measured" weighs tokens against seconds measured on this machine where the target's steps are short; "layers" weighs
-            them against layers run, as the paper does. Whether to draft at all is up to the controller.
+        cost: "measured" weighs tokens against seconds measured on this machine where the target's steps are short, and drafts
+            nothing where no exit pays; "layers" weighs them against layers run, as the paper does, and always drafts.
         dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
             of accepted ones.
         decay: weight of a round against the one after it, in the averages of acceptance and confidence.
@@ -127,7 +128,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
         self.most = MOST if self.limit is None else max(self.limit, 1)
-        self._measures = cost == "measured"
+        self._measures, self._least = cost == "measured", int(cost == "layers")
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
         self._costs: ExitCosts | None = None
         self.clock = RoundClock()
@@ -152,12 +153,13 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
         trees = super().propose(states, budgets, so_far)
-        self.clock.round(states[0] if len(states) == 1 else None, len(trees[0].tokens), now)
         self._looking = []
         for state, tree in zip(states, trees, strict=True):
             state.own = tree
             if state.rounds >= state.look and tree is not EMPTY_TREE:
                 self._looking.append(state)
+            state.rounds += 1
+        self.clock.round(states[0] if len(states) == 1 and not self._looking else None, len(trees[0].tokens), now)
         return trees
 
     def observe(
@@ -166,7 +168,6 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         """Learn how right each exit was, and choose again."""
         looking = self._looked_at(scores)
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
-            state.rounds += 1
             own, state.own = state.own, None
             mine = own is not None and len(tree.tokens) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
             if scores is not None and id(state) in looking:
@@ -208,12 +209,16 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         return self.plans[len(self.plans) // 2]
 
     def _way(self, state: DelState) -> Way:
-        return state.way
+        return Way(state.way.plan, 0) if state.rests and state.rounds < state.look else state.way
 
     def _choose(self, state: DelState) -> None:
         self._learn(state)
-        costs = self.costs
-        state.exit, steps, _ = best_way(state.record.rates, costs.start, costs.token, costs.verify + self.clock.other, 1)
+        costs, rates = self.costs, state.record.rates
+        given = costs.start, costs.token, self.clock.whole(costs.verify)
+        state.exit, steps, _ = best_way(rates, *given, self._least)
+        state.rests = steps == 0 or (self._least == 0 and self.clock.is_new)
+        if steps == 0:
+            state.exit, steps, _ = best_way(rates, *given, 1)
         self.clock.exit = state.exit
         state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
 
@@ -245,8 +250,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         if own is not None:
             self._hear(state, own, len(verdict.path))
         state.record.add_all(matches, len(rows))
-        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
         self._choose(state)
+        wider = RESTING if state.rests else WIDER
+        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(wider * state.gap, WIDEST)
 
     def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""

@@ -8,8 +8,10 @@ are timed once, in some tens of milliseconds; a model whose step is longer is mo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -27,8 +29,12 @@ TURNS = 15
 CONTEXT = 128
 SIZES = (0, 1, 2, 4, 8)
 LONG = 4
-MEAN = 0.1
-"""Weight of a round in the running mean of what rounds take beside drafting and verifying."""
+RECENT = 15
+"""Rounds, of those with and of those without a draft, whose median says what is beside drafting and verifying."""
+FIRST = 12
+"""Rounds without a draft that are timed before it is chosen whether to draft."""
+LATE = 512
+"""Rounds of one kind after which the other kind is to be timed anew."""
 
 
 def in_layers(exits: Sequence[int], layers: int, most: int) -> ExitCosts:
@@ -101,16 +107,19 @@ def _seconds(call: Callable[[], None]) -> float:
 class RoundClock:
     """What a round takes beside drafting and verifying, from the times at which drafts are asked for.
 
+    It is kept apart for rounds with and without a draft, and forgotten where only the other kind went on for long.
+
     Attributes:
         exit: index of the exit that drafts next.
-        other: seconds, a running mean; a round that took much longer counts as one of two passes. 0 where nothing is measured.
     """
 
     def __init__(self) -> None:
         self._rounds: list[list[float]] = []  # by exit and length, what drafting and verifying take
-        self.exit, self.other = 0, 0.0
+        self.exit = 0
+        self._beside: tuple[deque[float], deque[float]] = deque(maxlen=RECENT), deque(maxlen=RECENT)
+        self._seen, self._since = [0, 0], [0, 0]  # rounds of each kind, and since the last one
         self._last: object = None
-        self._began = self._expected = 0.0
+        self._began, self._expected, self._drafted = 0.0, 0.0, False
 
     def know(self, costs: ExitCosts) -> None:
         """What drafting and verifying take, in seconds."""
@@ -118,13 +127,33 @@ class RoundClock:
         drafting = costs.start[:, None] * (lengths > 0) + costs.token[:, None] * lengths
         self._rounds = (drafting + costs.verify).tolist()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether too few rounds without a draft were seen to compare with them; never where nothing is measured."""
+        return bool(self._rounds) and self._seen[False] < FIRST
+
+    def whole(self, verify: Array) -> Array:
+        """(most + 1,) what verification takes with all that is beside it, by length."""
+        resting = median(self._beside[False]) if self._beside[False] else 0.0
+        found: Array = verify + (median(self._beside[True]) if self._beside[True] else resting)
+        found[0] = verify[0] + resting
+        return found
+
     def round(self, key: object, length: int, now: float) -> None:
-        """A round of one sequence (None for several at once) began at `now`, with a draft of so many tokens."""
+        """A round of one sequence (None for one that is not to be timed) began at `now`, with a draft of so many tokens."""
         if not self._rounds:
             return
         if key is not None and key is self._last:
-            beyond = min(max(now - self._began - self._expected, 0.0), self._rounds[0][0])
-            self.other += MEAN * (beyond - self.other)
-        self._last, self._began = key, now
+            self._beside[self._drafted].append(now - self._began - self._expected)
+        self._last, self._began, self._drafted = key, now, length > 0
         own = self._rounds[self.exit]
         self._expected = own[min(length, len(own) - 1)]
+        self._count(self._drafted, not self._drafted)
+
+    def _count(self, kind: bool, other: bool) -> None:
+        self._seen[kind] += 1
+        self._since[kind] = 0
+        self._since[other] += 1
+        if self._since[other] > LATE:
+            self._seen[other] = self._since[other] = 0
+            self._beside[other].clear()
