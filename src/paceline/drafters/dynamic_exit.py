@@ -152,7 +152,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
-        trees = super().propose(states, budgets, so_far)
+        resting = all(state.rests and state.rounds < state.look for state in states)
+        trees = [EMPTY_TREE] * len(states) if resting else super().propose(states, budgets, so_far)
         self._looking = []
         for state, tree in zip(states, trees, strict=True):
             state.own = tree
