@@ -14,14 +14,14 @@ import torch
 from controllers.worlds import Guesser, World, informed, judged, overconfident, steady
 
 from paceline.controllers.acceptance import Acceptance, Own
-from paceline.controllers.auto import AutoController
+from paceline.controllers.auto import APART, AutoController
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.counts import Counts
 from paceline.controllers.cruise import COLD, STEPS, TRIAL
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.watch import SHARE, Mode, Watch
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import NO_BUDGET
+from paceline.tree.types import NO_BUDGET, Verdict
 
 PLAIN = 2e-4
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -146,6 +146,30 @@ def test_a_sequence_that_follows_another_goes_on_as_that_one_did_unless_it_is_of
     assert set(controller._known) == {3}
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_a_sequence_taught_is_learned_at_once_unless_the_next_goes_on_as_it_did(goes_on: bool) -> None:
+    """Then it is learned with the next plan, each outcome as of the sequence that had it."""
+    controller = cruising(WORLDS["cheap rows"])
+    controller.cruise.take(controller.acceptance)
+    tree, owners = TokenTree.chain([1, 1, 2], confidence=[0.8] * 3), []
+    for key, path in ((0, (0, 1)), (1, ())):
+        controller.plan(signals(key))
+        assert controller.cruising
+        owners.append(controller.batch[0].own)
+        controller.budget(0, 0, EMPTY_TREE)
+        controller.observe([tree], [Verdict(path, path, 1)], StepTimes((1e-5,), 2e-4, 1e-6, 2e-6, 4))
+        controller.cruise.left = controller.cruise.left if goes_on else 0
+        controller.forget(key)
+        assert (controller.cruise.counts.steps == 0) is not goes_on
+        if not goes_on:
+            return
+    assert owners[0] is not owners[1]
+    seen: list[tuple[object, list[tuple[int, int, int]]]] = []
+    controller.acceptance.observe_chains = lambda own, source, found: seen.append((own, found))  # type: ignore[method-assign]
+    assert controller.cruise.take(controller.acceptance).chains == {(0, 0, 3, 2): 1, (0, 0, 3, 0): 1}
+    assert seen == [(owners[0], [(3, 2, 1)]), (owners[1], [(3, 0, 1)])]
+
+
 def test_budgets_end_where_the_sequence_does() -> None:
     controller = cruising(WORLDS["cheap rows"])
     controller.plan(signals(0, remaining=3))
@@ -246,6 +270,11 @@ def test_nothing_is_asked_while_nobody_drafts_and_what_did_not_go_by_is_given_ba
     controller.resting -= 5
     controller.plan(signals(0))
     assert (controller.idle, controller.resting + controller.cruise.left) == (True, 13)
+    controller = cruising(WORLDS["cheap rows"])
+    controller.cruise._set_out([[[None, None]]])
+    controller.cruise.left, controller.guesses.burst.of(signals(0)[0].key).wait = 400, 200
+    controller.plan(signals(0))
+    assert (controller.idle, controller.resting) == (True, APART - 1), "a short rest would cost a plan every few milliseconds"
 
 
 def test_chains_learned_from_together_teach_what_they_teach_one_by_one() -> None:

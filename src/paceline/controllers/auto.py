@@ -46,6 +46,9 @@ FIRST: Final = 8
 GUESS: Final = 8
 """Tokens that a table may guess while nothing is drafted."""
 
+APART: Final = 128
+"""Quick steps in which nobody drafts that go by, at most, without a word to the controller."""
+
 ALIKE: Final = 32
 """Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
 
@@ -89,8 +92,7 @@ class AutoController(Planner):
         self.cruising = self.bursting = False
         self._learning = 0.0  # seconds that the outcome of the step before took
         self._signals: Sequence[Signal] = ()
-        self._silent = 0  # steps that went by from one on in which no plan was needed and nobody drafted
-        self._gone_by = 0  # further ones, of which only their number is not counted yet
+        self._silent = self._gone_by = 0  # steps that went by without drafts, not counted yet: at rest, and between guesses
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
@@ -134,11 +136,11 @@ class AutoController(Planner):
     def _pause(self, signals: Sequence[Signal], most: int) -> int:
         """Up to the next guess of a table; where it is time for one, it is made in this step."""
         if not (self.cruises and self.listens):
-            return most
+            return APART if self.cruises else most
         self.guesses.tables, self.listens = self.listens, []
         burst = self.guesses.begin(signals[0].key)
         self.bursting = burst.wait == 0
-        return 1 if self.bursting else burst.pause(most)
+        return 1 if self.bursting else burst.pause(APART)
 
     def _guesses_again(self, signals: Sequence[Signal]) -> bool:
         """Whether this step needs no plan: it comes soon after a guess, with which it makes one burst."""
@@ -246,13 +248,14 @@ class AutoController(Planner):
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
 
     def forget(self, key: int) -> None:
-        """The sequence has ended."""
+        """The sequence has ended. Where the next one may go on as it did, what it taught is learned with the next plan."""
         start = self.clock()
-        self._learn()
-        self.memory.keep()
         self.cruise.forget(key)
         if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait and not gate.on:
             self.cruise.left = 0
+        if not self.cruise.left or self.cruise.trials or self.memory.is_due:
+            self._learn()
+        self.memory.keep()
         super().forget(key)
         self._learning += self.clock() - start
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.base import StepTimes
+
+if TYPE_CHECKING:
+    from paceline.controllers.voice import Drafting
+    from paceline.tree.token_tree import TokenTree
+    from paceline.tree.types import Verdict
 
 
 class Net(NamedTuple):
@@ -26,6 +31,15 @@ class Net(NamedTuple):
     scored: int
     accepted: int
     times: int
+
+
+class Step(NamedTuple):
+    """What a step brought to its sequences."""
+
+    batch: Sequence[Drafting]
+    trees: Sequence[TokenTree]
+    verdicts: Sequence[Verdict]
+    times: StepTimes
 
 
 class Worth(NamedTuple):

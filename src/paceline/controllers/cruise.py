@@ -9,12 +9,15 @@ made of it in planned steps is kept as one factor a level (`_Scale`), and the pr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from math import exp, inf, log
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
-from paceline.controllers.counts import Counts
+from paceline.controllers.counts import Counts, Step
 from paceline.controllers.pick import cut, fixed_shape, keep
 from paceline.controllers.prices import row_seconds
 from paceline.controllers.watch import Mode
@@ -66,9 +69,8 @@ class Cruise:
     def __init__(self, drafters: int) -> None:
         self.left = self.done = 0
         self.counts = Counts(drafting=[0.0] * drafters)
-        self._log: list[tuple[Sequence[TokenTree], Sequence[Verdict], StepTimes]] = []  # steps not yet in the counts
-        self._keys: list[int] = []
-        self._remaining: list[int] = []
+        self._log: list[Step] = []  # not yet in the counts
+        self._keys, self._remaining = list[int](), list[int]()
         self._scales = [0.0] * drafters  # per drafter, log of the calibrated chance of a node over its confidence
         self._said: list[set[float]] = [set() for _ in range(drafters)]  # confidences that a drafter has told, two at least
         self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
@@ -217,22 +219,23 @@ class Cruise:
             self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
             return
         self.counts.steps += 1
-        self._log.append((trees, verdicts, times))
+        self._log.append(Step(self._batch, trees, verdicts, times))
         if any(verdict.path for verdict in verdicts):
             self._misses = 0
         elif times.rows > len(trees):
             self._misses += 1
             self.left = 0 if self._misses >= _MISSES else self.left
 
-    def _sum(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+    def _sum(self, step: Step) -> None:
         """Add one step's outcome to the counts."""
+        batch, trees, verdicts, times = step
         counts, drafting, accepted = self.counts, self.counts.drafting, 0
         for index, (tree, verdict) in enumerate(zip(trees, verdicts, strict=True)):
             if scored := len(tree.tokens):
                 accepted += (stood := len(verdict.path))
                 source = lone_source(tree)
                 if source < 0:
-                    self._mixed(index, tree, verdict)
+                    self._mixed(index, batch[index], tree, verdict)
                 else:
                     key = (index, source, scored, stood)
                     counts.chains[key] = counts.chains.get(key, 0) + 1
@@ -244,26 +247,29 @@ class Cruise:
         times_seen, score, others = counts.scoring.get(times.rows, (0, 0.0, 0.0))
         counts.scoring[times.rows] = times_seen + 1, score + min(times.score, self._most / 2), others + min(rest, self._most / 2)
 
-    def _mixed(self, index: int, tree: TokenTree, verdict: Verdict) -> None:
+    def _mixed(self, index: int, one: Drafting, tree: TokenTree, verdict: Verdict) -> None:
         """Learn from a tree by several drafters, or with branches."""
         if self._planner is None:
             return
-        accepted, sources = self._planner.acceptance.observe(self._batch[index].own, tree, verdict.path), tree.sources.tolist()
+        accepted, sources = self._planner.acceptance.observe(one.own, tree, verdict.path), tree.sources.tolist()
         for drafter in set(sources):
             key = (index, drafter, sources.count(drafter), accepted[drafter])
             self.counts.mixed[key] = self.counts.mixed.get(key, 0) + 1
 
     def take(self, acceptance: Acceptance) -> Counts:
         """Teach `acceptance` what the chains brought; returns the counts and begins new ones."""
-        for step in self._log:
-            self._sum(*step)
-        self._log = []
-        counts, self.counts = self.counts, Counts(drafting=[0.0] * len(self.counts.drafting))
-        outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        for (index, source, scored, stood), times in counts.chains.items():
-            outcomes.setdefault((index, source), []).append((scored, stood, times))
-        for (index, source), found in outcomes.items():
-            acceptance.observe_chains(self._batch[index].own, source, found)
+        made, self._log, chains = self._log, [], Counter[tuple[int, int, int, int]]()
+        for _, steps in groupby(made, key=lambda step: id(step.batch)):  # a batch, and who went on as it did
+            self.counts.chains = {}
+            for step in steps:
+                self._sum(step)
+            outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+            chains.update(self.counts.chains)
+            for (index, source, scored, stood), times in self.counts.chains.items():
+                outcomes.setdefault((index, source), []).append((scored, stood, times))
+            for (index, source), found in outcomes.items():
+                acceptance.observe_chains(step.batch[index].own, source, found)
+        counts, self.counts = replace(self.counts, chains=chains), Counts(drafting=[0.0] * len(self.counts.drafting))
         return counts
 
     def forget(self, key: int) -> None:

@@ -62,10 +62,15 @@ class Memory:
             except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
                 logger.warning("what %s holds makes no sense (%s); learning anew", store.path, error)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the estimates are written when the next sequence ends."""
+        return self.store is not None and self._ended + 1 >= self._next
+
     def keep(self) -> None:
         """One more sequence has ended; write the estimates if it is time."""
-        self._ended += 1
-        if self.store is None or self._ended < self._next:
+        due, self._ended = self.is_due, self._ended + 1
+        if self.store is None or not due:
             return
         self._next = 2 * self._ended
         self.store.save(
