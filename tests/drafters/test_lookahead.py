@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
@@ -129,9 +130,40 @@ def test_the_pool_is_bounded_and_reads_the_text() -> None:
 def test_a_jacobi_guess_that_is_the_greedy_text_stands_whole() -> None:
     target = ToyRunner(VOCAB, seed=5)
     alone = Alone(JacobiDrafter(ARGS), target)
-    alone.state.guess = target.greedy(PROMPT, 6)
+    alone.state.guess, alone.state.end = target.greedy(PROMPT, 6), len(PROMPT)
     assert len(alone.step(6)) == 6
     assert alone.accepted == [6]
+
+
+@pytest.mark.parametrize("plain", [0, 3])
+def test_steps_without_drafts_need_not_be_told(plain: int) -> None:
+    """What the text got meanwhile is read when drafts are next asked for; what was foreseen for another place is forgotten."""
+    target = ToyRunner(VOCAB, seed=5)
+    ahead, fixed = Alone(LookaheadDrafter(ARGS), target), Alone(JacobiDrafter(ARGS), target)
+    for alone in (ahead, fixed):
+        alone.step(24)
+        alone.context.tokens.extend([7, 8, 9, 7, 8, 9][: 2 * plain])
+    kept = list(fixed.state.guess)
+    assert (len(kept) > 0) and min(ahead.state.columns) >= len(PROMPT)
+    proposed = fixed.step(24).tokens.tolist()
+    assert (proposed[: len(kept)] == kept) is (plain == 0)
+    ahead.step(24)
+    assert (
+        (7, 8, 9) in {gram[:3] for gram in ((first, *rest) for first, after in ahead.state.pool.items() for rest in after)}
+    ) is (plain > 0)
+    assert min(ahead.state.columns, default=len(ahead.context.tokens)) >= len(ahead.context.tokens)
+
+
+def test_an_outcome_that_is_not_of_the_last_question_teaches_nothing() -> None:
+    """Nothing of the tree was scored, and another drafter's tree was in the step after."""
+    target = ToyRunner(VOCAB, seed=5)
+    for late in (0, 1):
+        fixed = Alone(JacobiDrafter(ARGS), target)
+        (tree,) = fixed.drafter.propose([fixed.state], [Budget(6, 6)], [EMPTY_TREE])
+        fixed.context.tokens.extend([2] * late + [4])
+        logits = torch.zeros(1 + len(tree), VOCAB)
+        fixed.drafter.observe([fixed.state], [tree], [Verdict((), (), 4)], Scores(logits, (0, len(logits))))
+        assert (fixed.state.guess == []) is (late == 1)
 
 
 def test_jacobi_iterations_reach_the_fixed_point() -> None:

@@ -29,12 +29,12 @@ AFTER: Final = 0.6
 
 
 class _State:
-    """One sequence's guess: tokens after the root."""
+    """One sequence's guess: tokens behind the first `end` of the text."""
 
-    __slots__ = ("context", "guess", "random")
+    __slots__ = ("context", "end", "guess", "random")
 
-    def __init__(self, context: Context, guess: Sequence[int], random: Random) -> None:
-        self.context, self.guess, self.random = context, list(guess), random
+    def __init__(self, context: Context, guess: Sequence[int] = (), end: int = 0) -> None:
+        self.context, self.guess, self.end, self.random = context, list(guess), end, Random(context.seed)
 
 
 class JacobiDrafter(SingleDrafter[_State]):
@@ -47,14 +47,16 @@ class JacobiDrafter(SingleDrafter[_State]):
     """
 
     name = "jacobi"
-    catches_up = False
+    catches_up = True
     keeps_trajectory = True
 
     def _begin(self, context: Context) -> _State:
-        return _State(context, (), Random(context.seed))
+        return _State(context)
 
     def _propose(self, state: _State, budget: Budget) -> TokenTree:
         steps = self._steps(budget)
+        if state.end != len(state.context.tokens):  # it is about another place in the text
+            state.guess, state.end = [], len(state.context.tokens)
         missing = steps - len(state.guess)
         if missing > 0:
             state.guess += state.random.choices(state.context.tokens, k=missing)
@@ -64,7 +66,8 @@ class JacobiDrafter(SingleDrafter[_State]):
         self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
-            nodes = own_path(tree, state.guess)[len(verdict.path) :] if scores is not None else []
+            asked, state.end = state.end + len(verdict.tokens) == len(state.context.tokens), len(state.context.tokens)
+            nodes = own_path(tree, state.guess)[len(verdict.path) :] if scores is not None and asked else []
             if scores is None or not nodes:
                 state.guess = []
                 continue
@@ -72,7 +75,7 @@ class JacobiDrafter(SingleDrafter[_State]):
             state.guess = rows.argmax(-1).tolist()
 
     def fork(self, state: _State, context: Context) -> _State:
-        return _State(context, state.guess, Random(context.seed))
+        return _State(context, state.guess, state.end)
 
 
 def own_path(tree: TokenTree, tokens: Sequence[int]) -> list[int]:

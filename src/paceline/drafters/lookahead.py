@@ -44,14 +44,14 @@ Pool = OrderedDict[int, "OrderedDict[tuple[int, ...], None]"]
 class _State:
     """One sequence: `columns` by the position of their first token, its pool of n-grams, how much of the text is in it."""
 
-    __slots__ = ("columns", "context", "pool", "random", "read", "shown")
+    __slots__ = ("columns", "context", "end", "pool", "random", "read", "shown")
 
     def __init__(self, context: Context) -> None:
         self.context, self.random = context, Random(context.seed)
         self.columns: dict[int, list[int]] = {}
         self.pool: Pool = OrderedDict()
         self.shown: list[int] = []  # positions of the columns in the last tree
-        self.read = 0
+        self.end = self.read = 0  # length of the text behind which they were shown, and that was read
 
 
 class LookaheadDrafter(SingleDrafter[_State]):
@@ -66,7 +66,7 @@ class LookaheadDrafter(SingleDrafter[_State]):
     """
 
     name = "lookahead"
-    catches_up = False
+    catches_up = True
     keeps_trajectory = True
 
     def __init__(
@@ -91,15 +91,17 @@ class LookaheadDrafter(SingleDrafter[_State]):
         return state
 
     def _read(self, state: _State) -> None:
-        """Put the n-grams that the text has got since the last time into the pool."""
+        """Put the n-grams that the text has got since the last time into the pool, and drop columns that it has overtaken."""
         tokens = state.context.tokens
         if self.from_text:
             for start in range(max(0, state.read - self.ngram + 1), len(tokens) - self.ngram + 1):
                 self._remember(state.pool, tokens[start : start + self.ngram])
         state.read = len(tokens)
+        state.columns = {position: column for position, column in state.columns.items() if position >= len(tokens)}
 
     def _propose(self, state: _State, budget: Budget) -> TokenTree:
         """Candidates first, then probes; a budget for less than one column of each gives candidates alone."""
+        self._read(state)
         state.shown = []
         growth = _Growth(self.index)
         height = self.ngram - 1
@@ -114,6 +116,7 @@ class LookaheadDrafter(SingleDrafter[_State]):
     def _show(self, state: _State, growth: _Growth, columns: int) -> None:
         """Add the window as probes."""
         end, above = len(state.context.tokens), ROOT
+        state.end = end
         for position in range(end, end + columns):
             column = state.columns.setdefault(position, state.random.choices(state.context.tokens))
             above = node = growth.child(above, column[0], PROBE)
@@ -124,14 +127,13 @@ class LookaheadDrafter(SingleDrafter[_State]):
     def observe(
         self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
-        for i, (state, tree) in enumerate(zip(states, trees, strict=True)):
-            ends = self._ends(state, tree)
+        for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
+            asked = state.end + len(verdict.tokens) == len(state.context.tokens)
+            ends = self._ends(state, tree) if asked else []
             if ends and scores is not None:
                 rows = scores.of(i)[[node + 1 for _, node in ends], : self.vocab_size]
                 self._grow(state, dict(zip((position for position, _ in ends), rows.argmax(-1).tolist(), strict=True)))
             self._read(state)
-            behind = len(state.context.tokens)
-            state.columns = {position: column for position, column in state.columns.items() if position >= behind}
             state.shown = []
 
     def _ends(self, state: _State, tree: TokenTree) -> list[tuple[int, int]]:
