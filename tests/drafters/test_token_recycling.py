@@ -16,7 +16,7 @@ from paceline import SamplingParams
 from paceline.drafters import token_recycling
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.recycling_rows import CANDIDATES, learn
-from paceline.drafters.token_recycling import CONFIDENCE, CandidateTable, TokenRecyclingDrafter, template
+from paceline.drafters.token_recycling import CONFIDENCE, KNOWN, SOME, CandidateTable, TokenRecyclingDrafter, template
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree.static_shapes import Shape, ShapedBudget, from_paths
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -281,3 +281,35 @@ def test_no_more_tenants_than_told() -> None:
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         TokenRecyclingDrafter(args(), **options)
+
+
+class Heard(TokenRecyclingDrafter):
+    """Notes what it is told, and how much of the text it knows then."""
+
+    def __init__(self, args: DrafterArgs) -> None:
+        super().__init__(args)
+        self.lengths: list[int] = []
+
+    def observe(self, states: Any, trees: Any, verdicts: Any, scores: Any) -> None:
+        super().observe(states, trees, verdicts, scores)
+        self.lengths.append(len(states[0].context.tokens))
+
+
+class Curious(Heard):
+    """Control: it wants to hear of every step."""
+
+    plain_every = property(lambda self: 1, lambda self, value: None)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Heard, Curious])
+def test_once_plain_steps_have_nothing_new_one_in_some_is_told(kind: type[Heard]) -> None:
+    runner = ToyRunner(4, order=1, seed=4)
+    drafter = kind(args(runner, 4))
+    run(engine(runner, [drafter], tokens=0), [[1, 2]], SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True))
+    gaps = np.diff(drafter.lengths)
+    assert (gaps[:KNOWN] == 1).all()
+    assert set(gaps[-4:].tolist()) == ({1} if kind is Curious else {SOME})
+    state = begun(drafter)
+    state.table.candidates_vk[:] = -1
+    drafter.observe([state], [EMPTY_TREE], [Verdict((), (), 2)], Scores(torch.zeros(1, 4), (0, 1)))
+    assert drafter.plain_every == 1, "a token of which nothing was known"

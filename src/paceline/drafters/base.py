@@ -169,7 +169,8 @@ class Drafter(Protocol):
     """Proposes token trees for many sequences.
 
     A drafter that has `catches_up = True` needs no `observe` after a step without any drafts: it reads the new tokens from its
-    contexts when it is next asked. One that has `shares_state = True` learns from all running sequences of a tenant for all of
+    contexts when it is next asked. One that has `plain_every`, a number that it may change in `observe`, needs to hear of one in so
+    many of those steps. One that has `shares_state = True` learns from all running sequences of a tenant for all of
     them, so that its proposals for one may depend on what the others were; without it they never do. One that has `runs_target =
     True` finds the target's cache in its contexts. One that has `score_taps`, a sequence of layers that it may change before each
     step, gets those of the next scoring pass beside `taps`, and none of the prompt. One that has `ahead(states, trees) -> Ahead |

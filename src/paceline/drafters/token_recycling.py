@@ -84,6 +84,10 @@ def _checked(name: str, array: npt.NDArray[np.generic], least: int, size: int) -
     return ids
 
 
+KNOWN, SOME = 16, 8
+"""After so many plain steps in a row of whose token something was known, one in so many of them is looked at."""
+
+
 class _State:
     __slots__ = ("context", "table")
 
@@ -127,6 +131,7 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
             max_tenants=max_tenants,
         )
         self._confidence = np.asarray(CONFIDENCE, np.float32)
+        self.plain_every, self._known = 1, 0
 
     def _begin(self, context: Context) -> _State:
         return _State(context, self.tables.of(context.tenant))
@@ -140,10 +145,13 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
             root, table_vk = state.context.tokens[-1 - len(verdict.tokens)], state.table.candidates_vk
             if not len(tree) and table_vk[root, 0] >= 0:
+                self._known += 1
                 continue
+            self._known = self._known if len(tree) else 0
             tokens_r = np.empty(1 + len(tree), np.int32)
             tokens_r[0], tokens_r[1:] = root, tree.tokens
             learn(table_vk, tokens_r, scores.of(i))
+        self.plain_every = SOME if self._known >= KNOWN else 1
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.table)

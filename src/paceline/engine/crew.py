@@ -50,7 +50,8 @@ class Crew:
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         self._listening = Listening()
-        self._catch_up = all(getattr(drafter, "catches_up", False) for drafter in drafters)
+        self._listeners = [drafter for drafter in drafters if not getattr(drafter, "catches_up", False)]
+        self._unheard = 0  # steps without drafts since the last one that was told
         self._askers: list[Any] = [drafter for drafter in drafters if hasattr(drafter, "score_taps")]
         self._ahead = [i for i, drafter in enumerate(drafters) if hasattr(drafter, "ahead")]
         self.helper = Helper()
@@ -212,9 +213,12 @@ class Crew:
 
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by
-        themselves hear of it when they are next asked."""
-        if self._catch_up and not any(map(len, trees)):
-            return
+        themselves hear of it when they are next asked, or now and then."""
+        if not any(map(len, trees)):
+            self._unheard += 1
+            if not self._listeners or self._unheard < min(getattr(drafter, "plain_every", 1) for drafter in self._listeners):
+                return
+        self._unheard = 0
         for sequence in batch:
             self._tell(sequence)
         for index in self._observing:
