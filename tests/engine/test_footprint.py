@@ -42,7 +42,9 @@ def texts(llm: LLM, batch: int, length: int, tokens: int = 12) -> list[list[int]
 
 
 def cache_held(cache: Any) -> int:
-    """Of a native cache its blocks, of a one-layer model's its arrays."""
+    """Of a native cache its blocks, of a one-layer model's its arrays; of one that is spread over workers all parts."""
+    if hasattr(cache, "parts"):
+        return sum(map(cache_held, cache.parts))
     if hasattr(cache, "blocks"):
         return len(cache.blocks) * int(cache.arena.kv.nbytes // (cache.arena.slots // 16))
     return int(cache.keys.nbytes + cache.values.nbytes)
@@ -84,21 +86,23 @@ def engine_of(folder: Path, config: dict[str, Any] | None, **more: Any) -> LLM:
     return LLM(str(folder), speculative_config=config, dtype="float32", threads=1, enable_prefix_caching=False, **more)
 
 
-@pytest.fixture(params=["native", "one layer"])
-def draft(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["native", "one layer", "layers at once"])
+def draft(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """What drafts, as keys of speculative_config."""
     if request.param == "one layer":
-        return str(BUNDLED_DRAFT)
-    return str(write(tmp_path / "draft", seed=1, max_position_embeddings=512))
+        return {"method": "draft_model", "model": str(BUNDLED_DRAFT)}
+    if request.param == "native":
+        return {"method": "draft_model", "model": str(write(tmp_path / "draft", seed=1, max_position_embeddings=512))}
+    model = write(tmp_path / "draft", seed=1, max_position_embeddings=512, num_hidden_layers=5)
+    return {"method": "easyspec", "model": str(model), "overlap": True}
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", [20, 150])
-def test_what_is_predicted_is_held(folder: Path, draft: str, batch: int, length: int) -> None:
+def test_what_is_predicted_is_held(folder: Path, draft: dict[str, Any], batch: int, length: int) -> None:
     """Over nodes, batch and length. Negative control: a prediction that forgets the rows of logits is far off."""
     for nodes in (2, 7):
-        llm = engine_of(
-            folder, {"method": "draft_model", "model": draft, "num_speculative_tokens": nodes}, speculative_memory_bytes=10**9
-        )
+        llm = engine_of(folder, {**draft, "num_speculative_tokens": nodes}, speculative_memory_bytes=10**9)
         meter = Meter(llm)
         texts(llm, batch, length, nodes + 8)
         steps = [(held, predicted) for held, predicted, _ in meter.steps[1:-3]]
@@ -108,9 +112,9 @@ def test_what_is_predicted_is_held(folder: Path, draft: str, batch: int, length:
         assert not 0.97 < steps[0][0] / forgotten < 1.03
 
 
-def test_no_step_holds_more_than_the_limit(folder: Path, plain: LLM, draft: str) -> None:
+def test_no_step_holds_more_than_the_limit(folder: Path, plain: LLM, draft: dict[str, Any]) -> None:
     """With a limit for one sequence of three, for a few nodes, and for all that is asked: the same tokens, more and more drafts."""
-    config = {"method": "draft_model", "model": draft, "num_speculative_tokens": 8}
+    config = {**draft, "num_speculative_tokens": 8}
     free = Meter(engine_of(folder, config))
     signals, drafted, want = [Signal(i, 40, 9, 0.0) for i in range(3)], [], texts(plain, 3, 30, 40)
     for batch, nodes in ((1, 2), (3, 3), (3, 12)):

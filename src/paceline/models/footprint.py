@@ -5,7 +5,10 @@ In: a runner, a number of tokens. Out: bytes. Not here: limits (models.cache_mem
 
 from __future__ import annotations
 
-from paceline.models.base import Runner, memory_of
+from collections.abc import Sequence
+
+from paceline.models.base import CacheMemory, Runner, memory_of
+from paceline.models.layer_parallel import LayerParallelRunner
 from paceline.models.one_layer import OneLayerRunner
 from paceline.models.one_layer_cache import OneLayerCache
 
@@ -18,18 +21,25 @@ def cache_bytes(runner: Runner, tokens: int) -> int | None:
     if isinstance(runner, OneLayerRunner):
         kv, _, dim = runner.cache_shape
         return 2 * kv * dim * 4 * OneLayerCache.capacity_for(tokens)
-    memory = memory_of(runner)
-    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens)
+    memories = memories_of(runner)
+    return sum(memory.block_bytes * memory.blocks_for(tokens) for memory in memories) if memories else None
 
 
 def slot_bytes(runner: Runner) -> int | None:
     """Keys and values of one token, all layers; None as above."""
-    memory = memory_of(runner)
-    return None if memory is None else memory.block_bytes // memory.block_size
+    memories = memories_of(runner)
+    return sum(memory.block_bytes // memory.block_size for memory in memories) if memories else None
 
 
 def save_memory(runner: Runner) -> None:
     """Let sequences take single blocks instead of runs in which they could grow."""
-    memory = memory_of(runner)
-    if memory is not None:
+    for memory in memories_of(runner):
         memory.save(lean=True)
+
+
+def memories_of(runner: Runner) -> Sequence[CacheMemory]:
+    """Where a runner's caches lie, part by part; none where they are not counted."""
+    if isinstance(runner, LayerParallelRunner):
+        return runner.memories
+    memory = memory_of(runner)
+    return () if memory is None else (memory,)

@@ -23,6 +23,7 @@ import torch
 from paceline.errors import CapabilityError, ConfigError, UnsupportedModelError
 from paceline.models.base import Capabilities, ModelInfo
 from paceline.models.cache import NativeCache
+from paceline.models.cache_memory import ArenaMemory
 from paceline.models.decoder import Decoder, attention_shape
 from paceline.models.layer_weights import Weights
 from paceline.models.layer_workers import Worker
@@ -115,7 +116,7 @@ class LayerParallelRunner:
                 Worker(device, self._owned(i), shape=shape, spec=spec, dtype=dtype, threads=share)
                 for i, device in enumerate(devices)
             ]
-        self.fuzzy = False
+        self.fuzzy, self.memories = False, [ArenaMemory(worker.arena) for worker in self.workers]
         self.info = ModelInfo(
             name=name, family=spec.family, vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, num_layers=spec.num_layers,
             max_context=max_context or spec.max_context, device=devices[0], dtype=dtype, weight_bytes=weight_bytes,
