@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from paceline.tree.types import Scores, Verdict
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 LAYERS = 6
+FREE = ExitCosts(np.zeros(5), np.zeros(5), np.ones(3))
+"""Costs under which drafting always pays."""
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +174,11 @@ def test_the_threshold_lies_between_right_and_wrong_tokens() -> None:
     assert record.threshold(1) == 0.0, "another exit's tokens say nothing"
 
 
-def test_states_are_asked_for_only_when_all_exits_are_looked_at(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, drafter = fast(plain, num_speculative_tokens=2, cost="layers", controller="fixed", resume_verification=False)
+@pytest.mark.parametrize("counted", [False, True])
+def test_states_are_asked_for_only_when_all_exits_are_looked_at(plain: LLM, monkeypatch: pytest.MonkeyPatch, counted: bool) -> None:
+    """In growing distances where looking takes time that was measured; where layers are counted, in every step."""
+    llm, drafter = fast(plain, num_speculative_tokens=2, controller="fixed", resume_verification=False)
+    drafter._costs = replace(FREE, counted=counted)
     asked: list[bool] = []
     score = type(llm.runner).score
 
@@ -181,21 +187,22 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(plain: LLM, monk
         return score(self, caches, roots, trees, taps=taps, **more)
 
     monkeypatch.setattr(type(llm.runner), "score", spy)
-    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
     looks = [i for i, taps in enumerate(asked) if taps]
+    if counted:
+        assert looks == list(range(len(asked)))
+        return
     assert looks == [0, 2, 10]
     assert drafter.score_taps == ()
-    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
-    assert [i for i, taps in enumerate(asked) if taps] == [0, 2, 10, 43], "distances go on from text to text"
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
+    assert [i for i, taps in enumerate(asked) if taps] == [0, 2, 10, 42], "distances go on from text to text"
 
 
-@pytest.mark.parametrize(("dear", "drafted"), [(True, False), (False, True)])
-def test_it_rests_where_no_exit_pays_and_goes_on_looking(
-    plain: LLM, monkeypatch: pytest.MonkeyPatch, dear: bool, drafted: bool
-) -> None:
+@pytest.mark.parametrize("dear", [True, False])
+def test_it_rests_where_no_exit_pays_and_goes_on_looking(plain: LLM, monkeypatch: pytest.MonkeyPatch, dear: bool) -> None:
     """Rows that cost as much as steps, and free ones (control)."""
     llm, drafter = fast(plain, num_speculative_tokens=2, controller="fixed", resume_verification=False)
-    drafter._costs = ExitCosts(np.zeros(5), np.full(5, 1.0 if dear else 0.0), np.array([1.0, 2.0, 3.0]) if dear else np.ones(3))
+    drafter._costs = ExitCosts(np.zeros(5), np.ones(5), np.array([1.0, 2.0, 3.0])) if dear else FREE
     looks: list[int] = []
     look = drafter._look
 

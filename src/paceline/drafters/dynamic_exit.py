@@ -80,7 +80,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
             of accepted ones.
         decay: weight of a round against the one after it, in the averages of acceptance and confidence.
-        shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow.
+        shadow_every: rounds between two looks at all exits, 1 as in the paper; None is 1 where layers are counted, and lets the
+            distance grow where times are measured, for there the looks cost as much as steps.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
         draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
             tokens. By default it draws, but for requests with a seed of their own.
@@ -150,6 +151,11 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
                 self.clock.know(found)
         return self._costs
 
+    @property
+    def _distance(self) -> int | None:
+        """Rounds between two looks; None where it grows."""
+        return self._every or (1 if self.costs.counted else None)
+
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
         resting = all(state.rests and state.rounds < state.look for state in states)
@@ -202,7 +208,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         new = np.array(self.exits) / self.target.info.num_layers, 0, 2
         rates, look, gap = self._known.get(context.tenant, new)
         record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
-        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
+        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._distance else look, gap)
         self._choose(state)
         return state
 
@@ -253,7 +259,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         state.record.add_all(matches, len(rows))
         self._choose(state)
         wider = RESTING if state.rests else WIDER
-        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(wider * state.gap, WIDEST)
+        state.look, state.gap = state.rounds + (self._distance or state.gap) - 1, min(wider * state.gap, WIDEST)
 
     def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""

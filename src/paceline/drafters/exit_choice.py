@@ -32,11 +32,13 @@ class ExitCosts:
     Attributes:
         start, token: (n,) of each exit: once a draft, and for every token of it.
         verify: (most + 1,) of a scoring pass over a root and so many drafted tokens.
+        counted: the unit is a layer, not a second.
     """
 
     start: Array
     token: Array
     verify: Array
+    counted: bool = False
 
 
 @compiled

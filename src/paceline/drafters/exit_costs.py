@@ -39,7 +39,7 @@ LATE = 512
 
 def in_layers(exits: Sequence[int], layers: int, most: int) -> ExitCosts:
     """The paper's: a drafted token costs its exit's layers, a verification all layers once."""
-    return ExitCosts(np.zeros(len(exits)), np.array(exits, np.float64), np.full(most + 1, float(layers)))
+    return ExitCosts(np.zeros(len(exits)), np.array(exits, np.float64), np.full(most + 1, float(layers)), counted=True)
 
 
 def measured(
