@@ -192,6 +192,22 @@ def test_chains_are_trimmed_by_their_confidence_and_drawn_trials_never() -> None
     assert "as planned" in controller.explain(0)
 
 
+@pytest.mark.parametrize(("chance", "kept"), [(0.02, 1), (0.9, 4)])
+def test_a_guess_that_is_a_tree_is_cut_to_what_is_worth_its_rows(chance: float, kept: int) -> None:
+    """Its root's best child stays where the last guess came true, to show what the text does; a drawn one stays whole."""
+    controller = cruising(WORLDS["table"])
+    controller.guesses.tables, controller.guesses._came, controller.bursting = [0], True, True
+    controller._guess(signals(0)[0])
+    for _ in range(30):
+        tree = TokenTree.build([1, 2, 3, 4], [-1, -1, 0, 1], confidence=[chance] * 4)
+        controller.acceptance.observe(controller.batch[0].own, tree, (0, 2) if chance > 0.5 else ())
+    assert len(controller.select([tree])[0]) == kept
+    row = torch.tensor([0.5, 0.5])
+    drawn = TokenTree.build([0, 1], [-1, 0], confidence=[0.01, 0.01], trials={-1: [Trial(0, row)], 0: [Trial(1, row)]})
+    assert controller.select([drawn]) == [drawn]
+    assert controller.select([EMPTY_TREE]) == [EMPTY_TREE]
+
+
 def test_what_was_counted_is_what_happened() -> None:
     controller = cruising(WORLDS["cheap rows"])
     controller.cruise.left = STEPS

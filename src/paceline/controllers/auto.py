@@ -217,7 +217,8 @@ class AutoController(Planner):
         """Keep the nodes that are worth their rows."""
         if self.bursting:
             source = lone_source(trees[0])
-            return list(trees) if source < 0 else [self.guesses.select(trees[0], self._select_chain(trees, source)[0])]
+            (worth,) = self._select_trees(trees) if source < 0 else self._select_chain(trees, source)
+            return [self.guesses.select(trees[0], worth)]
         if not self.cruising:
             start = self.clock()
             found = super().select(trees)

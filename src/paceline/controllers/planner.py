@@ -190,6 +190,10 @@ class Planner(Controller):
         note_all(self.batch, trees, self._yields, self._levels)
         if len(trees) == 1 and (source := lone_source(trees[0])) >= 0 and not self.batch[0].tried:
             return self._select_chain(trees, source)
+        return self._select_trees(trees)
+
+    def _select_trees(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """`select` for any trees."""
         pairs = zip(trees, self.batch, strict=True)
         found = [None if fixed_shape(t) or not len(t) else (self.acceptance.reach(o.own, t), o.forced(t)) for t, o in pairs]
         chosen, rows = keep(trees, found, self.now.table, self.now.rate)

@@ -84,8 +84,10 @@ def _checked(name: str, array: npt.NDArray[np.generic], least: int, size: int) -
     return ids
 
 
-KNOWN, SOME = 16, 8
-"""After so many plain steps in a row of whose token something was known, one in so many of them is looked at."""
+NEW, SOME = 0.5, 8
+"""Once less than this share of plain steps has a token of which nothing is known, one in so many of them is looked at."""
+
+_RATE = 1 / 32
 
 
 class _State:
@@ -131,7 +133,7 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
             max_tenants=max_tenants,
         )
         self._confidence = np.asarray(CONFIDENCE, np.float32)
-        self.plain_every, self._known = 1, 0
+        self.plain_every, self._new = 1, 1.0
 
     def _begin(self, context: Context) -> _State:
         return _State(context, self.tables.of(context.tenant))
@@ -144,14 +146,15 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
             return
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
             root, table_vk = state.context.tokens[-1 - len(verdict.tokens)], state.table.candidates_vk
-            if not len(tree) and table_vk[root, 0] >= 0:
-                self._known += 1
-                continue
-            self._known = self._known if len(tree) else 0
+            if not len(tree):
+                known = bool(table_vk[root, 0] >= 0)
+                self._new += _RATE * ((not known) - self._new)
+                if known:
+                    continue
             tokens_r = np.empty(1 + len(tree), np.int32)
             tokens_r[0], tokens_r[1:] = root, tree.tokens
             learn(table_vk, tokens_r, scores.of(i))
-        self.plain_every = SOME if self._known >= KNOWN else 1
+        self.plain_every = SOME if self._new < NEW else 1
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.table)
