@@ -207,28 +207,36 @@ def resuming(llm: LLM, turns: int = 100) -> dict[str, float]:
 
 
 def plot(result: Mapping[str, Any]) -> None:
-    """Every setting's speed over plain decoding, a panel a task."""
+    """Every setting over plain decoding, a column a task: in speed, and in tokens per layer."""
     plt = pyplot()
-    tasks = list(result["tasks"])
-    figure, panels = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 4), sharey=True, squeeze=False)
-    for panel, name in zip(panels[0], tasks, strict=True):
-        over = result["tasks"][name]["figures"]["over_plain"]
-        exits: dict[str, list[tuple[int, float]]] = {}
-        for setting, one in over.items():
-            if setting.startswith("exit"):
-                exit_layer, length = setting.split(", ")
-                exits.setdefault(exit_layer, []).append((int(length.split()[0]), one["value"]))
-        for exit_layer, points in exits.items():
-            panel.plot(*zip(*sorted(points), strict=True), marker="o", label=exit_layer)
-        for setting, line in ((DEL, "-"), (PAPER, ":")):
-            panel.axhline(over[setting]["value"], color="black", linestyle=line, label=setting)
-        panel.axhline(1.0, color="grey", linewidth=0.5)
-        panel.set_title(name)
-        panel.set_xlabel("drafted tokens a round")
-    panels[0][0].set_ylabel("times plain decoding")
+    tasks = result["tasks"]
+    figure, panels = plt.subplots(2, len(tasks), figsize=(4 * len(tasks), 7), sharey="row", sharex=True, squeeze=False)
+    for column, (name, task) in enumerate(tasks.items()):
+        marks = {setting: one[MARK] / task["checked"][PLAIN][MARK] for setting, one in task["checked"].items()}
+        times = {setting: one["value"] for setting, one in task["figures"]["over_plain"].items()}
+        for panel, values in ((panels[0][column], times), (panels[1][column], marks)):
+            _draw(panel, values)
+        panels[0][column].set_title(name)
+        panels[1][column].set_xlabel("drafted tokens a round")
+    panels[0][0].set_ylabel("speed, times plain decoding")
+    panels[1][0].set_ylabel("tokens per layer, times plain decoding")
     panels[0][-1].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / f"{NAME}.png", dpi=120)
+
+
+def _draw(panel: Any, values: Mapping[str, float]) -> None:
+    """Fixed settings as points over their length, a line an exit; DEL as level lines."""
+    exits: dict[str, list[tuple[int, float]]] = {}
+    for setting, value in values.items():
+        if setting.startswith("exit"):
+            exit_layer, length = setting.split(", ")
+            exits.setdefault(exit_layer, []).append((int(length.split()[0]), value))
+    for exit_layer, points in exits.items():
+        panel.plot(*zip(*sorted(points), strict=True), marker="o", label=exit_layer)
+    for setting, line in ((DEL, "-"), (PAPER, ":")):
+        panel.axhline(values[setting], color="black", linestyle=line, label=setting)
+    panel.axhline(1.0, color="grey", linewidth=0.5)
 
 
 def run(given: argparse.Namespace) -> bool:
