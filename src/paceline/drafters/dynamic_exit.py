@@ -81,7 +81,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             of accepted ones.
         decay: weight of a round against the one after it, in the averages of acceptance and confidence.
         shadow_every: rounds between two looks at all exits, 1 as in the paper; None is 1 where layers are counted, and lets the
-            distance grow where times are measured, for there the looks cost as much as steps.
+            distance grow where times are measured, for there the looks cost as much as steps, or verification resumes, which it
+            cannot in a round with a look.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
         draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
             tokens. By default it draws, but for requests with a seed of their own.
@@ -154,7 +155,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     @property
     def _distance(self) -> int | None:
         """Rounds between two looks; None where it grows."""
-        return self._every or (1 if self.costs.counted else None)
+        return self._every or (1 if self.costs.counted and not self.resumes else None)
 
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
