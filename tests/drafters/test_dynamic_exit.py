@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.drafters import exit_costs
 from paceline.drafters.dynamic_exit import DelState, DynamicExitDrafter
 from paceline.drafters.exit_choice import ExitCosts, ExitRecord, best_way
 from paceline.drafters.exit_costs import RoundClock, in_layers, measured
@@ -220,6 +221,21 @@ def test_it_rests_where_no_exit_pays_and_goes_on_looking(plain: LLM, monkeypatch
     assert len(looks) > 3 if dear else len(looks) < 4, looks
     drafted = found.metrics.num_draft_tokens
     assert drafted == len(looks) if dear else drafted > 20, "it drafts to look"
+
+
+def test_it_rests_no_longer_than_rounds_without_a_draft_take_to_be_timed(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first, and where they were timed long ago; then it drafts at once and not from its next look on."""
+    llm, drafter = fast(plain, num_speculative_tokens=2, controller="fixed", resume_verification=False)
+    monkeypatch.setattr(exit_costs, "LATE", 24)
+    monkeypatch.setattr(drafter.clock, "whole", lambda verify: verify)
+    drafter._costs = FREE
+    drafter.clock.know(FREE)
+    drafted: list[str] = []
+    llm.engine.watchers.append(lambda record: drafted.append("d" if len(record.trees[0]) else " "))
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
+    rests = [len(pause) for pause in "".join(drafted).split("d") if pause]
+    assert sum(rests) >= 2 * exit_costs.FIRST
+    assert max(rests) <= exit_costs.FIRST, rests
 
 
 def test_costs_are_measured_in_order(plain: LLM) -> None:

@@ -53,18 +53,19 @@ class DelState(SelfState):
 
     Attributes:
         record: what is known of the exits on this text. exit: index of the one in use. way: how it is used. rests: only for looks,
-            since drafting costs more than it brings.
+            since drafting costs more than it brings, or, where it `waits`, until rounds without a draft are timed.
         rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
             from text to text of a tenant.
         own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
             tokens stood.
     """
 
-    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rests", "rounds", "way")
+    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rests", "rounds", "waits", "way")
 
     def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
         super().__init__(context)
-        self.record, self.exit, self.way, self.rests = record, 0, way, False
+        self.record, self.exit, self.way = record, 0, way
+        self.rests = self.waits = False
         self.rounds, self.look, self.gap = 0, look, gap
         self.own: TokenTree | None = None
         self.heard: list[tuple[TokenTree, int]] = []
@@ -159,6 +160,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
+        for state in states:
+            if state.waits and not self.clock.is_new:
+                self._choose(state)
         resting = all(state.rests and state.rounds < state.look for state in states)
         trees = [EMPTY_TREE] * len(states) if resting else super().propose(states, budgets, so_far)
         self._looking = []
@@ -224,7 +228,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         costs, rates = self.costs, state.record.rates
         given = costs.start, costs.token, self.clock.whole(costs.verify)
         state.exit, steps, _ = best_way(rates, *given, self._least)
-        state.rests = steps == 0 or (self._least == 0 and self.clock.is_new)
+        state.waits = self._least == 0 and self.clock.is_new
+        state.rests = steps == 0 or state.waits
         if steps == 0:
             state.exit, steps, _ = best_way(rates, *given, 1)
         self.clock.exit = state.exit
