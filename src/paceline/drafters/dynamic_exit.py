@@ -153,10 +153,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
                 self.clock.know(found)
         return self._costs
 
-    @property
-    def _distance(self) -> int | None:
+    def _distance(self, *, rests: bool) -> int | None:
         """Rounds between two looks; None where it grows."""
-        return self._every or (1 if self.costs.counted and not self.resumes else None)
+        return self._every or (1 if self.costs.counted and not rests and not self.resumes else None)
 
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
@@ -213,7 +212,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         new = np.array(self.exits) / self.target.info.num_layers, 0, 2
         rates, look, gap = self._known.get(context.tenant, new)
         record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
-        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._distance else look, gap)
+        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._distance(rests=False) else look, gap)
         self._choose(state)
         return state
 
@@ -265,7 +264,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         state.record.add_all(matches, len(rows))
         self._choose(state)
         wider = RESTING if state.rests else WIDER
-        state.look, state.gap = state.rounds + (self._distance or state.gap) - 1, min(wider * state.gap, WIDEST)
+        state.look, state.gap = state.rounds + (self._distance(rests=state.rests) or state.gap) - 1, min(wider * state.gap, WIDEST)
 
     def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""
