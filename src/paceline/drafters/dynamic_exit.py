@@ -5,8 +5,9 @@ the choice and what it rests on (`exit_choice`), costs (`exit_costs`), a fixed e
 
 At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted there: its
 *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do not count. Above
-temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so it is done at growing
-distances, and in between the verdicts tell of the exit in use. They are gathered, and the choice is made anew after every few.
+temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so where times are measured
+it is done at growing distances, nothing else is drafted while no exit pays, and in between the verdicts tell of the exit in use.
+They are gathered, and the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper leaves open how
 its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done here is said at the options.
