@@ -35,6 +35,7 @@ class FixedController(Controller):
     """
 
     name = "fixed"
+    patient = True
 
     def __init__(
         self, num_speculative_tokens: int, *, disable_by_batch_size: int | None = None, drafters: Sequence[str] = ()

@@ -80,7 +80,7 @@ class LimitedController(Controller):
 
     def __init__(self, inner: Controller, footprint: Footprint, limit: int) -> None:
         self.inner, self.footprint, self.limit = inner, footprint, limit
-        self.name = inner.name
+        self.name, self.patient = inner.name, inner.patient
         self.nodes: list[int] = []
         self._signals: Sequence[Signal] = ()
         self._held: dict[int, int] = {}  # key -> bytes in caches of draft models

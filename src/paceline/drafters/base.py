@@ -170,12 +170,14 @@ class Drafter(Protocol):
 
     A drafter that has `catches_up = True` needs no `observe` after a step without any drafts: it reads the new tokens from its
     contexts when it is next asked. One that has `plain_every`, a number that it may change in `observe`, needs to hear of one in so
-    many of those steps. One that has `shares_state = True` learns from all running sequences of a tenant for all of
-    them, so that its proposals for one may depend on what the others were; without it they never do. One that has `runs_target =
-    True` finds the target's cache in its contexts. One that has `score_taps`, a sequence of layers that it may change before each
-    step, gets those of the next scoring pass beside `taps`, and none of the prompt. One that has `ahead(states, trees) -> Ahead |
-    None` is asked before every scoring pass, with the chosen trees, for work that a second thread does meanwhile; verdicts wait for
-    it, so that no outcome depends on which of the two was faster. Work that raises is asked for again, sequence by sequence.
+    many of those steps. One that has `rest(states) -> int` says after a step without any drafts for how many further ones it need
+    not be asked; controllers that are patient then leave these sequences alone, which get a token in each step. One that has
+    `shares_state = True` learns from all running sequences of a tenant for all of them, so that its proposals for one may depend on
+    what the others were; without it they never do. One that has `runs_target = True` finds the target's cache in its contexts. One
+    that has `score_taps`, a sequence of layers that it may change before each step, gets those of the next scoring pass beside
+    `taps`, and none of the prompt. One that has `ahead(states, trees) -> Ahead | None` is asked before every scoring pass, with the
+    chosen trees, for work that a second thread does meanwhile; verdicts wait for it, so that no outcome depends on which of the two
+    was faster. Work that raises is asked for again, sequence by sequence.
     """
 
     name: str

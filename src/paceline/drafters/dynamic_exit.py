@@ -1,13 +1,14 @@
 """DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
 
 In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit. Not here:
-the choice and what it rests on (`exit_choice`), costs (`exit_costs`), a fixed exit (`layer_skip`).
+the choice and what it rests on (`exit_choice`), costs (`exit_costs`), what is kept of a sequence (`exit_rounds`), a fixed exit
+(`layer_skip`).
 
 At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted there: its
 *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do not count. Above
 temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so where times are measured
-it is done at growing distances, nothing else is drafted while no exit pays, and in between the verdicts tell of the exit in use.
-They are gathered, and the choice is made anew after every few.
+it is done at growing distances, nothing else is drafted while no exit pays, and nobody need ask until then; in between the verdicts
+tell of the exit in use. They are gathered, and the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper leaves open how
 its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done here is said at the options.
@@ -27,7 +28,8 @@ from paceline.checking import integer, items, need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.exit_choice import PRIOR, Array, ExitCosts, ExitRecord, best_way
 from paceline.drafters.exit_costs import RoundClock, in_layers, measured
-from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.exit_rounds import DelState
+from paceline.drafters.self_draft import SampleMethod, SelfDrafter, Way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -46,30 +48,14 @@ RESTING = 2
 START = 2.0
 """Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers says."""
 
+NAP, SLEEP = 4, 64
+"""Rounds without a draft for which nobody is asked: while these are to be timed, and at most."""
+EARLY = 2
+"""Rounds at the start of a text that are not timed: caches are cold."""
+TENANTS = 1024
+"""Tenants that are remembered."""
+
 NOBODY: set[int] = set()
-
-
-class DelState(SelfState):
-    """One sequence.
-
-    Attributes:
-        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used. rests: only for looks,
-            since drafting costs more than it brings, or, where it `waits`, until rounds without a draft are timed.
-        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
-            from text to text of a tenant.
-        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
-            tokens stood.
-    """
-
-    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rests", "rounds", "waits", "way")
-
-    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
-        super().__init__(context)
-        self.record, self.exit, self.way = record, 0, way
-        self.rests = self.waits = False
-        self.rounds, self.look, self.gap = 0, look, gap
-        self.own: TokenTree | None = None
-        self.heard: list[tuple[TokenTree, int]] = []
 
 
 class DynamicExitDrafter(SelfDrafter[DelState]):
@@ -160,9 +146,12 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         now = perf_counter()
-        for state in states:
+        slept = [state.wake() for state in states]
+        for state, budget in zip(states, budgets, strict=True):
             if state.waits and not self.clock.is_new:
                 self._choose(state)
+            if state.rests and budget.depth < min(state.way.steps, budget.nodes):  # at the text's end, where no verdict may follow
+                state.look = max(state.look, state.rounds + 1)
         resting = all(state.rests and state.rounds < state.look for state in states)
         trees = [EMPTY_TREE] * len(states) if resting else super().propose(states, budgets, so_far)
         self._looking = []
@@ -171,8 +160,18 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             if state.rounds >= state.look and tree is not EMPTY_TREE:
                 self._looking.append(state)
             state.rounds += 1
-        self.clock.round(states[0] if len(states) == 1 and not self._looking else None, len(trees[0].tokens), now)
+        timed = len(states) == 1 and not self._looking and states[0].rounds > EARLY
+        self.clock.round(id(states[0]) if timed else None, len(trees[0].tokens), now, min(slept))
         return trees
+
+    def rest(self, states: Sequence[DelState]) -> int:
+        """Rounds until the next look, where nothing is drafted before it."""
+        rounds = [min(state.look - state.rounds, NAP if state.waits else SLEEP) if state.rests else 0 for state in states]
+        if min(rounds) < 1:
+            return 0
+        for state in states:
+            state.sleeps = True
+        return min(rounds)
 
     def observe(
         self, states: Sequence[DelState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
@@ -204,9 +203,13 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         gone = {id(state) for state in states}
         self._looking = [state for state in self._looking if id(state) not in gone]
         for state in states:
+            state.wake()
             self._learn(state)
             if float(state.record.valid.max()) > 0:
+                self._known.pop(state.context.tenant, None)
                 self._known[state.context.tenant] = (state.record.rates, max(state.look - state.rounds, 0), state.gap)
+            if len(self._known) > TENANTS:
+                del self._known[next(iter(self._known))]
 
     def _state(self, context: Context) -> DelState:
         """A text begins with what is known of the tenant's others."""

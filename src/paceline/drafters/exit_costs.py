@@ -118,7 +118,7 @@ class RoundClock:
         self.exit = 0
         self._beside: tuple[deque[float], deque[float]] = deque(maxlen=RECENT), deque(maxlen=RECENT)
         self._seen, self._since = [0, 0], [0, 0]  # rounds of each kind, and since the last one
-        self._last: object = None
+        self._last: int | None = None
         self._began, self._expected, self._drafted = 0.0, 0.0, False
 
     def know(self, costs: ExitCosts) -> None:
@@ -139,21 +139,28 @@ class RoundClock:
         found[0] = verify[0] + resting
         return found
 
-    def round(self, key: object, length: int, now: float) -> None:
-        """A round of one sequence (None for one that is not to be timed) began at `now`, with a draft of so many tokens."""
+    def round(self, key: int | None, length: int, now: float, slept: int = 0) -> None:
+        """A round of one sequence began at `now`, with a draft of so many tokens, after so many of which nobody said anything.
+
+        Args:
+            key: of the sequence; None for a round that is not to be timed.
+        """
         if not self._rounds:
             return
-        if key is not None and key is self._last:
-            self._beside[self._drafted].append(now - self._began - self._expected)
+        if key is not None and key == self._last:
+            self._beside[self._drafted].append((now - self._began) / (1 + slept) - self._expected)
         self._last, self._began, self._drafted = key, now, length > 0
         own = self._rounds[self.exit]
         self._expected = own[min(length, len(own) - 1)]
-        self._count(self._drafted, not self._drafted)
+        if slept:
+            self._count(slept, drafted=False)
+        self._count(1, drafted=self._drafted)
 
-    def _count(self, kind: bool, other: bool) -> None:
-        self._seen[kind] += 1
-        self._since[kind] = 0
-        self._since[other] += 1
+    def _count(self, rounds: int, *, drafted: bool) -> None:
+        self._seen[drafted] += rounds
+        self._since[drafted] = 0
+        other = not drafted
+        self._since[other] += rounds
         if self._since[other] > LATE:
             self._seen[other] = self._since[other] = 0
             self._beside[other].clear()

@@ -19,6 +19,7 @@ from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import Tables
 from paceline.drafters.text import TextDrafter
+from paceline.engine.guard import Guard
 from paceline.engine.listening import BUDGET as LISTENING
 from paceline.engine.listening import Listening
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
@@ -57,6 +58,7 @@ class Crew:
         self.helper = Helper()
         own = [drafter for drafter in drafters if getattr(drafter, "runs_target", False)]
         self._resuming = [i for i, drafter in enumerate(drafters) if own == [drafter] and hasattr(drafter, "resume")]
+        self._resters: list[Any] = [] if any(not hasattr(drafter, "rest") for drafter in drafters) else list(drafters)
         self._observing = [i for i, drafter in enumerate(drafters) if _observes(drafter)]
 
     @property
@@ -80,7 +82,7 @@ class Crew:
         """Give a sequence its drafter states, right after prefill."""
         self._hand_out(sequence)
         for index, drafter in enumerate(self.drafters):
-            with _Guard(self, index, sequence):
+            with Guard(self.drop, index, sequence):
                 (sequence.states[index],) = drafter.begin([self._context(sequence, index)])
 
     def fork(self, sequence: Decoding, other: Decoding) -> None:
@@ -88,7 +90,7 @@ class Crew:
         self._hand_out(other)
         for index, drafter in enumerate(self.drafters):
             if sequence.states[index] is not None:
-                with _Guard(self, index, other):
+                with Guard(self.drop, index, other):
                     other.states[index] = drafter.fork(sequence.states[index], self._context(other, index))
 
     def _hand_out(self, sequence: Decoding) -> None:
@@ -211,6 +213,18 @@ class Crew:
         states = {i: sequence.states[index] for i, sequence in enumerate(batch) if sequence.states[index] is not None}
         return Task(index, self.drafters[index], states, lambda place, error: self.drop(index, batch[place], error))
 
+    def rest(self, batch: Sequence[Decoding]) -> int:
+        """Further steps, beside this one in which nobody drafted, for which no drafter of these sequences has to be asked."""
+        found: list[int] = []
+        for index, drafter in enumerate(self._resters):
+            asked = [sequence for sequence in batch if sequence.states[index] is not None]
+
+            def call(first: int, stop: int, index: int = index, asked: Any = asked, drafter: Any = drafter) -> list[int]:
+                return [drafter.rest([sequence.states[index] for sequence in asked[first:stop]])] * (stop - first)
+
+            found += self._each(index, asked, call, 0)
+        return max(min(found, default=0), 0)
+
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by
         themselves hear of it when they are next asked, or now and then."""
@@ -237,9 +251,11 @@ class Crew:
 
     def end(self, sequence: Decoding) -> None:
         """The sequence is over; its states are freed."""
+        if sequence.states:
+            self._tell(sequence)
         for index, drafter in enumerate(self.drafters):
             if sequence.states and sequence.states[index] is not None:
-                with _Guard(self, index, sequence):
+                with Guard(self.drop, index, sequence):
                     drafter.end([sequence.states[index]])
                 sequence.states[index] = None
 
@@ -276,19 +292,3 @@ class Crew:
 def _observes(drafter: Drafter) -> bool:
     """Whether a drafter has something to learn from the outcome of a step."""
     return getattr(drafter.observe, "__func__", None) is not TextDrafter.observe
-
-
-class _Guard:
-    """Turns an exception of a drafter into dropping it for one sequence."""
-
-    def __init__(self, crew: Crew, index: int, sequence: Decoding) -> None:
-        self.crew, self.index, self.sequence = crew, index, sequence
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self.crew.drop(self.index, self.sequence, error)
-            return True
-        return False

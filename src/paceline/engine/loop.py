@@ -171,6 +171,8 @@ class Engine:
             controller.plan([sequence.signal() for sequence in batch])
             self._start_clocks(batch, perf_counter() - start)
             proposed, seconds = crew.propose(batch, controller)
+            if controller.patient and not any(map(len, proposed)):
+                controller.resting = crew.rest(batch)
             return self.scheduler.fit(batch, controller.select(proposed)), proposed, seconds
         except Exception as error:
             self._drop_controller(error)

@@ -36,6 +36,7 @@ PARTS: Final = (
     "asks",
     "listens",
     "resting",
+    "patient",
     "plan",
     "budget",
     "select",
