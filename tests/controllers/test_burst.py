@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 import numpy as np
+import pytest
 from controllers.worlds import Guesser, World
 
 from paceline.controllers.acceptance import Acceptance, Own
@@ -12,7 +13,8 @@ from paceline.controllers.auto import AutoController
 from paceline.controllers.base import StepTimes
 from paceline.controllers.burst import LEAST, MOST, NEW, Burst
 from paceline.controllers.fixed import FixedController
-from paceline.controllers.guesses import Guesses
+from paceline.controllers.gate import Gate
+from paceline.controllers.guesses import USUAL, Guesses
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Verdict
 
@@ -162,3 +164,31 @@ def test_steps_of_a_plan_that_has_ended_do_not_shut_an_open_gate() -> None:
     gate.wait = 30
     controller._take(-20)
     assert gate.wait == 50
+
+
+def drafting_behind_a_closed_gate() -> int:
+    """Steps that draft as a plan said while the gate waits, of a table that pays in stretches and in between loses."""
+    there, found = world(), 0
+    controller, rng = AutoController(there.costs(), there.names), np.random.default_rng(0)
+    for step in range(3000):
+        there.step(controller, step, rng)
+        gate = controller._gates[0]
+        found += controller.cruising and not controller.idle and gate.wait > LEAST[1]
+        assert not (gate.wait > LEAST[1] and gate.on), "it counts as open, so that nobody guesses"
+    return found
+
+
+def test_nothing_goes_on_as_planned_behind_a_gate_that_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drafting_behind_a_closed_gate() == 0
+    monkeypatch.setattr(Gate, "closed", False)
+    with pytest.raises(AssertionError, match="it counts as open"):
+        drafting_behind_a_closed_gate()
+
+
+@pytest.mark.parametrize(("length", "came", "depth"), [(8, 8, 16), (16, 16, 16), (16, 15, 8), (8, 7, 8), (5, 5, 8), (0, 0, 8)])
+def test_behind_a_guess_that_held_as_a_whole_the_next_may_be_longer(length: int, came: int, depth: int) -> None:
+    guesses, tree = Guesses(), TokenTree.chain([5] * length) if length else EMPTY_TREE
+    assert guesses.depth == USUAL == 8
+    times, verdict = StepTimes((0.0,), PLAIN, 0.0, 0.0, 1 + length), Verdict(tuple(range(came)), (5,) * came, 5)
+    guesses.learn(tree, verdict, times, (Acceptance(1), Own(1)))
+    assert guesses.depth == depth

@@ -43,9 +43,6 @@ SHORT: Final = 4e-3
 FIRST: Final = 8
 """Steps that are planned in any case."""
 
-GUESS: Final = 8
-"""Tokens that a table may guess while nothing is drafted."""
-
 APART: Final = 128
 """Quick steps in which nobody drafts that go by, at most, without a word to the controller."""
 
@@ -206,7 +203,7 @@ class AutoController(Planner):
         if self.cruising:
             return self.cruise.budget(index, drafter, so_far)
         if self.bursting and not self.idle:
-            depth = min(GUESS, self.max_depth, self.max_nodes, self.batch[0].remaining - 1)
+            depth = min(self.guesses.depth, self.max_depth, self.max_nodes, self.batch[0].remaining - 1)
             return Budget(depth, depth) if drafter in self.guesses.tables and depth > 0 and not len(so_far) else NO_BUDGET
         start = self.clock()
         found = super().budget(index, drafter, so_far)
@@ -244,7 +241,7 @@ class AutoController(Planner):
             return
         start = self.clock()
         super().observe(trees, verdicts, times)
-        if self.cruises and not self.idle and self.cost.steps >= FIRST:
+        if self.cruises and not self.idle and self.cost.steps >= FIRST and not self._gates[batch_bucket(self._size)].closed:
             self.cruise.start(self, self._signals, self.most)
         self._learning = 0.0 if self.resting else self.clock() - start  # told as time of the step that follows
 
@@ -252,10 +249,10 @@ class AutoController(Planner):
         """The sequence has ended. Where the next one may go on as it did, what it taught is learned with the next plan."""
         start = self.clock()
         self.cruise.forget(key)
-        if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.wait and not gate.on:
-            self.cruise.left = 0
         if not self.cruise.left or self.cruise.trials or self.memory.is_due:
             self._learn()
+        if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.closed:
+            self.cruise.left = 0
         self.memory.keep()
         super().forget(key)
         self._learning += self.clock() - start

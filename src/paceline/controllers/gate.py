@@ -97,6 +97,11 @@ class Gate:
         return self._steps > 0
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing is drafted since that did not pay."""
+        return self.wait > 0 and not self.on
+
+    @property
     def settled(self) -> bool:
         """Whether drafting has gone on long enough to be no try any more."""
         return self._steps >= SETTLED
@@ -168,6 +173,8 @@ class Gate:
         """
         if not admitted:
             self.rested(size, [seconds])
+            return
+        if self.closed:  # steps from before
             return
         self._steps += steps
         if not self._plain:

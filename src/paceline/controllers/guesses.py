@@ -30,6 +30,9 @@ MARGIN: Final = 1.1
 NEAR: Final = 24
 """A guess after at most so many plain steps needs no plan."""
 
+USUAL, GROW = 8, 2
+"""Tokens of a guess, at most; where one of so many held as a whole, the next may be so many times as long."""
+
 FIRST, TAUGHT = 64, 2
 """Guesses that all teach what to expect of them, and of further ones each how-manieth."""
 
@@ -38,14 +41,15 @@ class Guesses:
     """One sequence at a time.
 
     Attributes:
-        burst: their rhythm. tables: who guesses, by index. plain: seconds of a step without.
+        burst: their rhythm. tables: who guesses, by index. plain: seconds of a step without. depth: tokens of the next guess,
+            at most.
     """
 
-    __slots__ = ("_came", "_held", "_made", "_paused", "burst", "plain", "tables")
+    __slots__ = ("_came", "_held", "_made", "_paused", "burst", "depth", "plain", "tables")
 
     def __init__(self) -> None:
         self.tables: Sequence[int] = ()
-        self.burst, self.plain = Burst(), 1.0
+        self.burst, self.plain, self.depth = Burst(), 1.0, USUAL
         self._made = self._paused = 0
         self._held, self._came = EMPTY_TREE, False  # the first token of a guess that is not scored; that of the last guess came
 
@@ -99,6 +103,7 @@ class Guesses:
     def learn(self, tree: TokenTree, verdict: Verdict, times: StepTimes, known: tuple[Acceptance, Own]) -> tuple[int, float]:
         """What a guess brought says when to ask again; its tokens, and its seconds."""
         path, tokens, seconds = verdict.path, 1 + len(verdict.path), times.score + times.verify + sum(times.draft) + times.other
+        self.depth = GROW * USUAL if USUAL <= len(tree) == len(path) else USUAL
         units = min(seconds / self.plain, 1.0 + len(tree) + DISTURBED)
         if len(self._held):
             tree, path = self._held, (0,) if verdict.next_token == self._held.tokens.item(0) else ()

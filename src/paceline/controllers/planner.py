@@ -117,7 +117,7 @@ class Planner(Controller):
         alone, self._alone = self._alone, signals[0].key if size == 1 else -1
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
-            waits = size == 1 and gate.wait > 0 and not gate.on
+            waits = size == 1 and gate.closed
             self.listens = cheap_ones(self.cost, self.names, self.now.lines, self.now.table) if waits else []
             self.resting = EVERY - 1 if self._never else gate.rest(self._pause(signals, EVERY * (1 + min(gate.lost, 1))) - 1)
             return
