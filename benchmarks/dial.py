@@ -5,9 +5,9 @@ usage: dial.py [--model bundled|291m] [--threads 2] [--repeats 15] [--batches 1,
 
 The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong and
 always sure, the worst drafter there is. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
-decode the same requests in an order that rotates, after warming up. Outputs must equal those of plain decoding, or differ first at
-a near tie (counted); otherwise nothing is timed. Ratios are paired, with 95 % bootstrap intervals; the best fixed length (0 is
-plain decoding) is the one with the best median. A cell whose batch is smaller decodes `--requests`, batch by batch.
+decode the same requests, batch after batch, each in an order drawn anew, after warming up. Outputs must equal those of plain
+decoding, or differ first at a near tie (counted); otherwise nothing is timed. Ratios are paired, with 95 % bootstrap intervals; the
+best fixed length (0 is plain decoding) is the one with the best median. A cell whose batch is smaller decodes `--requests`.
 Every cell is written when it is done, and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
 """
 
@@ -21,6 +21,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from batches import decode, must_agree, prompts_of
 from common import RESULTS, pyplot, random_llama, ratio, save
@@ -83,13 +84,14 @@ class Dial:
         }
 
     def turns(self, settings: dict[str, LLM], groups: list[list[list[int]]], repeats: int) -> dict[str, list[float]]:
-        """Seconds of every setting, in an order that rotates."""
-        seconds: dict[str, list[float]] = {name: [] for name in settings}
-        names = list(settings)
-        for repeat in range(repeats):
-            first = repeat % len(names)
-            for name in names[first:] + names[:first]:
-                seconds[name].append(self._run(settings[name], groups))
+        """Seconds of every setting, a number a repeat. All settings decode a group before the next one comes, for a machine's speed
+        may change within a second, and in an order drawn anew, for what ran just before leaves its traces."""
+        seconds: dict[str, list[float]] = {name: [0.0] * repeats for name in settings}
+        rng, names = np.random.default_rng(0), list(settings)
+        for turn in range(repeats * len(groups)):
+            repeat, group = divmod(turn, len(groups))
+            for name in rng.permutation(names).tolist():
+                seconds[name][repeat] += self._run(settings[name], [groups[group]])
         return seconds
 
     def _check(self, llm: LLM, groups: list[list[list[int]]]) -> dict[str, int]:

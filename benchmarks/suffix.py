@@ -3,10 +3,11 @@
 usage: suffix.py [--data DIR] [--threads 2] [--repeats 5] [--tasks 3] [--tokens 128] [--only tree,load]
 
 tree   microseconds of a proposal and of taking in and forgetting a token, bytes a token, at 1,000 to 1,000,000 cached tokens
-load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every turn with a new
-       engine and empty tables, after one request of another tenant; outputs must be equal or differ first at a near tie. Kinds:
+load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every turn as a new
+       tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a near tie. Kinds:
        *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed token, to be written
-       on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times with and without the prompt's.
+       on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times with and without the prompt's;
+       and, with hindsight, what passes over the tokens that stood would take, nothing else counted.
 
 DIR holds folders of benchmark prompts that the bundled target was not trained on (humaneval, gsm8k, mt-redundant; the README of
 src/paceline/bundled names what it has seen). Without it the bundled prompts make the load, and the texts of `tree` are synthetic.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -32,7 +34,7 @@ from paceline.bench.compare import first_difference
 from paceline.bench.demo import bundled_prompts
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
-from paceline.tree.token_tree import EMPTY_TREE
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -40,10 +42,11 @@ REQUEST = 256  # tokens of a cached text
 AGAIN = ("Attempt {n}. {task}", "{task} This is attempt {n}.")
 TURN = "Repeat your answer with one small change."
 EDITED = (1 / 6, 1 / 4, 1 / 3, 1 / 2)  # of an answer, where the changed token stands
+DEEP = "suffix, 24 tokens, depth 64"
 METHODS: dict[str, Any] = {
     "suffix": {"method": "suffix"},
     "suffix, 12 tokens": {"method": "suffix", "num_speculative_tokens": 12},
-    "suffix, 24 tokens, depth 64": {"method": "suffix", "num_speculative_tokens": 24, "suffix_decoding_max_tree_depth": 64},
+    DEEP: {"method": "suffix", "num_speculative_tokens": 24, "suffix_decoding_max_tree_depth": 64},
     "auto": {"method": "auto"},
     "suffix + draft_model": {"method": ["suffix", "draft_model"]},
     "ngram + draft_model": {"method": ["ngram", "draft_model"]},
@@ -147,38 +150,77 @@ def agent_load(plain: LLM, messages: list[str], tokens: int) -> list[tuple[str, 
     return load + [("rerun", ids) for ids in asked]
 
 
-def decode(llm: LLM, ids: list[int], tokens: int) -> tuple[list[int], float, float, int]:
+def decode(llm: LLM, ids: list[int], tokens: int, tenant: str = "default") -> tuple[list[int], float, float, int]:
     """The output, seconds, seconds without those up to the first token, passes of the target."""
     start = perf_counter()
-    (found,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=tokens))
+    (found,) = llm.generate({"prompt_token_ids": ids, "cache_salt": tenant}, SamplingParams(temperature=0.0, max_tokens=tokens))
     seconds = perf_counter() - start
     return found.outputs[0].token_ids, seconds, seconds - (found.metrics.time_to_first_token or 0.0), found.metrics.num_steps
 
 
 def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -> dict[str, Any]:
-    """Tokens a second of every method, in turn, with tables that start empty in every turn."""
+    """Tokens a second of every method, in turn, with tables that start empty in every turn, as a new tenant's do."""
     requests = agent_load(plain, tasks(data, count), tokens)
     base = [decode(plain, ids, tokens)[0] for _, ids in requests]
-    runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in ("plain", *METHODS)}
-    agreement: dict[str, int] = {}
+    llms = {name: plain.with_speculative_config(METHODS.get(name)) for name in ("plain", *METHODS)}
+    runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in llms}
+    costs = pass_costs(plain, METHODS[DEEP]["num_speculative_tokens"])
+    agreement, accepted, rng = dict[str, int](), dict[int, list[int]](), np.random.default_rng(0)
     for turn in range(repeats + 1):
-        for name, own in runs.items():
-            llm = plain.with_speculative_config(METHODS.get(name))
-            llm.generate(
-                {"prompt_token_ids": requests[0][1], "cache_salt": "warm-up"}, SamplingParams(temperature=0.0, max_tokens=64)
-            )
-            made = [decode(llm, ids, tokens) for _, ids in requests]
-            differing = [i for i, one in enumerate(made) if one[0] != base[i]]
-            differences = [first_difference(plain.runner, requests[i][1], base[i], made[i][0]) for i in differing]
+        made: dict[str, list[tuple[list[int], float, float, int]]] = {name: [] for name in llms}
+        for number, (_, ids) in enumerate(requests):
+            for name in rng.permutation(list(llms)).tolist():
+                with watching(llms[name].engine, accepted.setdefault(number, [])) if name == DEEP and not turn else nullcontext():
+                    made[name].append(decode(llms[name], ids, tokens, f"turn {turn}"))
+        for name, own in made.items():
+            differing = [i for i, one in enumerate(own) if one[0] != base[i]]
+            differences = [first_difference(plain.runner, requests[i][1], base[i], own[i][0]) for i in differing]
             if any(d is not None and not d.near_tie for d in differences):
                 raise SystemExit(f"{name}: outputs differ outside near ties, nothing is timed: {differences[:3]}")
             agreement[name] = len(requests) - len(differing)
             if turn:  # the first turn warms up
-                own.append(made)
+                runs[name].append(own)
     found: dict[str, Any] = {"identical": agreement}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
-        found[kind] = summary(runs, [i for i, (one, _) in enumerate(requests) if kind in ("all", one)])
+        picked = [i for i, (one, _) in enumerate(requests) if kind in ("all", one)]
+        found[kind] = summary(runs, picked)
+        found[kind]["with hindsight"] = hindsight(costs, [count for i in picked for count in accepted[i]])
     return found
+
+
+@contextmanager
+def watching(engine: Any, accepted: list[int]) -> Iterator[None]:
+    """Note how many drafted tokens each step accepts."""
+
+    def note(record: Any) -> None:
+        accepted.append(len(record.verdicts[0].path))
+
+    engine.watchers.append(note)
+    try:
+        yield
+    finally:
+        engine.watchers.remove(note)
+
+
+def pass_costs(plain: LLM, most: int, turns: int = 60) -> list[float]:
+    """Seconds of a pass over 1 to `most` + 1 rows behind 200 tokens, in turn."""
+    cache = plain.runner.open()
+    plain.runner.extend([cache], [[i % 4000 for i in range(200)]])
+    trees = [EMPTY_TREE, *(TokenTree.chain([0] * count) for count in range(1, most + 1))]
+    times: list[list[float]] = [[] for _ in trees]
+    for _ in range(turns):
+        for tree, own in zip(trees, times, strict=True):
+            start = perf_counter()
+            plain.runner.score([cache], [0], [tree])
+            own.append(perf_counter() - start)
+    plain.runner.release(cache)
+    return [median(own) for own in times]
+
+
+def hindsight(costs: list[float], accepted: list[int]) -> float:
+    """Times plain decoding, where passes are all that takes time, every guess costs nothing, and only tokens that stand are scored:
+    what no drafter passes whose tokens are those of the deepest suffix trees."""
+    return sum(1 + count for count in accepted) * costs[0] / sum(costs[count] for count in accepted)
 
 
 def summary(runs: dict[str, list[list[tuple[list[int], float, float, int]]]], picked: list[int]) -> dict[str, Any]:
@@ -212,7 +254,8 @@ def main() -> None:
         result["load"] = load(plain, given.data, given.repeats, given.tasks, given.tokens)
         for kind, one in result["load"].items():
             for what in ("with prompts", "decoding") if kind != "identical" else ():
-                print(kind, what, {name: round(r["median"], 2) for name, r in one[what]["speedup over plain"].items()})
+                ratios = {name: round(r["median"], 2) for name, r in one[what]["speedup over plain"].items()}
+                print(kind, what, ratios, "with hindsight", round(one["with hindsight"], 2))
     save(given.name, kept(given.name) | result, parts=list(result))
 
 

@@ -25,7 +25,7 @@ from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.counts import Counts
 from paceline.controllers.cruise import Cruise
-from paceline.controllers.ear import EVERY, cheap_ones
+from paceline.controllers.ear import EVERY
 from paceline.controllers.guesses import Guesses
 from paceline.controllers.memory import Memory
 from paceline.controllers.planner import Planner
@@ -123,7 +123,7 @@ class AutoController(Planner):
 
     def _rest(self, signals: Sequence[Signal]) -> None:
         """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""
-        self.listens = cheap_ones(self.cost, self.names, self.now.lines, self.now.table) if self._size == 1 else []
+        self.listens = self._cheap() if self._size == 1 else []
         self.cruising, self.idle, self.resting = False, True, self.cruise.skip(self._pause(signals, EVERY) - 1)
         if self.bursting:
             self._guess(signals[0])
@@ -203,7 +203,7 @@ class AutoController(Planner):
         if self.cruising:
             return self.cruise.budget(index, drafter, so_far)
         if self.bursting and not self.idle:
-            depth = min(self.guesses.depth, self.max_depth, self.max_nodes, self.batch[0].remaining - 1)
+            depth = min(self.guesses.most(self.now.lines[drafter]), self.max_depth, self.max_nodes, self.batch[0].remaining - 1)
             return Budget(depth, depth) if drafter in self.guesses.tables and depth > 0 and not len(so_far) else NO_BUDGET
         start = self.clock()
         found = super().budget(index, drafter, so_far)
@@ -216,16 +216,16 @@ class AutoController(Planner):
             source = lone_source(trees[0])
             (worth,) = self._select_trees(trees) if source < 0 else self._select_chain(trees, source)
             return [self.guesses.select(trees[0], worth)]
-        if not self.cruising:
-            start = self.clock()
-            found = super().select(trees)
-            self.thinking += self.clock() - start
-            return found
-        chosen = [self.cruise.trim(index, tree) for index, tree in enumerate(trees)]
-        rows = len(trees) + sum(len(tree.tokens) for tree in chosen)
-        self.now.prepare(rows, self._context)
-        self.drafts = trees, chosen
-        return chosen
+        if self.cruising:
+            chosen = [self.cruise.trim(index, tree) for index, tree in enumerate(trees)]
+            rows = len(trees) + sum([len(tree.tokens) for tree in chosen])
+            self.now.prepare(rows, self._context)
+            self.drafts = trees, chosen
+            return chosen
+        start = self.clock()
+        found = super().select(trees)
+        self.thinking += self.clock() - start
+        return found
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Count the outcome, or learn from it and say how the next steps go."""
@@ -235,9 +235,11 @@ class AutoController(Planner):
             return
         if self.bursting:
             if not self.idle:
+                start = self.clock()
                 brought = self.guesses.learn(trees[0], verdicts[0], times, (self.acceptance, self.batch[0].own))
                 self._rates.count(1, *brought)
                 self._pass_by()
+                self.guesses.learning = self.clock() - start
             return
         start = self.clock()
         super().observe(trees, verdicts, times)

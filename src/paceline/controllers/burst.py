@@ -26,7 +26,7 @@ _RATE = 0.2
 _PRIOR, _DECAY = 16.0, 0.99
 _MOST_LOST = 3
 _ONCE = 0.25  # share of the steps up to the next guess that a single one may lose
-_AGAIN_RATE, _AGAIN_FADE, _AGAIN_LEAST = 0.1, 0.9, -0.2
+_AGAIN_RATE, _AGAIN_FADE, _AGAIN_LEAST = 0.1, 0.9, -0.05
 
 
 class Burst:

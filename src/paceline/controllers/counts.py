@@ -42,6 +42,39 @@ class Step(NamedTuple):
     times: StepTimes
 
 
+class Singles:
+    """Steps of one sequence by itself that scored a chain by one drafter or nothing: summed up as they come, since most are so.
+
+    Args:
+        batch: the sequence. most: seconds that a step takes at most unless it was interrupted.
+    Attributes:
+        known: (drafter, nodes scored, nodes accepted) -> how often, seconds of scoring, seconds outside drafting and scoring,
+            seconds of all; -1 is no drafter.
+    """
+
+    __slots__ = ("_half", "_most", "batch", "known")
+
+    def __init__(self, batch: Sequence[Drafting], most: float) -> None:
+        self.batch, self._most, self._half = batch, most, most / 2
+        self.known: dict[tuple[int, int, int], list[float]] = {}
+
+    def add(self, outcome: tuple[int, int, int], times: StepTimes, drafting: list[float]) -> None:
+        """One more; seconds by drafter are added to `drafting`."""
+        sums = self.known.get(outcome)
+        if sums is None:
+            sums = self.known[outcome] = [0, 0.0, 0.0, 0.0]
+        score, rest, most, half = times.score, times.verify + times.other, self._most, self._half
+        seconds = score + rest
+        for drafter, spent in enumerate(times.draft):
+            if spent:
+                seconds += spent
+                drafting[drafter] += spent if spent < most else most
+        sums[0] += 1
+        sums[1] += score if score < half else half
+        sums[2] += rest if rest < half else half
+        sums[3] += seconds if seconds < most else most
+
+
 class Worth(NamedTuple):
     """Mean and variance of the net gains of so many steps."""
 
@@ -70,6 +103,17 @@ class Counts:
     asked: dict[tuple[int, int], int] = field(default_factory=dict)
     chains: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
     mixed: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+
+    def join(self, found: Singles) -> None:
+        """Add steps of single sequences."""
+        for (source, scored, stood), (times, score, rest, seconds) in found.known.items():
+            if scored:
+                key = (0, source, scored, stood)
+                self.chains[key] = self.chains.get(key, 0) + int(times)
+            self.tokens += (1 + stood) * int(times)
+            self.seconds += seconds
+            before = self.scoring.get(1 + scored, (0, 0.0, 0.0))
+            self.scoring[1 + scored] = before[0] + int(times), before[1] + score, before[2] + rest
 
     def nets(self, rate: float, table: Sequence[float], size: int) -> Iterator[Net]:
         """Every outcome with its worth.

@@ -1,25 +1,22 @@
 """Steps that go as the last plan said: budgets and thresholds that stay, outcomes that are counted and learned from together.
 
 In: a planned step of a Planner; trees and verdicts of the steps that follow. Out: budgets, cut trees, and what there is to learn.
-Not here: whether to go on without planning (`controllers.auto`), any estimate.
-
-A plan judges a token by its calibrated chance. Here the product of the confidences along a path stands for it: what calibration
-made of it in planned steps is kept as one factor a level (`_Scale`), and the price of a level becomes a least product.
+Not here: whether to go on without planning (`controllers.auto`), how a drafter goes on (`controllers.course`), any estimate.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import exp, inf, log
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING
 
-from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
-from paceline.controllers.counts import Counts, Step
-from paceline.controllers.pick import cut, fixed_shape, keep
-from paceline.controllers.prices import row_seconds
+from paceline.controllers.acceptance import Acceptance
+from paceline.controllers.counts import Counts, Singles, Step
+from paceline.controllers.course import Course, Courses, alike
+from paceline.controllers.pick import cut, fixed_shape, keep, levels_by_source, path_products
 from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
 from paceline.tree.types import NO_BUDGET, Budget
@@ -38,21 +35,10 @@ somebody drafts and while nobody does."""
 TRIAL, COLD = 28, 4
 """Steps in a row that try a sleeping drafter; of these so many that find caches cold do not count."""
 
+ALL, TAUGHT = 64, 4
+"""Trees with branches of which each teaches what to expect of such, and of further ones each how-manieth."""
+
 _MISSES = 5
-_RATE = 0.2
-
-
-class Course(NamedTuple):
-    """How one drafter goes on for one sequence.
-
-    Attributes:
-        budget: as long as the sequence is far from its end.
-        least: per depth - 1, the product of confidences from which on a node is worth its row; empty where the drafter says the
-            same of every token, so that the budget alone tells how deep it goes.
-    """
-
-    budget: Budget
-    least: list[float]
 
 
 class Cruise:
@@ -69,15 +55,15 @@ class Cruise:
     def __init__(self, drafters: int) -> None:
         self.left = self.done = 0
         self.counts = Counts(drafting=[0.0] * drafters)
-        self._log: list[Step] = []  # not yet in the counts
+        self._log: list[Step | Singles] = []  # not yet in the counts
         self._keys, self._remaining = list[int](), list[int]()
-        self._scales = [0.0] * drafters  # per drafter, log of the calibrated chance of a node over its confidence
-        self._said: list[set[float]] = [set() for _ in range(drafters)]  # confidences that a drafter has told, two at least
+        self._makes = Courses(drafters)
         self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
         self._set_out([])
         self._batch: Sequence[Drafting] = ()
         self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
         self._planner: Planner | None = None
+        self._trees = 0  # with branches, so far
         self._misses, self._most, self._stride, self._cold = 0, inf, STEPS, 0
         self.trials: set[tuple[int, int]] = set()
 
@@ -92,57 +78,21 @@ class Cruise:
         self._keys = [signal.key for signal in signals]
         all_courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
         for index, (one, courses) in enumerate(zip(self._batch, all_courses, strict=True)):
-            self._scale(planner, index, one)
+            self._makes.note(planner, index)
             for drafter, mode in enumerate(one.modes):
                 beside = one.rivals[drafter]
                 if (index, drafter) in planner.worths:
                     old, new = courses[drafter][beside], None
                     if mode is Mode.ASK:
-                        new = self._course(planner, index, drafter)
+                        new = self._makes.course(planner, index, drafter)
                     elif mode is Mode.EXPLORE:
                         new = Course(Budget(one.tried, one.tried), [])
                         self.trials.add((index, drafter))
                     courses[drafter][beside] = new
-                    steady = steady and _alike(old, new)
+                    steady = steady and alike(old, new)
         self._set_out(all_courses)
         self._stride = min(2 * self._stride, SILENT if self.silent else LONGEST) if steady else STEPS
         self.left, self._cold = (TRIAL, COLD) if self.trials else (self._stride, 0)
-
-    def _scale(self, planner: Planner, index: int, one: Drafting) -> None:
-        """What calibration makes of the confidences of the planned step's tree."""
-        tree = planner.drafts[0][index]
-        source = lone_source(tree)
-        if source < 0:
-            return
-        confidence = tree.confidence.tolist()
-        if len(self._said[source]) < 2:
-            self._said[source].update(confidence)
-        raw, reach, levels = 1.0, planner.acceptance.reach(one.own, tree)[-1], len(confidence)
-        for sure in confidence:
-            raw *= sure
-        if raw > 0.0 < reach:
-            self._scales[source] += _RATE * ((log(reach) - log(raw)) / levels - self._scales[source])
-
-    def _course(self, planner: Planner, index: int, drafter: int) -> Course:
-        """What follows from the plan for one drafter of one sequence."""
-        one, size, line, rate = self._batch[index], len(self._batch), planner.now.lines[drafter], planner.now.rate
-        best, voice = one.depths[drafter], one.voices[drafter]
-        if voice is None or voice.raw == 1.0:  # it does not ask while it drafts
-            if len(self._said[drafter]) == 1:
-                return Course(Budget(best, best), [])
-            depth = max(best, len(planner.drafts[1][index])) + 2
-        else:
-            depth = 2 * best + 2
-        depth = min(depth, planner.max_depth)
-        levels, factor = planner.acceptance.levels(one.own, drafter), exp(self._scales[drafter])
-        row = row_seconds(0, size, planner.now.table)
-        price = rate * (line.per_level / size + row)
-        least, floors, scale = [0.0], [0.0, 0.0], factor
-        for level in range(2, depth + 1):
-            floors.append(price / (levels[DEPTH_BUCKET[level]] * scale))
-            scale *= factor
-            least.append(rate * row / scale)
-        return Course(Budget(min(depth, planner.max_nodes), depth, _from(floors)), least)
 
     def goes_on(self, signals: Sequence[Signal]) -> bool:
         """Whether this step needs no plan: the same sequences run, or one after another, and it is not yet time."""
@@ -194,12 +144,9 @@ class Cruise:
 
     def trim(self, index: int, tree: TokenTree) -> TokenTree:
         """The tree without nodes that are not worth their rows; whole if it has drawn trials or probes."""
-        source, planner = lone_source(tree), self._planner
-        if source < 0 or planner is None:
-            if planner is None or not len(tree) or fixed_shape(tree):
-                return tree
-            reach = planner.acceptance.reach(self._batch[index].own, tree)
-            return keep([tree], [(reach, ())], planner.now.table, planner.now.rate)[0][0]
+        source = lone_source(tree)
+        if source < 0:
+            return self._trim_tree(index, tree)
         levels = self.counts.levels
         levels[source] = levels.get(source, 0) + len(tree.tokens)
         course, raw, count = self._courses[index][source][0], 1.0, 0
@@ -212,14 +159,43 @@ class Cruise:
             count += 1
         return cut(tree, range(count), len(tree.tokens))
 
+    def _trim_tree(self, index: int, tree: TokenTree) -> TokenTree:
+        """`trim` for a tree with branches, or by several drafters."""
+        planner = self._planner
+        if planner is None or not len(tree) or fixed_shape(tree):
+            return tree
+        levels, deepest = self.counts.levels, levels_by_source(tree)
+        for source, depth in deepest.items():
+            levels[source] = levels.get(source, 0) + depth
+        if len(deepest) > 1:
+            reach = planner.acceptance.reach(self._batch[index].own, tree)
+            return keep([tree], [(reach, ())], planner.now.table, planner.now.rate)[0][0]
+        course = self._courses[index][next(iter(deepest))][0]
+        if course is None or not course.least:
+            return tree
+        least, kept = course.least, list[int]()
+        rows = zip(path_products(tree), tree.parents.tolist(), tree.depths.tolist(), strict=True)
+        for node, (raw, parent, depth) in enumerate(rows):
+            floor = least[min(max(depth, 2), len(least)) - 1] if node else 0.0  # siblings of the first are not free
+            if raw >= floor and (parent < 0 or parent in kept):
+                kept.append(node)
+        return cut(tree, kept, len(tree))
+
     def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """The outcome of one step, to be summed up with others': one after the other that takes a third of the time."""
         if self._cold:
             self._cold -= 1
             self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
             return
-        self.counts.steps += 1
-        self._log.append(Step(self._batch, trees, verdicts, times))
+        counts = self.counts
+        counts.steps += 1
+        if len(trees) == 1 and ((source := lone_source(trees[0])) >= 0 or not len(trees[0].tokens)):
+            last = self._log[-1] if self._log else None
+            if not isinstance(last, Singles) or last.batch is not self._batch:
+                self._log.append(last := Singles(self._batch, self._most))
+            last.add((source, len(trees[0].tokens), len(verdicts[0].path)), times, counts.drafting)
+        else:
+            self._log.append(Step(self._batch, trees, verdicts, times))
         if any(verdict.path for verdict in verdicts):
             self._misses = 0
         elif times.rows > len(trees):
@@ -248,12 +224,13 @@ class Cruise:
         counts.scoring[times.rows] = times_seen + 1, score + min(times.score, self._most / 2), others + min(rest, self._most / 2)
 
     def _mixed(self, index: int, one: Drafting, tree: TokenTree, verdict: Verdict) -> None:
-        """Learn from a tree by several drafters, or with branches."""
-        if self._planner is None:
-            return
-        accepted, sources = self._planner.acceptance.observe(one.own, tree, verdict.path), tree.sources.tolist()
-        for drafter in set(sources):
-            key = (index, drafter, sources.count(drafter), accepted[drafter])
+        """Count a tree by several drafters, or with branches; a part of them teach, for learning from one takes long."""
+        sources, self._trees = tree.sources.tolist(), self._trees + 1
+        if self._planner is not None and (self._trees <= ALL or not self._trees % TAUGHT):
+            self._planner.acceptance.observe(one.own, tree, verdict.path)
+        stood = Counter(sources[node] for node in verdict.path)
+        for drafter, scored in Counter(sources).items():
+            key = (index, drafter, scored, stood[drafter])
             self.counts.mixed[key] = self.counts.mixed.get(key, 0) + 1
 
     def take(self, acceptance: Acceptance) -> Counts:
@@ -262,7 +239,10 @@ class Cruise:
         for _, steps in groupby(made, key=lambda step: id(step.batch)):  # a batch, and who went on as it did
             self.counts.chains = {}
             for step in steps:
-                self._sum(step)
+                if isinstance(step, Singles):
+                    self.counts.join(step)
+                else:
+                    self._sum(step)
             outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
             chains.update(self.counts.chains)
             for (index, source, scored, stood), times in self.counts.chains.items():
@@ -277,19 +257,3 @@ class Cruise:
         courses = self._known.pop(key, None)
         self._heritage = courses if self._keys == [key] else None
         self.left = self.left if self._heritage else 0
-
-
-def _alike(one: Course | None, other: Course | None) -> bool:
-    """Whether two courses draft about as deep."""
-    if one is None or other is None:
-        return one is other
-    return abs(one.budget.depth - other.budget.depth) <= 1
-
-
-def _from(floors: Sequence[float]) -> Callable[[int, float, object], bool]:
-    """Go on to a level while the product of the confidences before it is above that level's floor."""
-
-    def go_on(depth: int, confidence: float, features: object) -> bool:
-        return confidence > floors[depth]
-
-    return go_on

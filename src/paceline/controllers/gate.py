@@ -48,6 +48,9 @@ LEAST, MOST = 48, 1024
 NEW: Final = 8
 """Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""
 
+DISTURBED: Final = 3.0
+"""A step that took more than so many times what was expected was interrupted; it counts as that long."""
+
 CUT: Final = 2.0
 """An interrupted plain step counts as so many usual ones."""
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from paceline.controllers.burst import Burst
+from paceline.controllers.gate import DISTURBED
 from paceline.controllers.pick import cut
-from paceline.controllers.planner import DISTURBED
 from paceline.tree.token_tree import EMPTY_TREE
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.controllers.acceptance import Acceptance, Own
     from paceline.controllers.base import StepTimes
+    from paceline.controllers.curve import Line
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
@@ -30,8 +31,12 @@ MARGIN: Final = 1.1
 NEAR: Final = 24
 """A guess after at most so many plain steps needs no plan."""
 
-USUAL, GROW = 8, 2
-"""Tokens of a guess, at most; where one of so many held as a whole, the next may be so many times as long."""
+USUAL, GROW, MORE = 8, 2, 4
+"""Tokens of a guess, at most; where one of so many held as a whole, the next may be so many times as long. None is asked for more
+than so many times what was worth a row of the last one, and some more."""
+
+SPARE, LEAST = 0.25, 2
+"""Share of a plain step that the tokens of a guess may take to be found; tokens that are asked for whatever they take."""
 
 FIRST, TAUGHT = 64, 2
 """Guesses that all teach what to expect of them, and of further ones each how-manieth."""
@@ -42,14 +47,14 @@ class Guesses:
 
     Attributes:
         burst: their rhythm. tables: who guesses, by index. plain: seconds of a step without. depth: tokens of the next guess,
-            at most.
+            at most. learning: seconds that the outcome of the last one took.
     """
 
-    __slots__ = ("_came", "_held", "_made", "_paused", "burst", "depth", "plain", "tables")
+    __slots__ = ("_came", "_held", "_made", "_paused", "burst", "depth", "learning", "plain", "tables")
 
     def __init__(self) -> None:
         self.tables: Sequence[int] = ()
-        self.burst, self.plain, self.depth = Burst(), 1.0, USUAL
+        self.burst, self.plain, self.depth, self.learning = Burst(), 1.0, USUAL, 0.0
         self._made = self._paused = 0
         self._held, self._came = EMPTY_TREE, False  # the first token of a guess that is not scored; that of the last guess came
 
@@ -57,6 +62,15 @@ class Guesses:
     def gain(self) -> float:
         """What drafting must bring for each token of plain steps to be better than they are with guesses."""
         return MARGIN * self.burst.gain if self.tables else 1.0
+
+    def most(self, line: Line) -> int:
+        """Tokens to ask a table for, fewer of one whose every token takes time.
+
+        Args:
+            line: what it takes.
+        """
+        spared = SPARE * self.plain
+        return self.depth if self.depth * line.per_level <= spared else max(int(spared / line.per_level), LEAST)
 
     def begin(self, key: int) -> Burst:
         """The rhythm for this sequence; of a new one nothing is known."""
@@ -102,8 +116,10 @@ class Guesses:
 
     def learn(self, tree: TokenTree, verdict: Verdict, times: StepTimes, known: tuple[Acceptance, Own]) -> tuple[int, float]:
         """What a guess brought says when to ask again; its tokens, and its seconds."""
-        path, tokens, seconds = verdict.path, 1 + len(verdict.path), times.score + times.verify + sum(times.draft) + times.other
-        self.depth = GROW * USUAL if USUAL <= len(tree) == len(path) else USUAL
+        path, tokens = verdict.path, 1 + len(verdict.path)
+        seconds = times.score + times.verify + sum(times.draft) + times.other + self.learning
+        whole = USUAL <= len(tree) == len(path)
+        self.depth = GROW * USUAL if whole else min(GROW * len(tree) + MORE, USUAL)
         units = min(seconds / self.plain, 1.0 + len(tree) + DISTURBED)
         if len(self._held):
             tree, path = self._held, (0,) if verdict.next_token == self._held.tokens.item(0) else ()

@@ -44,6 +44,14 @@ def levels_by_source(tree: TokenTree) -> dict[int, int]:
     return deepest
 
 
+def path_products(tree: TokenTree) -> list[float]:
+    """Per node, the product of confidences along its path."""
+    found: list[float] = []
+    for parent, sure in zip(tree.parents.tolist(), tree.confidence.tolist(), strict=True):
+        found.append(sure if parent < 0 else sure * found[parent])
+    return found
+
+
 def choose(pool: Sequence[Candidate], table: Sequence[float], rows: int, rate: float) -> dict[int, Sequence[int]]:
     """The nodes worth keeping of every tree, in node order; see `order_by_reach` and `best_count` for the arguments."""
     if len(pool) == 1:

@@ -25,13 +25,14 @@ from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.base import Controller, Signal, StepTimes
 from paceline.controllers.cost_model import CostModel, batch_bucket
 from paceline.controllers.ear import EVERY, TOKENS, Ear, cheap_ones
-from paceline.controllers.gate import Gate, mean_of
+from paceline.controllers.gate import DISTURBED, Gate
 from paceline.controllers.judging import Charge, judge
 from paceline.controllers.outlook import Outlook
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep
 from paceline.controllers.prices import Prices, Rates, best_gain, row_seconds, try_cost, try_depth
+from paceline.controllers.rested import Rested
 from paceline.controllers.voice import Drafting, Voice, note_all
-from paceline.controllers.watch import Mode, Watch
+from paceline.controllers.watch import SLACK, Mode, Watch
 from paceline.tree.chain_columns import lone_source
 from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
@@ -43,17 +44,8 @@ if TYPE_CHECKING:
 CHEAP: Final = 0.01
 """A drafter whose question costs less than this share of a plain step is asked even while it sleeps."""
 
-SLACK: Final = 0.1
-"""Tokens a step that a drafter in use may seem to lose: estimates waver, and `Watch` tells what it really does."""
-
-RESTED: Final = 16
-"""Quick steps that must have rested in a row to say what resting costs."""
-
 LIMIT: Final = 1024
 """Most nodes that a tree may be allowed: seconds are looked up for every number of rows up to that."""
-
-DISTURBED: Final = 3.0
-"""A step that took more than so many times what was expected was interrupted; it counts as that long."""
 
 
 class Planner(Controller):
@@ -104,7 +96,7 @@ class Planner(Controller):
         self._size = self._context = self.resting = 0
         self.listens, self._ear = list[int](), Ear()
         self._alone = -1  # who runs by itself
-        self._rested: list[tuple[float, float]] = []  # seconds of steps that rested lately
+        self._rested = Rested()
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
@@ -117,8 +109,7 @@ class Planner(Controller):
         alone, self._alone = self._alone, signals[0].key if size == 1 else -1
         self.idle = self._never or not gate.admits(new=size == 1 and alone != self._alone)
         if self.idle:
-            waits = size == 1 and gate.closed
-            self.listens = cheap_ones(self.cost, self.names, self.now.lines, self.now.table) if waits else []
+            self.listens = self._cheap() if size == 1 and gate.closed else []
             self.resting = EVERY - 1 if self._never else gate.rest(self._pause(signals, EVERY * (1 + min(gate.lost, 1))) - 1)
             return
         self.batch = [self.begin(signal) for signal in signals]
@@ -129,23 +120,27 @@ class Planner(Controller):
         self._levels = [None] * len(self.names)
         self.now.look(size, self._context, self.max_nodes, gate, self._rates)
 
+    def _cheap(self) -> list[int]:
+        """Who guesses while nobody drafts."""
+        return cheap_ones(self.cost, self.names, self.now.lines, self.now.table)
+
     def _pause(self, signals: Sequence[Signal], most: int) -> int:
         """How many steps to be left alone for, this one included."""
         return most
 
     def passed(self, score: float, rest: float) -> None:
         """A step rested and took so long."""
-        self._rested.append((score, rest))
+        self._rested.add(score, rest)
 
     def _end_rest(self) -> None:
         """Learn what plain steps take that nothing interrupts; if other sequences run than could rest, give their steps back."""
-        if gate := self._gates.get(batch_bucket(self._size)):
+        gate, size = self._gates.get(batch_bucket(self._size)), self._size
+        if gate is not None:
             gate.wait += self.resting * (not self._never)
-            gate.rested(self._size, list(map(sum, self._rested)))
-        if len(self._rested) >= (RESTED if self.cruises else 1):
-            score, rest = map(mean_of, zip(*self._rested, strict=True))
-            self.cost.observe(self._size, self._context, StepTimes((), score, 0.0, rest, self._size), always=True)
-        self._rested, self.resting = [], 0
+        if (usual := self._rested.end(gate, size, quick=self.cruises)) is not None:
+            score, rest = usual
+            self.cost.observe(size, self._context, StepTimes((), score, 0.0, rest, size), always=True)
+        self.resting = 0
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """What pays for this drafter beside what `so_far` holds; NO_BUDGET where nothing does."""
@@ -172,12 +167,15 @@ class Planner(Controller):
             depth = sequence.tried = min(depth, most, try_depth(line, size, now.table))
             watch.limit_to(try_cost(line, depth, size, now.table))
             self.worths[index, drafter] = worth, depth
-            return Budget(nodes, depth)
-        if self.cruises:
-            depth = min(depth, 2 * sequence.depths[drafter] + 2)
+            return Budget(self._nodes(sequence, drafter, nodes, depth), depth)
+        depth = min(depth, 2 * sequence.depths[drafter] + 2) if self.cruises else depth
         price = now.rate * (line.per_level / size + row_seconds(len(so_far), size, now.table))
         voice = sequence.voices[drafter] = Voice(self.acceptance, sequence.own, drafter, price, rival)
-        return Budget(nodes, depth, voice)
+        return Budget(self._nodes(sequence, drafter, nodes, depth), depth, voice)
+
+    def _nodes(self, sequence: Drafting, drafter: int, most: int, depth: int) -> int:
+        """Nodes to ask a drafter for: on quick models not many more than were worth their rows lately, for drafting takes time."""
+        return min(most, max(depth, 2 * sequence.nodes[drafter] + 2)) if self.cruises else most
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Keep the nodes with the greatest calibrated reach, as many as are worth their rows.
@@ -199,6 +197,8 @@ class Planner(Controller):
         chosen, rows = keep(trees, found, self.now.table, self.now.rate)
         self.now.prepare(rows, self._context)
         self.drafts = trees, chosen
+        for one, tree in zip(self.batch, chosen, strict=True):
+            one.note_kept(tree)
         return chosen
 
     def _select_chain(self, trees: Sequence[TokenTree], source: int) -> list[TokenTree]:

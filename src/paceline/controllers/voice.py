@@ -5,6 +5,7 @@ In: the calibration and a price per level. Out: go on, or stop. Not here: how th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -55,15 +56,16 @@ class Drafting:
         remaining: tokens it may still grow by.
         tried: levels that are scored in this step only to learn.
         depths: of each drafter, the depth that was found best when it was last thought about.
+        nodes: of each drafter, how many stayed of the last of its trees that was chosen from.
         worths: of each drafter beside nothing else, what it was found worth: when, for which depth, and how much.
     """
 
-    __slots__ = ("depths", "greedy", "modes", "own", "remaining", "rivals", "tried", "voices", "watches", "worths")
+    __slots__ = ("depths", "greedy", "modes", "nodes", "own", "remaining", "rivals", "tried", "voices", "watches", "worths")
 
     def __init__(self, greedy: bool, watches: list[Watch]) -> None:
         self.greedy, self.watches = greedy, watches
         self.own = Own(len(watches))
-        self.depths = [1] * len(watches)
+        self.depths, self.nodes = [1] * len(watches), [1] * len(watches)
         self.worths: list[tuple[tuple[int, int, int], int, float] | None] = [None] * len(watches)
         self.clear(0)
 
@@ -90,6 +92,11 @@ class Drafting:
                 found = max(found, voice.levels)
             if found or not self.rivals[drafter]:
                 levels[drafter] = max(levels[drafter] or 0, found)
+
+    def note_kept(self, tree: TokenTree) -> None:
+        """How many nodes of each drafter were chosen."""
+        for source, count in Counter(tree.sources.tolist()).items():
+            self.nodes[source] = count
 
     def look_now(self) -> None:
         """Whoever sleeps is tried as soon as a step allows it."""

@@ -16,6 +16,9 @@ NEW_SEQUENCE_INTERVAL: Final = 16
 LONG: Final = 256
 """Longest interval between single steps that try a drafter; between trials of many it is longer."""
 
+SLACK: Final = 0.1
+"""Tokens a step that a drafter in use may seem to lose: estimates waver, and `Watch` tells what it really does."""
+
 SHARE: Final = 0.015
 """At most about this share of all time goes into trying drafters that did not pay."""
 

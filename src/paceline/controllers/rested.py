@@ -1,0 +1,52 @@
+"""Steps in which the engine was left to itself: what plain steps take that nothing interrupts.
+
+In: seconds of such steps. Out: what a usual one takes, told to the gate every time, and now and then for the cost model. Not here:
+who rests, and for how long (`controllers.planner`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from paceline.controllers.gate import mean_of
+
+if TYPE_CHECKING:
+    from paceline.controllers.gate import Gate
+
+ENOUGH: Final = 16
+"""Quick steps that must have rested in a row to say what resting costs."""
+
+RECENT: Final = 24
+"""The last so many of them say it."""
+
+SELDOM: Final = 96
+"""Quick steps at rest from one word to the cost model to the next: it takes as long as half a step."""
+
+
+class Rested:
+    """Steps since the last time that somebody asked."""
+
+    __slots__ = ("_seconds", "_untold")
+
+    def __init__(self) -> None:
+        self._seconds: list[tuple[float, float]] = []
+        self._untold = SELDOM
+
+    def add(self, score: float, rest: float) -> None:
+        """One more, by seconds of scoring and of all else."""
+        self._seconds.append((score, rest))
+
+    def end(self, gate: Gate | None, size: int, *, quick: bool) -> tuple[float, float] | None:
+        """Tell the gate; returns seconds of scoring and of all else of a usual step, where it is time to learn from them.
+
+        Args:
+            size: sequences. quick: steps are short beside what learning takes.
+        """
+        last, self._untold = self._seconds[-RECENT:], self._untold + len(self._seconds)
+        self._seconds = []
+        if gate is not None:
+            gate.rested(size, [score + rest for score, rest in last])
+        if len(last) < (ENOUGH if quick else 1) or (quick and self._untold < SELDOM):
+            return None
+        self._untold = 0
+        return mean_of([score for score, _ in last]), mean_of([rest for _, rest in last])
