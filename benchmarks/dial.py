@@ -122,22 +122,35 @@ def words(cell: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Tokens per second over acceptance, a panel a batch size."""
+    """Tokens per second over acceptance, a column a batch size; below, times plain decoding, paired."""
     plt = pyplot()
     sizes = sorted({cell["batch"] for cell in found["cells"]})
-    figure, panels = plt.subplots(1, len(sizes), figsize=(5.2 * len(sizes), 4.4), layout="constrained", squeeze=False)
-    for size, axes in zip(sizes, panels[0], strict=True):
+    figure, panels = plt.subplots(2, len(sizes), figsize=(5.2 * len(sizes), 8.4), layout="constrained", squeeze=False)
+    for column, size in enumerate(sizes):
         cells = sorted((cell for cell in found["cells"] if cell["batch"] == size), key=lambda cell: cell["acceptance"])
-        shades = iter(plt.get_cmap("Blues")([0.35 + 0.13 * i for i in range(6)]))
-        for name in cells[0]["tokens_per_second"]:
-            look = {"auto": {"color": "#d62728", "linewidth": 2.6, "marker": "o"}, "plain": {"color": "#777777", "linestyle": "--"}}
-            style = look.get(name) or {"color": next(shades), "marker": "s", "markersize": 4}
-            axes.plot([c["acceptance"] for c in cells], [c["tokens_per_second"][name] for c in cells], label=name, **style)
-        axes.set(title=f"batch {size}", xlabel="acceptance of a drafted token", ylim=(0, None))
-    panels[0][0].set_ylabel("tokens/s")
+        _lines(panels[0][column], [(cell["acceptance"], cell["tokens_per_second"]) for cell in cells])
+        _lines(panels[1][column], [(cell["acceptance"], _over_plain(cell["seconds"])) for cell in cells])
+        panels[0][column].set(title=f"batch {size}")
+        panels[1][column].set(xlabel="acceptance of a drafted token")
+    panels[0][0].set_ylabel("tokens/s, each acceptance in its own minute")
+    panels[1][0].set_ylabel("times plain decoding, paired")
     panels[0][0].legend(frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _over_plain(seconds: dict[str, list[float]]) -> dict[str, float]:
+    return {name: ratio(seconds["plain"], values)["median"] for name, values in seconds.items()}
+
+
+def _lines(axes: Any, points: list[tuple[float, dict[str, float]]]) -> None:
+    """A line a setting through its values at each acceptance."""
+    shades = iter(pyplot().get_cmap("Blues")([0.35 + 0.13 * i for i in range(6)]))
+    for name in points[0][1]:
+        look = {"auto": {"color": "#d62728", "linewidth": 2.6, "marker": "o"}, "plain": {"color": "#777777", "linestyle": "--"}}
+        style = look.get(name) or {"color": next(shades), "marker": "s", "markersize": 4}
+        axes.plot([x for x, _ in points], [values[name] for _, values in points], label=name, **style)
+    axes.set(ylim=(0, None))
 
 
 def main() -> None:

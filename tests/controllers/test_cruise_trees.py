@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from controllers.test_cruise import PLAIN, cruising, draft, signals
 from controllers.worlds import World, informed
 
 from paceline.controllers.base import StepTimes
+from paceline.controllers.course import Course
 from paceline.controllers.cruise import ALL, TAUGHT
 from paceline.controllers.pick import path_products
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Verdict
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.types import Budget, Verdict
 
 SURE, UNSURE = 0.95, 0.02
 
@@ -36,10 +38,15 @@ def test_nodes_go_whose_path_is_not_worth_a_row_and_never_without_their_children
     assert cut.tokens.tolist() == [1, 3]
     (cut,) = controller.select([bushy([SURE, UNSURE, UNSURE, SURE])])
     assert cut.tokens.tolist() == [1, 4]
-    gone = TokenTree.build([1, 2, 3], [-1, -1, 1], confidence=[SURE, UNSURE, 1.0])
-    assert controller.select([gone])[0].tokens.tolist() == [1], "a child goes with its parent"
-    whole = bushy([SURE] * 4)
-    assert controller.select([whole])[0] is whole
+
+
+def test_a_child_goes_with_its_parent_where_deeper_nodes_are_cheaper(controller: Any) -> None:
+    """Calibration may find deep nodes likelier than they say, so that floors fall faster than products."""
+    controller.plan(signals(0))
+    controller.cruise._courses = [[[Course(Budget(9, 9), [0.0, 0.5, 0.5, 0.01]), None]]]
+    side = TokenTree.build([1, 5, 2, 3, 4], [-1, -1, 0, 2, 3], confidence=[SURE, SURE, 0.1, 1.0, 1.0])
+    assert path_products(side)[-1] > 0.01, "worth its row by itself"
+    assert controller.select([side])[0].tokens.tolist() == [1, 5]
 
 
 def test_products_run_along_the_paths() -> None:
@@ -84,3 +91,12 @@ def test_planned_questions_are_for_little_more_than_was_kept(controller: Any) ->
     controller.cruises = False
     assert controller._nodes(one, 0, 32, 3) == 32, "a slow model waits for nobody"
     assert np.isfinite(controller.now.rate)
+
+
+def test_levels_of_drawn_trees_count_though_they_stay_whole(controller: Any) -> None:
+    controller.plan(signals(0))
+    controller.cruise.counts.levels.clear()
+    row = torch.tensor([0.5, 0.5])
+    drawn = TokenTree.build([0, 1], [-1, 0], confidence=[0.01, 0.01], trials={-1: [Trial(0, row)], 0: [Trial(1, row)]})
+    assert controller.select([drawn]) == [drawn]
+    assert controller.cruise.counts.levels == {0: 2}

@@ -72,6 +72,40 @@ def test_it_is_asked_again_when_it_said_so_and_hears_of_every_token() -> None:
     assert drafter.ended == [PARAMS.max_tokens], "the steps before the end were not asked about"
 
 
+class Moody(Sleepy):
+    """Rests for long on texts whose prompt begins with 1, and drafts in every step of all others."""
+
+    def _left(self, state: Context) -> int:
+        return 50 if state.tokens[0] == 1 else 0
+
+
+def test_a_rest_ends_with_the_text_that_it_was_for() -> None:
+    """One text after the other, the first of which ends in the middle of its rest; and one that joins another's rest."""
+    runner, drafter = ToyRunner(16, order=None), Moody()
+    one = engine(runner, [drafter], 1)
+    run(one, [[1, 2]], replace(PARAMS, max_tokens=6))
+    assert one.parts.controller.resting > 0, "it is left over"
+    drafter.asked.clear()
+    (found,) = run(one, [[2, 2]], PARAMS)
+    assert found.metrics.num_draft_tokens >= PARAMS.max_tokens // 2 - 1
+    drafter.asked.clear()
+    (_, other) = run(engine(runner, [drafter], 1), [[1, 2], [2, 2]], PARAMS)
+    assert other.metrics.num_draft_tokens >= PARAMS.max_tokens // 2 - 1
+
+
+@pytest.mark.parametrize("answer", [2.5, None, "3"])
+def test_an_answer_that_is_no_number_of_steps_drops_the_drafter(answer: Any) -> None:
+    class Broken(Sleepy):
+        name = "broken"
+
+        def rest(self, states: list[Context]) -> Any:
+            return answer
+
+    broken = Broken()
+    assert len(asked([broken], [[1, 2, 3]])) == 1
+    assert len(asked([Sleepy(), Broken()], [[1, 2, 3]])) < 20
+
+
 class Impatient(FixedController):
     patient = False
 

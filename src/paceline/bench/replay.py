@@ -59,6 +59,10 @@ from paceline.tree.types import Budget
 Data = dict[str, Any]
 
 
+RESTED = "Nobody was asked: all drafters had said that they had nothing to propose yet."
+"""On a step that went by while all drafters rested."""
+
+
 class _Listening:
     """A controller's stand-in: passes everything on, and remembers the budgets and stops of the step."""
 
@@ -66,6 +70,7 @@ class _Listening:
         self.controller = controller
         self.heard: dict[tuple[int, int], Heard] = {}
         self.first_plan: float | None = None
+        self.rested = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
@@ -79,8 +84,16 @@ class _Listening:
     def resting(self, steps: int) -> None:
         self.controller.resting = steps
 
+    def passed(self, score: float, rest: float) -> None:
+        self.heard, self.rested = {}, self.controller.patient
+        self.controller.passed(score, rest)
+
+    def words(self, index: int) -> str:
+        """Why the step went as it did."""
+        return RESTED if self.rested else str(self.controller.explain(index))
+
     def plan(self, signals: Any) -> None:
-        self.heard, start = {}, perf_counter()
+        self.heard, self.rested, start = {}, False, perf_counter()
         self.controller.plan(signals)
         if self.first_plan is None:
             self.first_plan = perf_counter() - start
@@ -157,7 +170,7 @@ class Recorder:
         for i, sequence in enumerate(record.sequences):
             made = self._made.setdefault(sequence.request.id, _Made([], []))
             heard = {drafter: one for (at, drafter), one in ear.heard.items() if at == i}
-            step, tokens = plain_step(record, i, heard, str(ear.controller.explain(i)))
+            step, tokens = plain_step(record, i, heard, ear.words(i))
             step["start"] = len(made.tokens)
             if not made.steps and ear.first_plan is not None:
                 self._planning = min(ear.first_plan, step["seconds"]["other"])

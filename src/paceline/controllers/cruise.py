@@ -161,12 +161,11 @@ class Cruise:
 
     def _trim_tree(self, index: int, tree: TokenTree) -> TokenTree:
         """`trim` for a tree with branches, or by several drafters."""
-        planner = self._planner
-        if planner is None or not len(tree) or fixed_shape(tree):
-            return tree
-        levels, deepest = self.counts.levels, levels_by_source(tree)
+        planner, levels, deepest = self._planner, self.counts.levels, levels_by_source(tree)
         for source, depth in deepest.items():
             levels[source] = levels.get(source, 0) + depth
+        if planner is None or not deepest or fixed_shape(tree):
+            return tree
         if len(deepest) > 1:
             reach = planner.acceptance.reach(self._batch[index].own, tree)
             return keep([tree], [(reach, ())], planner.now.table, planner.now.rate)[0][0]
@@ -176,7 +175,7 @@ class Cruise:
         least, kept = course.least, list[int]()
         rows = zip(path_products(tree), tree.parents.tolist(), tree.depths.tolist(), strict=True)
         for node, (raw, parent, depth) in enumerate(rows):
-            floor = least[min(max(depth, 2), len(least)) - 1] if node else 0.0  # siblings of the first are not free
+            floor = least[min(max(depth, 2), len(least)) - 1] if node else 0.0  # siblings of the first pay as the next level does
             if raw >= floor and (parent < 0 or parent in kept):
                 kept.append(node)
         return cut(tree, kept, len(tree))

@@ -56,7 +56,7 @@ class Drafting:
         remaining: tokens it may still grow by.
         tried: levels that are scored in this step only to learn.
         depths: of each drafter, the depth that was found best when it was last thought about.
-        nodes: of each drafter, how many stayed of the last of its trees that was chosen from.
+        nodes: of each drafter, how many were chosen of the last tree with branches that was planned and had some of it.
         worths: of each drafter beside nothing else, what it was found worth: when, for which depth, and how much.
     """
 

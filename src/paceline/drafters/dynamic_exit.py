@@ -150,8 +150,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         for state, budget in zip(states, budgets, strict=True):
             if state.waits and not self.clock.is_new:
                 self._choose(state)
-            if state.rests and budget.depth < min(state.way.steps, budget.nodes):  # at the text's end, where no verdict may follow
+            if state.rests and budget.depth < min(state.way.steps, state.deepest):  # at the text's end no verdict may follow
                 state.look = max(state.look, state.rounds + 1)
+            state.deepest = max(state.deepest, budget.depth)
         resting = all(state.rests and state.rounds < state.look for state in states)
         trees = [EMPTY_TREE] * len(states) if resting else super().propose(states, budgets, so_far)
         self._looking = []

@@ -220,9 +220,12 @@ class Crew:
             asked = [sequence for sequence in batch if sequence.states[index] is not None]
 
             def call(first: int, stop: int, index: int = index, asked: Any = asked, drafter: Any = drafter) -> list[int]:
-                return [drafter.rest([sequence.states[index] for sequence in asked[first:stop]])] * (stop - first)
+                steps = drafter.rest([sequence.states[index] for sequence in asked[first:stop]])
+                if not isinstance(steps, int):
+                    raise DrafterError(f"rest must say a number of steps, got {steps!r}")
+                return [steps] * (stop - first)
 
-            found += self._each(index, asked, call, 0)
+            found += self._each(index, asked, call, 0) if asked else []
         return max(min(found, default=0), 0)
 
     def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:

@@ -158,7 +158,7 @@ class Engine:
     def _rests(self, batch: Seq[Sequence]) -> bool:
         """Whether the controller asked to be left alone in this step; counted down here."""
         controller, keys = self.parts.controller, [sequence.key for sequence in batch]
-        if controller.resting and keys == self._planned:
+        if controller.resting > 0 and keys == self._planned:
             controller.resting -= 1
             return True
         self._planned = keys
@@ -171,8 +171,8 @@ class Engine:
             controller.plan([sequence.signal() for sequence in batch])
             self._start_clocks(batch, perf_counter() - start)
             proposed, seconds = crew.propose(batch, controller)
-            if controller.patient and not any(map(len, proposed)):
-                controller.resting = crew.rest(batch)
+            if controller.patient:
+                controller.resting = 0 if any(map(len, proposed)) else crew.rest(batch)
             return self.scheduler.fit(batch, controller.select(proposed)), proposed, seconds
         except Exception as error:
             self._drop_controller(error)
