@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drafters.exits import FREE, GREEDY, LAYERS, PROMPTS, fast
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.dynamic_exit import DynamicExitDrafter
 from paceline.drafters.exit_choice import ExitCosts, ExitRecord, best_way
 from paceline.drafters.exit_costs import in_layers
 from paceline.drafters.exit_rounds import DelState
@@ -18,23 +18,10 @@ from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree.types import Scores, Verdict
 
-PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-LAYERS = 6
-FREE = ExitCosts(np.zeros(5), np.zeros(5), np.ones(3))
-"""Costs under which drafting always pays."""
-
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
     return LLM(speculative_config=None, dtype="float32", seed=1)
-
-
-def fast(plain: LLM, **options: Any) -> tuple[LLM, DynamicExitDrafter]:
-    llm = plain.with_speculative_config({"method": "del", **options})
-    (drafter,) = llm.engine.parts.crew.drafters
-    assert isinstance(drafter, DynamicExitDrafter)
-    return llm, drafter
 
 
 def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> list[Any]:

@@ -6,33 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drafters.exits import FREE, LAYERS, PROMPTS, fast
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import exit_costs
-from paceline.drafters.dynamic_exit import NAP, DynamicExitDrafter
+from paceline.drafters.dynamic_exit import NAP
 from paceline.drafters.exit_choice import ExitCosts
 from paceline.drafters.exit_costs import RoundClock, measured
 from paceline.drafters.exit_rounds import DelState
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import layer_drafts_of
 
-PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-LAYERS = 6
-FREE = ExitCosts(np.zeros(5), np.zeros(5), np.ones(3))
-"""Costs under which drafting always pays."""
-
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
     return LLM(speculative_config=None, dtype="float32", seed=1)
-
-
-def fast(plain: LLM, **options: Any) -> tuple[LLM, DynamicExitDrafter]:
-    llm = plain.with_speculative_config({"method": "del", **options})
-    (drafter,) = llm.engine.parts.crew.drafters
-    assert isinstance(drafter, DynamicExitDrafter)
-    return llm, drafter
 
 
 @pytest.mark.parametrize(("dear", "counted"), [(True, False), (True, True), (False, False)])
