@@ -35,6 +35,7 @@ class ToyLayers:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._said: dict[tuple[int, ...], torch.Tensor] = {}
+        self._made: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def logits(self, text: Sequence[int], layers: int) -> torch.Tensor:
         """(v,) logits after `text` where so many layers ran."""
@@ -76,11 +77,20 @@ class ToyLayers:
             assert chain[:-1] == cache.inputs[: len(own) - 1], "the inputs before the last were not fed"
             assert cache.length + len(own) <= runner.info.max_context, "a draft outgrew the context"
             cache.inputs = chain
-            text = [*cache.tokens, *own]
-            rows.append(self.logits(text, self.layers_of(plan)))
-            hidden.append(runner.hidden(self.layers_of(plan) - 1, text))
-            self._said[direction(hidden[-1])] = rows[-1].float()
+            row, state = self._step([*cache.tokens, *own], self.layers_of(plan))
+            rows.append(row)
+            hidden.append(state)
         return torch.stack(rows) if logits else torch.zeros(0, runner.info.vocab_size), torch.stack(hidden)[: len(rows) * states]
+
+    def _step(self, text: Sequence[int], layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (v,) and state (hidden,) after `text`; the head remembers what it said of that state."""
+        runner = self._runner
+        key = (layers, len(text) if runner.nan_from is not None else 0, *runner._key(text))
+        if key not in self._made:
+            row, state = self.logits(text, layers), runner.hidden(layers - 1, text)
+            self._said[direction(state)] = row.float()
+            self._made[key] = row, state
+        return self._made[key]
 
     def layers_of(self, plan: LayerPlan) -> int:
         stop = self._runner.info.num_layers if plan.stop is None else plan.stop

@@ -153,13 +153,19 @@ class ToyDenoiser:
         self.mask_token_id = like.info.vocab_size
         self.vocab_size = self.mask_token_id + 1
         self.passes = list[int]()
+        self._made: dict[tuple[int, ...], torch.Tensor] = {}
 
     def new_cache(self, length: int) -> None:
         raise AssertionError("a pass under full attention stores nothing")
 
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.passes.append(len(calls))
-        return [self._rows(call.ids.tolist())[slice(None) if call.wanted is None else call.wanted] for call in calls]
+        return [self._known(call.ids.tolist())[slice(None) if call.wanted is None else call.wanted] for call in calls]
+
+    def _known(self, ids: list[int]) -> torch.Tensor:
+        if tuple(ids) not in self._made:
+            self._made[tuple(ids)] = self._rows(ids)
+        return self._made[tuple(ids)].clone()
 
     def _rows(self, ids: list[int]) -> torch.Tensor:
         rows = torch.full((len(ids), self.vocab_size), float("nan"))
