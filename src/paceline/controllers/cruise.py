@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.controllers.acceptance import Acceptance
 from paceline.controllers.counts import Counts, Singles, Step
 from paceline.controllers.course import Course, Courses, alike
-from paceline.controllers.pick import cut, fixed_shape, keep, levels_by_source, path_products
+from paceline.controllers.pick import chain_count, cut, fixed_shape, keep, levels_by_source, path_products
 from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
 from paceline.tree.types import NO_BUDGET, Budget
@@ -149,15 +149,23 @@ class Cruise:
             return self._trim_tree(index, tree)
         levels = self.counts.levels
         levels[source] = levels.get(source, 0) + len(tree.tokens)
-        course, raw, count = self._courses[index][source][0], 1.0, 0
+        course = self._courses[index][source][0]
         if course is None or not course.least:
             return tree
+        return cut(tree, range(self._worth(source, tree, course)), len(tree.tokens))
+
+    def _worth(self, source: int, tree: TokenTree, course: Course) -> int:
+        """How many nodes of a chain are worth their rows: a sequence by itself by calibrated chances, else by its course."""
+        planner, raw, count = self._planner, 1.0, 0
+        if planner is not None and len(self._batch) == 1:
+            known, now = planner.acceptance.chances(self._batch[0].own, source), planner.now
+            return chain_count(known, tree.confidence.tolist(), now.drafted, now.rate)
         for sure, least in zip(tree.confidence.tolist(), course.least, strict=False):
             raw *= sure
             if raw < least:
                 break
             count += 1
-        return cut(tree, range(count), len(tree.tokens))
+        return count
 
     def _trim_tree(self, index: int, tree: TokenTree) -> TokenTree:
         """`trim` for a tree with branches, or by several drafters."""
