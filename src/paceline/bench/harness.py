@@ -6,8 +6,9 @@ printing, request traces (`bench.replay`).
 1. A recording pass decodes every conversation plainly at temperature 0. Its answers become the earlier turns of later prompts, for
    all settings alike, so that every setting decodes the very same token ids; they are also the record of the acceptance dial.
 2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by repeat and
-   group by group, all settings decode the group one after the other, in an order that rotates; guests (other engines) take turns
-   like settings, and then every turn begins with a few tokens that do not count.
+   group by group, all settings decode the group one after the other, in an order that is drawn anew, since whoever came before
+   leaves traces in caches and clocks; guests (other engines) take turns like settings, and then every turn begins with a few
+   tokens that do not count.
 3. A prompt that fails fails alone: it has a row with the error, zero tokens, and the time that it took.
 
 Ctrl-C ends the run and keeps what was done.
@@ -22,6 +23,8 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
+
+import numpy as np
 
 from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.measures import StepLog, Totals
@@ -150,11 +153,12 @@ class Harness:
         awake = engines[0] if others else None
         turns: list[Turn] = [partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)]
         turns += others
+        order = np.random.default_rng(self.options.seed)
         for repeat in range(self.options.repeats):
             for group in range(len(groups)):
                 self.progress(stage, repeat * len(groups) + group, total)
-                for index in range(len(turns)):
-                    turns[(index + repeat + group) % len(turns)](group, repeat)
+                for index in order.permutation(len(turns)).tolist():
+                    turns[index](group, repeat)
         self.progress(stage, total, total)
 
     def _turn(self, cell: Cell, engine: LLM, awake: LLM | None, group: int, repeat: int) -> None:

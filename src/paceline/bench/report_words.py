@@ -19,7 +19,7 @@ DEFINITIONS = (
     ("tokens/s", "Delivered tokens over all seconds of a repeat, prompt processing included; the median of the repeats."),
     (
         "speed-up",
-        "Every prompt is decoded by every setting and plainly, one right after the other in an order that rotates. The ratio of "
+        "Every prompt is decoded by every setting and plainly, one right after the other in an order drawn anew. The ratio of "
         "tokens per second is taken within each such round; given is the median over prompts, with the 95 % interval of a "
         "bootstrap over prompts and repeats. Nothing is dropped: a prompt that failed counts as speed 0.",
     ),
