@@ -1,6 +1,6 @@
 """SuffixDecoding: look-ups, updates and memory against cached tokens, and an agent-like load on the bundled target.
 
-usage: suffix.py [--data DIR] [--threads 2] [--repeats 5] [--tasks 3] [--tokens 128] [--only tree,load]
+usage: suffix.py [--data DIR] [--threads 2] [--repeats 5] [--tasks 3] [--tokens 256] [--only tree,load]
 
 tree   microseconds of a proposal and of taking in and forgetting a token, bytes a token, at 1,000 to 1,000,000 cached tokens
 load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every turn as a new
@@ -164,7 +164,8 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
     base = [decode(plain, ids, tokens)[0] for _, ids in requests]
     llms = {name: plain.with_speculative_config(METHODS.get(name)) for name in ("plain", *METHODS)}
     runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in llms}
-    costs = pass_costs(plain, METHODS[DEEP]["num_speculative_tokens"])
+    behind = int(median(len(ids) + len(answer) / 2 for (_, ids), answer in zip(requests, base, strict=True)))
+    costs = pass_costs(plain, METHODS[DEEP]["num_speculative_tokens"], behind)
     agreement, accepted, rng = dict[str, int](), dict[int, list[int]](), np.random.default_rng(0)
     for turn in range(repeats + 1):
         made: dict[str, list[tuple[list[int], float, float, int]]] = {name: [] for name in llms}
@@ -180,7 +181,7 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
             agreement[name] = len(requests) - len(differing)
             if turn:  # the first turn warms up
                 runs[name].append(own)
-    found: dict[str, Any] = {"identical": agreement}
+    found: dict[str, Any] = {"identical": agreement, "median context": behind, "pass seconds by rows": costs}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
         picked = [i for i, (one, _) in enumerate(requests) if kind in ("all", one)]
         found[kind] = summary(runs, picked)
@@ -202,10 +203,10 @@ def watching(engine: Any, accepted: list[int]) -> Iterator[None]:
         engine.watchers.remove(note)
 
 
-def pass_costs(plain: LLM, most: int, turns: int = 60) -> list[float]:
-    """Seconds of a pass over 1 to `most` + 1 rows behind 200 tokens, in turn."""
+def pass_costs(plain: LLM, most: int, behind: int, turns: int = 60) -> list[float]:
+    """Seconds of a pass over 1 to `most` + 1 rows behind so many tokens, in turn."""
     cache = plain.runner.open()
-    plain.runner.extend([cache], [[i % 4000 for i in range(200)]])
+    plain.runner.extend([cache], [[i % 4000 for i in range(behind)]])
     trees = [EMPTY_TREE, *(TokenTree.chain([0] * count) for count in range(1, most + 1))]
     times: list[list[float]] = [[] for _ in trees]
     for _ in range(turns):
@@ -242,7 +243,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--only", default="tree,load")
     parser.add_argument("--name", default="suffix", help="name of the result file")
     given = parser.parse_args()
@@ -253,7 +254,7 @@ def main() -> None:
     if "load" in parts:
         result["load"] = load(plain, given.data, given.repeats, given.tasks, given.tokens)
         for kind, one in result["load"].items():
-            for what in ("with prompts", "decoding") if kind != "identical" else ():
+            for what in ("with prompts", "decoding") if isinstance(one, dict) and "with hindsight" in one else ():
                 ratios = {name: round(r["median"], 2) for name, r in one[what]["speedup over plain"].items()}
                 print(kind, what, ratios, "with hindsight", round(one["with hindsight"], 2))
     save(given.name, kept(given.name) | result, parts=list(result))
