@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
@@ -164,7 +164,7 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
     base = [decode(plain, ids, tokens)[0] for _, ids in requests]
     llms = {name: plain.with_speculative_config(METHODS.get(name)) for name in ("plain", *METHODS)}
     runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in llms}
-    behind = int(median(len(ids) + len(answer) / 2 for (_, ids), answer in zip(requests, base, strict=True)))
+    behind = int(mean(len(ids) + len(answer) / 2 for (_, ids), answer in zip(requests, base, strict=True)))
     costs = pass_costs(plain, METHODS[DEEP]["num_speculative_tokens"], behind)
     agreement, accepted, rng = dict[str, int](), dict[int, list[int]](), np.random.default_rng(0)
     for turn in range(repeats + 1):
@@ -181,7 +181,7 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
             agreement[name] = len(requests) - len(differing)
             if turn:  # the first turn warms up
                 runs[name].append(own)
-    found: dict[str, Any] = {"identical": agreement, "median context": behind, "pass seconds by rows": costs}
+    found: dict[str, Any] = {"identical": agreement, "mean context": behind, "pass seconds by rows": costs}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
         picked = [i for i, (one, _) in enumerate(requests) if kind in ("all", one)]
         found[kind] = summary(runs, picked)

@@ -103,7 +103,7 @@ class NativeRunner:
             from paceline.models.kernels.fused import FusedDecoder
 
             fused = FusedDecoder(self.spec, weights, self.arena)
-            self.quick = fused.score_chains
+            self.quick = fused.score_trees
             return fused, None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None

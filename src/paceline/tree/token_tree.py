@@ -224,21 +224,21 @@ class TokenTree:
         for name in COLUMNS:
             if (got := getattr(self, name).shape) != (n,):
                 raise DrafterError(f"tree column {name!r} has shape {got}, need ({n},)")
-        if not bool(((self.confidence >= 0) & (self.confidence <= 1)).all()):
+        sure = self.confidence.tolist()
+        if n and not (min(sure) >= 0.0 and max(sure) <= 1.0 and sum(sure) >= 0.0):  # only a sum tells a NaN
             raise DrafterError("tree confidences must lie between 0 and 1 (and not be NaN)")
 
     def check_structure(self) -> None:
         """Raise DrafterError unless columns fit together, nodes are unique and trials name their parent's children."""
         self.check_columns()
-        n = len(self)
-        above_n = np.clip(self.parents, 0, None)
-        if not bool(((self.parents >= ROOT) & (self.parents < np.arange(n))).all()):
-            raise DrafterError("parents must come before their children and start at -1")
-        if n and not bool((self.depths == np.where(self.parents < 0, 1, self.depths[above_n] + 1)).all()):
-            raise DrafterError(f"tree depths {self.depths.tolist()} do not follow from the parents; use TokenTree.build")
-        keys = set(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
-        if len(keys) != n:
-            raise DrafterError(f"a tree's nodes must be unique by (parent, token), got {n - len(keys)} duplicates; merge them")
+        n, parents, depths = len(self), self.parents.tolist(), self.depths.tolist()
+        for node, (parent, depth) in enumerate(zip(parents, depths, strict=True)):
+            if not ROOT <= parent < node:
+                raise DrafterError("parents must come before their children and start at -1")
+            if depth != (1 if parent < 0 else depths[parent] + 1):
+                raise DrafterError(f"tree depths {depths} do not follow from the parents; use TokenTree.build")
+        if (unique := len(set(zip(parents, self.tokens.tolist(), strict=True)))) < n:
+            raise DrafterError(f"a tree's nodes must be unique by (parent, token), got {n - unique} duplicates; merge them")
         for parent, trials in self.trials.items():
             _check_trials(self, parent, trials)
 

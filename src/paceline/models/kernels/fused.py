@@ -153,9 +153,9 @@ class FusedDecoder:
         self.best = best
         return found[0] if len(found) == 1 else torch.cat(found), result, kept
 
-    def score_chains(self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores | None:
-        """What `NativeRunner.score` gives for roots with chains behind them, the tables filled in one go; None where that is not
-        enough: branches, windows, rotations by length, scattered sequences and many rows take `run`.
+    def score_trees(self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores | None:
+        """What `NativeRunner.score` gives for roots with trees behind them, the tables filled in one go; None where that is not
+        enough: windows, rotations by length, scattered sequences and many rows take `run`.
 
         Raises:
             ConfigError: a released cache.
