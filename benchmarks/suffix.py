@@ -7,7 +7,7 @@ load   requests that share long parts and edit earlier outputs: plain decoding a
        tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a near tie. Kinds:
        *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed token, to be written
        on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times with and without the prompt's;
-       and, with hindsight, what passes over the tokens that stood would take, nothing else counted.
+       and, with hindsight, what passes over the tokens that stood would take, behind the load's mean context, nothing else counted.
 
 DIR holds folders of benchmark prompts that the bundled target was not trained on (humaneval, gsm8k, mt-redundant; the README of
 src/paceline/bundled names what it has seen). Without it the bundled prompts make the load, and the texts of `tree` are synthetic.

@@ -35,7 +35,7 @@ class ToyLayers:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._said: dict[tuple[int, ...], torch.Tensor] = {}
-        self._made: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._made: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = {}
 
     def logits(self, text: Sequence[int], layers: int) -> torch.Tensor:
         """(v,) logits after `text` where so many layers ran."""
@@ -88,9 +88,10 @@ class ToyLayers:
         key = (layers, len(text) if runner.nan_from is not None else 0, *runner._key(text))
         if key not in self._made:
             row, state = self.logits(text, layers), runner.hidden(layers - 1, text)
-            self._said[direction(state)] = row.float()
-            self._made[key] = row, state
-        return self._made[key]
+            self._made[key] = row, state, direction(state)
+        row, state, name = self._made[key]
+        self._said[name] = row.float()
+        return row, state
 
     def layers_of(self, plan: LayerPlan) -> int:
         stop = self._runner.info.num_layers if plan.stop is None else plan.stop

@@ -74,6 +74,18 @@ def test_the_dearer_a_try_the_longer_the_wait(seconds: float, longer: bool) -> N
     assert max(waits) <= 4 * MOST
 
 
+@pytest.mark.parametrize(("tokens", "closes"), [(6, False), (3, True)])
+def test_a_batch_that_shrinks_is_held_against_what_plain_steps_of_each_size_bring(tokens: int, closes: bool) -> None:
+    gate, table = Gate(), [float(rows) for rows in range(65)]
+    closed = 0
+    for size, made in 20 * [*60 * [(4, 8)], *60 * [(3, tokens)]]:
+        drafts = gate.admits(new=False)
+        found = (made, 1.8 * size) if drafts else (size, float(size))
+        gate.record(size, *found, admitted=drafts, asked=drafts, table=table)
+        closed += gate.closed
+    assert (closed > 0) == closes
+
+
 def wait_of_a_new_sequence(gate: Gate) -> int:
     """After one more try that loses."""
     while not gate.wait or gate.on:

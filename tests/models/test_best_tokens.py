@@ -1,4 +1,4 @@
-"""The short way to score chains gives the logits of the long one, and best tokens are those that the logits show."""
+"""The short way to score gives the logits of the long one, and best tokens are those that the logits show."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
+from paceline.models.kernels.program import ROWS
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Scores
 from paceline.verifiers.greedy import GreedyVerifier
@@ -15,7 +16,7 @@ from paceline.verifiers.greedy import GreedyVerifier
 IDS = tokens(150)
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
 DTYPES = [torch.float32, torch.bfloat16]
-TREES = [EMPTY_TREE, TokenTree.chain([1, 2, 3]), EMPTY_TREE, TokenTree.chain([9] * 8)]
+TREES = [EMPTY_TREE, TokenTree.chain([1, 2, 3]), TREE, TokenTree.chain([9] * 8)]
 ROOTS = [4, 5, 6, 7]
 
 
@@ -51,7 +52,7 @@ def test_the_short_way_gives_the_same_bits(dtype, threads) -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(short.logits, long.logits)
-    assert short.rows == long.rows == (0, 1, 5, 6, 15)
+    assert short.rows == long.rows == (0, 1, 5, 12, 21)
     assert short.best == long.best == shown(short)
 
 
@@ -59,8 +60,9 @@ def test_what_the_short_way_does_not_know_takes_the_long_one() -> None:
     runner = compiled_runner()
     cache = runner.open()
     runner.extend([cache], [IDS[:20]])
-    assert runner.quick([cache], [1], [TREE]) is None
-    scores = runner.score([cache], [1], [TREE])
+    deep = TokenTree.chain([1] * ROWS)  # with its root one row more than a pass has
+    assert runner.quick([cache], [1], [deep]) is None
+    scores = runner.score([cache], [1], [deep])
     assert scores.best == shown(scores)
     runner.release(cache)
     with pytest.raises(ConfigError, match="released"):

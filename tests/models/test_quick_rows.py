@@ -30,15 +30,17 @@ def some_tree(rng: np.random.Generator, nodes: int) -> TokenTree:
 
 def decoded(live: NativeRunner, quick: bool, seed: int) -> list[torch.Tensor]:
     """Logits of steps of three sequences over trees, each committed to the end of some path."""
-    kept, rng, found = live.quick, np.random.default_rng(seed), []
-    live.quick = kept if quick else None
+    kept, full, rng, found = live.quick, live._score, np.random.default_rng(seed), []
+    live.quick, live._score = (kept, None) if quick else (None, full)
     caches = [live.open() for _ in range(3)]
     live.extend(caches, [tokens(20), tokens(33)[13:], tokens(7)])
-    for nodes in ((0, 1, 2), (6, 3, 9), (20, 0, 12), (15, 15, 15)):
+    for nodes in ((0, 1, 2), (6, 3, 9), (20, 20, 21), (15, 15, 15)):
+        if nodes[0] == 15:  # the arena grows and moves
+            live.extend([live.open() for _ in range(4)], [tokens(60)] * 4)
         trees = [some_tree(rng, count) for count in nodes]
         found.append(live.score(caches, [3, 4, 5], trees).logits.clone())
         live.commit(caches, [tree.path(int(rng.integers(-1, len(tree)))) for tree in trees])
-    live.quick = kept
+    live.quick, live._score = kept, full
     for cache in caches:
         live.release(cache)
     return found
@@ -61,24 +63,28 @@ def test_branches_do_take_the_quick_tables(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_node_that_sees_another_branch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     live, right = runner(), QuickRows._part
+    cache = live.open()
+    live.extend([cache], [tokens(9)])
 
     def wrong(self: QuickRows, tree: TokenTree, row: int, base: int, length: int, listed: int) -> int:
         end = right(self, tree, row, base, length, listed)
-        self._listed[end - 1] -= 1
+        assert self._listed[end - 4 : end].tolist() == [base + length + i for i in (0, 2, 4, 6)]
+        self._listed[end - 3] = base + length + 1
         return end
 
-    full = decoded(live, False, 0)
+    full = live._score([cache], [3], [BRANCHED], (), None).logits.clone()
+    assert torch.equal(live.score([cache], [3], [BRANCHED]).logits, full)
     monkeypatch.setattr(QuickRows, "_part", wrong)
-    assert not all(torch.equal(mine, one) for mine, one in zip(decoded(live, True, 0), full, strict=True))
+    shown = live.score([cache], [3], [BRANCHED]).logits
+    assert torch.equal(shown[:-1], full[:-1])
+    assert not torch.equal(shown[-1], full[-1])
 
 
 def test_the_widest_lists_fit() -> None:
-    live, nodes = runner(), 63
+    live = runner()
     cache = live.open()
     live.extend([cache], [tokens(9)])
-    deepest = TokenTree.build([1, 2, *range(3, nodes + 1)], [-1, -1, *range(1, nodes - 1)])
-    kept, live.quick = live.quick, None
-    full = live.score([cache], [3], [deepest]).logits.clone()
-    live.quick = kept
-    assert torch.equal(live.score([cache], [3], [deepest]).logits, full)
-    assert 1 + sum(1 + depth for depth in deepest.depths.tolist()) <= LISTED
+    widest = TokenTree.build([*range(1, 63), 70], [*range(-1, 61), 60])
+    assert 1 + sum(1 + depth for depth in widest.depths.tolist()) == LISTED - 1
+    full = live._score([cache], [3], [widest], (), None).logits.clone()
+    assert torch.equal(live.score([cache], [3], [widest]).logits, full)

@@ -70,7 +70,7 @@ class Harness:
     ) -> None:
         self.llm, self.options, self.progress, self.guests = llm, options, progress, guests
         self.settings = [BASELINE, *settings]
-        self.results = Results()
+        self.results, self.order = Results(), np.random.default_rng(abs(options.seed))
         device = llm.runner.info.device
         self.memory, self.energy = MemoryMeter(device), EnergyMeter(device)
         arena = getattr(llm.runner, "arena", None)
@@ -153,11 +153,10 @@ class Harness:
         awake = engines[0] if others else None
         turns: list[Turn] = [partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)]
         turns += others
-        order = np.random.default_rng(self.options.seed)
         for repeat in range(self.options.repeats):
             for group in range(len(groups)):
                 self.progress(stage, repeat * len(groups) + group, total)
-                for index in order.permutation(len(turns)).tolist():
+                for index in self.order.permutation(len(turns)).tolist():
                     turns[index](group, repeat)
         self.progress(stage, total, total)
 

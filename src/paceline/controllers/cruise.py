@@ -155,11 +155,12 @@ class Cruise:
         return cut(tree, range(self._worth(source, tree, course)), len(tree.tokens))
 
     def _worth(self, source: int, tree: TokenTree, course: Course) -> int:
-        """How many nodes of a chain are worth their rows: a sequence by itself by calibrated chances, else by its course."""
+        """How many nodes of a chain are worth their rows, one at least, so that misses show: of a sequence by itself by calibrated
+        chances, else by its course."""
         planner, raw, count = self._planner, 1.0, 0
         if planner is not None and len(self._batch) == 1:
             known, now = planner.acceptance.chances(self._batch[0].own, source), planner.now
-            return chain_count(known, tree.confidence.tolist(), now.drafted, now.rate)
+            return max(chain_count(known, tree.confidence.tolist(), now.drafted, now.rate), 1)
         for sure, least in zip(tree.confidence.tolist(), course.least, strict=False):
             raw *= sure
             if raw < least:

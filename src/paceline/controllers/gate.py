@@ -86,7 +86,7 @@ class Gate:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps, self._brought, self._spent, self._thought = 0, 0.0, 0.0, 0.0  # brought: in plain steps
+        self._steps, self._brought, self._spent, self._thought = 0, 0.0, 0.0, 0.0  # brought: in plain steps of the size timed first
         self._seen, self._doubted = 0, False
 
     @property
@@ -182,13 +182,13 @@ class Gate:
         self._steps += steps
         if not self._plain:
             return
-        plain, decay = self.plain_seconds(size, table), _DECAY**steps
-        self._brought = self._brought * decay + tokens / size / gain
+        unit, decay = next(iter(self._plain.values())), _DECAY**steps
+        self._brought = self._brought * decay + tokens / size / gain * (self.plain_seconds(size, table) / unit)
         if self.settled or not asked:  # a try plans every step, which says nothing of later ones
             seconds, thinking = seconds + thinking, 0.0
         self._spent = self._spent * decay + seconds
         self._thought = self._thought * decay + thinking
-        self._judge(self._brought * plain, plain, asked, MOST if size == 1 else 4 * MOST)
+        self._judge(self._brought * unit, unit, asked, MOST if size == 1 else 4 * MOST)
 
     def _judge(self, brought: float, plain: float, asked: bool, most: int) -> None:
         """Close where plain steps would have brought the same in less time than was spent."""
