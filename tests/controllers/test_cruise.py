@@ -188,6 +188,10 @@ def test_chains_are_trimmed_by_their_confidence_and_drawn_trials_never() -> None
     drawn = TokenTree.build([0, 1], [-1, 0], confidence=[0.01, 0.01], trials={-1: [Trial(0, row)], 0: [Trial(1, row)]})
     assert controller.select([sure]) == [sure]
     assert len(controller.select([unsure])[0]) == 1
+    assert len(controller.select([TokenTree.chain([1] * 4, confidence=[0.01] * 4)])[0]) == 1, "or a miss would not show"
+    known = controller.acceptance.sources[0]
+    known.chance = [1.0] * len(known.chance)
+    assert controller.select([unsure]) == [unsure], "what confidences were found to be worth decides"
     assert controller.select([drawn]) == [drawn]
     assert "as planned" in controller.explain(0)
 
