@@ -165,9 +165,10 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
     llms = {name: plain.with_speculative_config(METHODS.get(name)) for name in ("plain", *METHODS)}
     runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in llms}
     behind = int(mean(len(ids) + len(answer) / 2 for (_, ids), answer in zip(requests, base, strict=True)))
-    costs = pass_costs(plain, METHODS[DEEP]["num_speculative_tokens"], behind)
+    passes: list[list[float]] = []
     agreement, accepted, rng = dict[str, int](), dict[int, list[int]](), np.random.default_rng(0)
     for turn in range(repeats + 1):
+        passes += pass_seconds(plain, METHODS[DEEP]["num_speculative_tokens"], behind)
         made: dict[str, list[tuple[list[int], float, float, int]]] = {name: [] for name in llms}
         for number, (_, ids) in enumerate(requests):
             for name in rng.permutation(list(llms)).tolist():
@@ -181,6 +182,7 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
             agreement[name] = len(requests) - len(differing)
             if turn:  # the first turn warms up
                 runs[name].append(own)
+    costs = [median(one) for one in zip(*passes, strict=True)]
     found: dict[str, Any] = {"identical": agreement, "mean context": behind, "pass seconds by rows": costs}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
         picked = [i for i, (one, _) in enumerate(requests) if kind in ("all", one)]
@@ -203,19 +205,20 @@ def watching(engine: Any, accepted: list[int]) -> Iterator[None]:
         engine.watchers.remove(note)
 
 
-def pass_costs(plain: LLM, most: int, behind: int, turns: int = 60) -> list[float]:
-    """Seconds of a pass over 1 to `most` + 1 rows behind so many tokens, in turn."""
+def pass_seconds(plain: LLM, most: int, behind: int, turns: int = 10) -> list[list[float]]:
+    """Per turn the seconds of passes over 1 to `most` + 1 rows behind so many tokens."""
     cache = plain.runner.open()
     plain.runner.extend([cache], [[i % 4000 for i in range(behind)]])
     trees = [EMPTY_TREE, *(TokenTree.chain([0] * count) for count in range(1, most + 1))]
-    times: list[list[float]] = [[] for _ in trees]
+    times: list[list[float]] = []
     for _ in range(turns):
-        for tree, own in zip(trees, times, strict=True):
+        times.append([])
+        for tree in trees:
             start = perf_counter()
             plain.runner.score([cache], [0], [tree])
-            own.append(perf_counter() - start)
+            times[-1].append(perf_counter() - start)
     plain.runner.release(cache)
-    return [median(own) for own in times]
+    return times
 
 
 def hindsight(costs: list[float], accepted: list[int]) -> float:
