@@ -206,7 +206,7 @@ def watching(engine: Any, accepted: list[int]) -> Iterator[None]:
 
 
 def pass_seconds(plain: LLM, most: int, behind: int, turns: int = 10) -> list[list[float]]:
-    """Per turn the seconds of passes over 1 to `most` + 1 rows behind so many tokens."""
+    """Per turn the seconds of passes over 1 to `most` + 1 rows behind so many tokens, each after one like it, as steps mostly are."""
     cache = plain.runner.open()
     plain.runner.extend([cache], [[i % 4000 for i in range(behind)]])
     trees = [EMPTY_TREE, *(TokenTree.chain([0] * count) for count in range(1, most + 1))]
@@ -214,6 +214,7 @@ def pass_seconds(plain: LLM, most: int, behind: int, turns: int = 10) -> list[li
     for _ in range(turns):
         times.append([])
         for tree in trees:
+            plain.runner.score([cache], [0], [tree])
             start = perf_counter()
             plain.runner.score([cache], [0], [tree])
             times[-1].append(perf_counter() - start)
