@@ -206,7 +206,7 @@ def watching(engine: Any, accepted: list[int]) -> Iterator[None]:
 
 
 def pass_seconds(plain: LLM, most: int, behind: int, turns: int = 10) -> list[list[float]]:
-    """Per turn the seconds of passes over 1 to `most` + 1 rows behind so many tokens, each after one like it, as steps mostly are."""
+    """Per turn the seconds of passes over 1 to `most` + 1 rows behind so many tokens, each after one like it, as steps are."""
     cache = plain.runner.open()
     plain.runner.extend([cache], [[i % 4000 for i in range(behind)]])
     trees = [EMPTY_TREE, *(TokenTree.chain([0] * count) for count in range(1, most + 1))]
