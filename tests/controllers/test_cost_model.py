@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.controllers.base import StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
+from paceline.controllers.buckets import batch_bucket, context_bucket
+from paceline.controllers.cost_model import CostModel
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.curve import GRID
 from paceline.errors import ConfigError

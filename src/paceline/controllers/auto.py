@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 from paceline.checking import number
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.buckets import batch_bucket
+from paceline.controllers.cost_model import CostModel
 from paceline.controllers.counts import Counts
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY
@@ -276,6 +277,7 @@ class AutoController(Planner):
         usual, levels = found.usual()
         for _ in range(1 + found.steps // ALIKE):
             self.cost.observe(size, self._context, usual, self.names, levels, always=True)
+        self.cost.observe_beside(size, self._context, found.scoring, usual.rows)
         self._rates.count(size, found.tokens, found.seconds, found.steps)
         for one in self.batch:
             for watch in one.watches:

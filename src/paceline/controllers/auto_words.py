@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.controllers.cost_model import batch_bucket
+from paceline.controllers.buckets import batch_bucket
 from paceline.controllers.words import Decided, auto_words, beliefs, count, off_words
 
 if TYPE_CHECKING:

@@ -12,28 +12,25 @@ and batch bucket.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 from paceline.controllers.base import StepTimes
+from paceline.controllers.buckets import batch_bucket, context_bucket
+from paceline.controllers.cost_document import as_document, from_document
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.cost_words import describe
-from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, Overhead, pairs_of, points, seconds_of, values_of
+from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, Overhead, points
 
 logger = logging.getLogger("paceline.controllers")
 
 Probe = Callable[[int, int], float]
 Bucket = tuple[int, int]
 
-_CONTEXT_STEP = 2
 _REBUILD = 0.03
-_IMPLAUSIBLE: Final = 1.1
-"""Twice the rows cannot cost more than two passes; a curve that says so was measured while something else ran."""
-
 _QUICK: Final = 2e-3
 """A model whose pass takes less than so many seconds is measured anew in every process: that takes a few hundredths of a second."""
 
@@ -42,7 +39,8 @@ _TURNS, _AT_ONCE = 3, 16
 counts."""
 
 _BENT: Final = 0.15
-"""A measured point that is dearer than a convex curve by this share at most was measured while something else ran."""
+"""A measured point that is dearer than a convex curve by this share at most was measured while something else ran; real passes
+that are off by more say that the curve was."""
 
 _SCALE: Final = 0.85
 """Share of an error in scoring that is put down to the machine's speed at present, for all rows alike."""
@@ -53,18 +51,13 @@ _CHANGED: Final = 1.5
 SHARE: Final = 0.01
 """Costs that real steps made implausible are measured again only while measuring has taken less than this share of all time."""
 
+BESIDE: Final = 4
+"""Passes of one number of rows whose mean says something; it counts for as many."""
+
+_LEAST = 1e-9
+
 _SETTLED, _EVERY = 64, 4
 """After so many steps, one step in so many is learned from: learning costs microseconds, and so do some models' steps."""
-
-
-def batch_bucket(batch: int) -> int:
-    """0 for a batch of 1, then one bucket per doubling: 2, 3-4, 5-8, ..."""
-    return max(batch - 1, 0).bit_length()
-
-
-def context_bucket(context: int) -> int:
-    """0 below 256 tokens, then one bucket per factor of 4."""
-    return max(context, 1).bit_length() // _CONTEXT_STEP if context >= 256 else 0
 
 
 class CostModel:
@@ -91,7 +84,8 @@ class CostModel:
         self.stale = False
         self.disturbed = False
         self._tables: dict[tuple[int, int, int], list[float]] = {}
-        self._drift = self._measuring = 0.0
+        self._drift = self._measuring = self._spent = self._since = 0.0  # the last two: of the last probe, of passes behind it
+        self._doubts = 0
         self._began = perf_counter()
         if self.store is not None and (costs := self.store.load()) is not None:
             self._restore(costs)
@@ -174,7 +168,8 @@ class CostModel:
         curve.level()
         curve.smooth(_BENT)
         self._tables.clear()
-        self._measuring += perf_counter() - start
+        self._spent, self._since = perf_counter() - start, 0.0
+        self._measuring += self._spent
         self.save()
 
     def _must_measure_again(self, curve: Curve, context: int) -> bool:
@@ -202,11 +197,7 @@ class CostModel:
     @property
     def implausible(self) -> bool:
         """Whether some measured number of rows is said to cost more than twice what half of it costs."""
-        return any(
-            high > _IMPLAUSIBLE * b / a * low and b <= 2 * a
-            for curve in self.curves.values()
-            for (a, low), (b, high) in pairwise(curve.values.items())
-        )
+        return any(curve.implausible for curve in self.curves.values())
 
     @property
     def _measured(self) -> int:
@@ -252,6 +243,26 @@ class CostModel:
             self.stale = self.stale or (affordable and self.implausible)
             self.save()
 
+    def observe_beside(self, batch: int, context: int, passes: Mapping[int, tuple[int, float, float]], usual: int) -> None:
+        """Learn what other numbers of rows cost beside the usual one, from passes of the same moment. What contradicts the curve of
+        single sequences, the one that is probed, twice in a row, has all measured again.
+
+        Args:
+            passes: by rows, how many there were and the sum of their seconds; see `Counts.scoring`.
+        """
+        curve, off = self._own_curve(batch_bucket(batch), context_bucket(context)), list[bool]()
+        times, seconds, _ = passes[usual]
+        speed = curve.at(usual) * times / max(seconds, _LEAST)  # the machine's then over what is known
+        for rows, (times, seconds, _) in passes.items():
+            if rows != usual and times >= BESIDE:
+                error = curve.observe(rows, speed * seconds / times, 0.0, BESIDE)
+                off += [abs(error) > _BENT] if batch == 1 < rows else []
+        self._tables.clear()
+        self._since += sum(seconds for _, seconds, _ in passes.values())
+        self._doubts = self._doubts + 1 if any(off) else self._doubts * (not off)
+        if self._doubts > 1 and self._spent < SHARE * self._since:
+            self._doubts, self.stale = 0, True
+
     def _own_curve(self, batch: int, context: int) -> Curve:
         """The bucket's curve, at first a copy of the nearest one's."""
         curve = self.curves.get((batch, context))
@@ -264,24 +275,12 @@ class CostModel:
 
     def save(self) -> None:
         """Write what is known to disk, in one piece; without a key nothing happens."""
-        if self.store is None:
-            return
-        self.store.save(
-            {
-                "curves": [[b, c, pairs_of(curve)] for (b, c), curve in self.curves.items()],
-                "overheads": [[b, pairs_of(one.plain), *_numbers(one.drafted)] for b, one in self.overheads.items()],
-                "lines": [[name, b, *_numbers(line)] for (name, b), line in self.lines.items()],
-            }
-        )
+        if self.store is not None:
+            self.store.save(as_document(self.curves, self.overheads, self.lines))
 
     def _restore(self, costs: dict[str, Any]) -> None:
         try:
-            curves = {(int(b), int(c)): Curve(values_of(pairs), 8.0) for b, c, pairs in costs["curves"]}
-            lines = {(str(n), int(b)): Line(seconds_of(f), seconds_of(p), int(k)) for n, b, f, p, k in costs["lines"]}
-            overheads = {
-                int(b): Overhead(Curve(values_of(pairs), 8.0), seconds_of(f), seconds_of(p), int(k))
-                for b, pairs, f, p, k in costs["overheads"]
-            }
+            curves, overheads, lines = from_document(costs)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
             return
@@ -290,10 +289,6 @@ class CostModel:
     def describe(self) -> str:
         """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""
         return describe(self)
-
-
-def _numbers(line: Line) -> tuple[float, float, int]:
-    return line.fixed, line.per_level, line.count
 
 
 _UNIT: Final = Curve({1: 1.0})

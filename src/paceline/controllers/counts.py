@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.base import StepTimes
+from paceline.tree.chain_columns import lone_source
 
 if TYPE_CHECKING:
     from paceline.controllers.voice import Drafting
@@ -43,26 +44,28 @@ class Step(NamedTuple):
 
 
 class Singles:
-    """Steps of one sequence by itself that scored a chain by one drafter or nothing: summed up as they come, since most are so.
+    """Steps of one sequence by itself that scored a chain by one drafter or nothing, as most are.
 
     Args:
-        batch: the sequence. most: seconds that a step takes at most unless it was interrupted.
+        most: seconds that a step takes at most unless it was interrupted.
     Attributes:
         known: (drafter, nodes scored, nodes accepted) -> how often, seconds of scoring, seconds outside drafting and scoring,
             seconds of all; -1 is no drafter.
     """
 
-    __slots__ = ("_half", "_most", "batch", "known")
+    __slots__ = ("_half", "_most", "known")
 
-    def __init__(self, batch: Sequence[Drafting], most: float) -> None:
-        self.batch, self._most, self._half = batch, most, most / 2
+    def __init__(self, most: float) -> None:
+        self._most, self._half = most, most / 2
         self.known: dict[tuple[int, int, int], list[float]] = {}
 
-    def add(self, outcome: tuple[int, int, int], times: StepTimes, drafting: list[float]) -> None:
-        """One more; seconds by drafter are added to `drafting`."""
-        sums = self.known.get(outcome)
-        if sums is None:
-            sums = self.known[outcome] = [0, 0.0, 0.0, 0.0]
+    def add(self, step: Step, drafting: list[float]) -> bool:
+        """One more, unless its tree is of another kind; seconds by drafter are added to `drafting`."""
+        _, (tree,), (verdict,), times = step
+        source, scored = lone_source(tree), len(tree.tokens)
+        if source < 0 < scored:
+            return False
+        sums = self.known.setdefault((source, scored, len(verdict.path)), [0, 0.0, 0.0, 0.0])
         score, rest, most, half = times.score, times.verify + times.other, self._most, self._half
         seconds = score + rest
         for drafter, spent in enumerate(times.draft):
@@ -73,6 +76,7 @@ class Singles:
         sums[1] += score if score < half else half
         sums[2] += rest if rest < half else half
         sums[3] += seconds if seconds < most else most
+        return True
 
 
 class Worth(NamedTuple):

@@ -35,10 +35,13 @@ class Course(NamedTuple):
         budget: as long as the sequence is far from its end.
         least: per depth - 1, the product of confidences from which on a node is worth its row; empty where the drafter says the
             same of every token, so that the budget alone tells how deep it goes.
+        near: a lower and a higher budget for such a drafter, for a step now and then: what other numbers of rows cost is seen
+            only where they come up.
     """
 
     budget: Budget
     least: list[float]
+    near: tuple[Budget, ...] = ()
 
 
 class Courses:
@@ -85,7 +88,7 @@ class Courses:
         best, voice = one.depths[drafter], one.voices[drafter]
         if voice is None or voice.raw == 1.0:  # it does not ask while it drafts
             if len(self._said[drafter]) == 1:
-                return Course(Budget(best, best), [])
+                return Course(Budget(best, best), [], _near(best, planner.max_depth))
             depth = max(best, len(planner.drafts[1][index])) + 2
         else:
             depth = 2 * best + 2
@@ -101,6 +104,12 @@ class Courses:
         proposed, chosen = planner.drafts[0][index], planner.drafts[1][index]
         nodes = depth if proposed.is_chain else max(chosen.sources.tolist().count(drafter), 1)
         return Course(Budget(min(nodes, planner.max_nodes), depth, _from(floors)), least)
+
+
+def _near(depth: int, most: int) -> tuple[Budget, ...]:
+    """A third less deep, and a third deeper."""
+    apart = max(depth // 3, 1)
+    return tuple(Budget(one, one) for one in (depth - apart, min(depth + apart, most)) if one > 0)
 
 
 def alike(one: Course | None, other: Course | None) -> bool:

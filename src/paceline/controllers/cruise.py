@@ -38,6 +38,10 @@ TRIAL, COLD = 28, 4
 ALL, TAUGHT = 64, 4
 """Trees with branches of which each teaches what to expect of such, and of further ones each how-manieth."""
 
+NEAR, IN_A_ROW = 64, 6
+"""Of so many steps the last so many draft a little less or more than planned, where drafts are all of one length. In a row, since
+the first step over another number of rows takes longer than those behind it."""
+
 _MISSES = 5
 
 
@@ -55,7 +59,7 @@ class Cruise:
     def __init__(self, drafters: int) -> None:
         self.left = self.done = 0
         self.counts = Counts(drafting=[0.0] * drafters)
-        self._log: list[Step | Singles] = []  # not yet in the counts
+        self._log: list[Step] = []  # not yet in the counts
         self._keys, self._remaining = list[int](), list[int]()
         self._makes = Courses(drafters)
         self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
@@ -138,6 +142,8 @@ class Cruise:
         if course is None or self._remaining[index] < 2:
             return NO_BUDGET
         budget, asked = course.budget, self.counts.asked
+        if course.near and self.done % NEAR >= NEAR - IN_A_ROW:
+            budget = course.near[self.done // NEAR % len(course.near)]
         asked[index, drafter] = asked.get((index, drafter), 0) + 1
         depth = min(budget.depth, self._remaining[index] - 1)
         return budget if depth == budget.depth else Budget(min(depth, budget.nodes), depth, budget.go_on)
@@ -195,15 +201,8 @@ class Cruise:
             self._cold -= 1
             self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
             return
-        counts = self.counts
-        counts.steps += 1
-        if len(trees) == 1 and ((source := lone_source(trees[0])) >= 0 or not len(trees[0].tokens)):
-            last = self._log[-1] if self._log else None
-            if not isinstance(last, Singles) or last.batch is not self._batch:
-                self._log.append(last := Singles(self._batch, self._most))
-            last.add((source, len(trees[0].tokens), len(verdicts[0].path)), times, counts.drafting)
-        else:
-            self._log.append(Step(self._batch, trees, verdicts, times))
+        self.counts.steps += 1
+        self._log.append(Step(self._batch, trees, verdicts, times))
         if any(verdict.path for verdict in verdicts):
             self._misses = 0
         elif times.rows > len(trees):
@@ -244,13 +243,12 @@ class Cruise:
     def take(self, acceptance: Acceptance) -> Counts:
         """Teach `acceptance` what the chains brought; returns the counts and begins new ones."""
         made, self._log, chains = self._log, [], Counter[tuple[int, int, int, int]]()
-        for _, steps in groupby(made, key=lambda step: id(step.batch)):  # a batch, and who went on as it did
-            self.counts.chains = {}
+        for _, steps in groupby(made, key=_whose):  # a batch, and who went on as it did
+            self.counts.chains, singles = {}, Singles(self._most)
             for step in steps:
-                if isinstance(step, Singles):
-                    self.counts.join(step)
-                else:
+                if not (len(step.trees) == 1 and singles.add(step, self.counts.drafting)):
                     self._sum(step)
+            self.counts.join(singles)
             outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
             chains.update(self.counts.chains)
             for (index, source, scored, stood), times in self.counts.chains.items():
@@ -265,3 +263,7 @@ class Cruise:
         courses = self._known.pop(key, None)
         self._heritage = courses if self._keys == [key] else None
         self.left = self.left if self._heritage else 0
+
+
+def _whose(step: Step) -> int:
+    return id(step.batch)

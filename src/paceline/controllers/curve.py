@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import pairwise
 from math import exp, log
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +28,8 @@ SHARED = 0.2
 """Share of an error that moves the whole curve, not only the points beside it."""
 
 _CLIP, _CLIP_NEW = 0.25, 1.0
+_IMPLAUSIBLE: Final = 1.1
+_MEASURED: Final = 3.0  # real steps that a deliberate measurement counts for: they find caches as it did not
 _TINY = 1e-9
 _DEARER = 0.2
 _BASE: Final = 4.0  # levels that a drafter's fixed part is first taken to be worth: look-ups are nothing else
@@ -84,7 +86,7 @@ class Curve:
 
     def set(self, rows: int, seconds: float) -> None:
         """A deliberate measurement at a grid point; replaces what was there."""
-        self.values[rows], self.counts[rows] = max(seconds, _TINY), 8.0
+        self.values[rows], self.counts[rows] = max(seconds, _TINY), _MEASURED
         self._sort()
 
     def level(self) -> None:
@@ -109,12 +111,20 @@ class Curve:
             if seconds <= (1.0 + most) * (low := curve.at(x)):
                 self.values[x] = low
 
+    @property
+    def implausible(self) -> bool:
+        """Whether some number of rows is said to cost more than twice what half of it costs: two passes never do. Something else
+        ran while it was measured."""
+        points = pairwise(self.values.items())
+        return any(high > _IMPLAUSIBLE * b / a * low and b <= 2 * a for (a, low), (b, high) in points)
+
     def forget(self) -> None:
         """Be empty again."""
         self.values, self.counts = {}, {}
 
-    def observe(self, rows: int, seconds: float, shared: float = SHARED) -> float:
-        """Learn from one pass; returns by how much (as a logarithm) the estimate at `rows` was moved."""
+    def observe(self, rows: int, seconds: float, shared: float = SHARED, times: int = 1) -> float:
+        """Learn from one pass, or from the mean of `times` passes; returns by how much (as a logarithm) the estimate at `rows` was
+        off, cut to what one pass may say."""
         seconds = max(seconds, _TINY)
         if not self.values:
             self.values[1], self.counts[1] = seconds / (1 + PRIOR_SLOPE * (rows - 1)), 0.0
@@ -134,9 +144,10 @@ class Curve:
         for point, value in self.values.items():
             self.values[point] = value * factor
         for point, weight in weights.items():
-            rate = max(_RATE, 1 / (self.counts[point] + 2))
+            rate = 1.0 - (1.0 - max(_RATE, 1 / (self.counts[point] + 2))) ** times
             self.values[point] *= exp((rate - common) * weight * error)
-            self.counts[point] = min(self.counts[point] + weight, 100.0)
+            self.counts[point] = min(self.counts[point] + weight * times, 100.0)
+        self.level()
         return error
 
     def _sort(self) -> None:
@@ -230,34 +241,3 @@ class Overhead:
         """Of `size` sequences with 0..rows rows: nothing is drafted up to `size`."""
         plain = self.plain.at(size) if self.plain else self.asking(size)
         return [max(plain, self.asking(count)) if count > size else plain for count in range(rows + 1)]
-
-
-def pairs_of(curve: Curve) -> list[list[float]]:
-    """A curve's points, for a file."""
-    return [[x, y] for x, y in curve.values.items()]
-
-
-def values_of(pairs: Any) -> dict[int, float]:
-    """Points of a curve from a file.
-
-    Raises:
-        ValueError, TypeError: something else.
-    """
-    values = {int(x): seconds_of(y) for x, y in pairs}
-    if not set(values) <= set(GRID):
-        raise ValueError(f"rows {sorted(values)} are not grid points")
-    if 0.0 in values.values():
-        raise ValueError("a pass takes no time")
-    return values
-
-
-def seconds_of(value: Any) -> float:
-    """A time from a file.
-
-    Raises:
-        ValueError, TypeError: something else.
-    """
-    seconds = float(value)
-    if not 0 <= seconds < 1e4:
-        raise ValueError(f"{value!r} is not a time in seconds")
-    return seconds

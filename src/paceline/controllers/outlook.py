@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.controllers.cost_model import CostModel, context_bucket
+from paceline.controllers.buckets import context_bucket
+from paceline.controllers.cost_model import CostModel
 from paceline.controllers.curve import Line
 from paceline.controllers.gate import Gate
 from paceline.controllers.prices import Rates, hopeless

@@ -23,7 +23,8 @@ from paceline.checking import integer
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.acceptance import DEPTH_BUCKET, Acceptance
 from paceline.controllers.base import Controller, Signal, StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket
+from paceline.controllers.buckets import batch_bucket
+from paceline.controllers.cost_model import CostModel
 from paceline.controllers.ear import EVERY, TOKENS, Ear, cheap_ones
 from paceline.controllers.gate import DISTURBED, Gate
 from paceline.controllers.judging import Charge, judge

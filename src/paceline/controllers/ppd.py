@@ -22,7 +22,8 @@ import numpy as np
 
 from paceline.checking import integer
 from paceline.controllers.base import Controller, Signal, StepTimes
-from paceline.controllers.cost_model import CostModel, batch_bucket, context_bucket
+from paceline.controllers.buckets import batch_bucket, context_bucket
+from paceline.controllers.cost_model import CostModel
 from paceline.controllers.pick import levels_by_source
 from paceline.controllers.words import count
 from paceline.tree.static_shapes import PRIOR, Choice, RankAcceptance, Shape, ShapedBudget, best_shapes, choose

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL
-from paceline.controllers.cost_model import batch_bucket
+from paceline.controllers.buckets import batch_bucket
 
 if TYPE_CHECKING:
     from paceline.controllers.acceptance import Acceptance, Own
