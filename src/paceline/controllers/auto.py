@@ -219,8 +219,7 @@ class AutoController(Planner):
             return [self.guesses.select(trees[0], worth)]
         if self.cruising:
             chosen = [self.cruise.trim(index, tree) for index, tree in enumerate(trees)]
-            rows = len(trees) + sum([len(tree.tokens) for tree in chosen])
-            self.now.prepare(rows, self._context)
+            self.now.prepare(len(trees) + sum([len(tree.tokens) for tree in chosen]), self._context)
             self.drafts = trees, chosen
             return chosen
         start = self.clock()

@@ -10,7 +10,7 @@ quarter too long, while a lasting change is followed within tens of steps.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import exp, log
 from typing import Final
 
@@ -54,7 +54,7 @@ class Curve:
 
     def knots(self) -> tuple[list[float], list[float]]:
         """Points of the polyline, the prior's slope before the first and a last slope at least as steep after the last."""
-        xs, ys = [float(x) for x in self.values], np.maximum.accumulate(list(self.values.values())).tolist()
+        xs, ys = [float(x) for x in self.values], list(accumulate(self.values.values(), max))
         base = ys[0] / (1 + PRIOR_SLOPE * (xs[0] - 1))
         slope = base * PRIOR_SLOPE
         if len(xs) > 1:
@@ -82,7 +82,14 @@ class Curve:
         """Seconds of 0..rows rows (0 rows cost what 1 does)."""
         if not self.values:
             return [0.0] * (rows + 1)
-        return np.interp(np.arange(rows + 1), *self.knots()).tolist()
+        xs, ys = self.knots()
+        found, at = [ys[0]], 1
+        for (x, y), (right, high) in pairwise(zip(xs, ys, strict=True)):
+            slope = (high - y) / (right - x)
+            while at <= rows and at <= right:
+                found.append(y + slope * (at - x))
+                at += 1
+        return found
 
     def set(self, rows: int, seconds: float) -> None:
         """A deliberate measurement at a grid point; replaces what was there."""
@@ -240,4 +247,7 @@ class Overhead:
     def table(self, size: int, rows: int) -> list[float]:
         """Of `size` sequences with 0..rows rows: nothing is drafted up to `size`."""
         plain = self.plain.at(size) if self.plain else self.asking(size)
-        return [max(plain, self.asking(count)) if count > size else plain for count in range(rows + 1)]
+        if not self.drafted.count:
+            return [plain if count <= size else max(plain, self.plain.at(count)) for count in range(rows + 1)]
+        fixed, per_row, least = self.drafted.fixed, self.drafted.per_level, max(plain, self.plain.at(1))
+        return [plain if count <= size else max(least, fixed + per_row * count) for count in range(rows + 1)]

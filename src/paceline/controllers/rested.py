@@ -19,7 +19,7 @@ ENOUGH: Final = 16
 RECENT: Final = 24
 """The last so many of them say it."""
 
-SELDOM: Final = 96
+SELDOM: Final = 192
 """Quick steps at rest from one word to the cost model to the next: it takes as long as half a step."""
 
 
