@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.controllers.gate import AGAIN, FIRST_PLAIN, IN_A_ROW, LEAST, MOST, NEW, Gate
+from paceline.controllers.gate import AGAIN, FIRST_PLAIN, IN_A_ROW, LEAST, MOST, NEW, SELDOM, Gate
 
 PLAIN = 1.0
 TABLE = [PLAIN] * 65
@@ -52,6 +52,12 @@ def test_a_gate_that_never_closes_fails_that_check() -> None:
 def test_what_pays_goes_on_but_for_the_plain_steps_that_are_timed() -> None:
     _, admitted = drive(Gate(), 1000, lambda step: (8, 1.2))
     assert 1000 - FIRST_PLAIN - IN_A_ROW * (1000 // AGAIN + 1) <= admitted < 1000
+
+
+def test_plain_steps_are_timed_less_often_while_drafting_is_far_ahead() -> None:
+    ahead, level = (drive(Gate(), 2000, lambda step, made=made: (made, 1.2))[1] for made in (8, 5))
+    assert ahead >= 2000 - FIRST_PLAIN - IN_A_ROW * (2000 // (SELDOM * AGAIN) + 2)
+    assert level <= 2000 - FIRST_PLAIN - IN_A_ROW * (2000 // AGAIN - 1) < ahead
 
 
 def test_it_opens_when_drafting_begins_to_pay() -> None:
@@ -138,4 +144,5 @@ def test_it_does_not_close_because_everything_slows_down() -> None:
 
 def test_a_gate_that_trusts_old_timings_closes_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.controllers.gate.FRESH", 10_000)
+    monkeypatch.setattr("paceline.controllers.gate.SELDOM", 1)  # else plain steps are due as soon as the lead shrinks
     assert closings_while_everything_slows_down(Gate()) > 0

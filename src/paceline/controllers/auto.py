@@ -274,8 +274,8 @@ class AutoController(Planner):
             drafted, table, gain = bool(found.asked), self.now.table, self.gain
             gate.record(size, found.tokens, found.seconds, admitted=True, asked=drafted, table=table, steps=found.steps, gain=gain)
         usual, levels = found.usual()
-        for _ in range(1 + found.steps // ALIKE):
-            self.cost.observe(size, self._context, usual, self.names, levels, always=True)
+        like = 1 + found.steps // ALIKE
+        self.cost.observe(size, self._context, usual, self.names, levels, always=True, like=like)
         self.cost.observe_beside(size, self._context, found.scoring, usual.rows)
         self._rates.count(size, found.tokens, found.seconds, found.steps)
         for one in self.batch:

@@ -213,6 +213,7 @@ class CostModel:
         *,
         always: bool = False,
         cold: bool = False,
+        like: int = 1,
     ) -> None:
         """Learn from a real step.
 
@@ -221,24 +222,24 @@ class CostModel:
             times: what the step took; `times.draft` in the order of `drafters`.
             levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
             always: learn even where most steps are passed over to save time.
-            cold: planning came before it, so that scoring took longer than it mostly does: learn of drafts alone.
+            cold: after planning, scoring takes longer than it mostly does: learn of drafts alone. like: it stands for so many.
         """
-        self.steps += 1
+        before, self.steps = self.steps, self.steps + like
         disturbed, self.disturbed = self.disturbed, False
         if self.steps > _SETTLED and self.steps % _EVERY and not (always or cold):
             return
         b, asked = batch_bucket(batch), times.rows > batch or any(count is not None for count in levels)
         for name, seconds, count in zip(drafters, times.draft, levels, strict=False):
             if count is not None:
-                self.lines.setdefault((name, b), Line()).observe(count, seconds, cold=cold)
+                self.lines.setdefault((name, b), Line()).observe(count, seconds, cold=cold, times=like)
         if not cold:
-            self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE)
+            self._drift += 0.1 * self._own_curve(b, context_bucket(context)).observe(times.rows, times.score, _SCALE, like)
         if not (disturbed or cold):
-            self.overheads.setdefault(b, Overhead()).observe(times.rows, times.verify + times.other, asked=asked)
-        if abs(self._drift) > _REBUILD or self.steps % _SETTLED == 0 or self.steps < 8:
+            self.overheads.setdefault(b, Overhead()).observe(times.rows, times.verify + times.other, asked=asked, times=like)
+        if abs(self._drift) > _REBUILD or self.steps // _SETTLED > before // _SETTLED or self.steps < 8:
             self._drift = 0.0
             self._tables.clear()
-        if self.steps >= _SETTLED and self.steps & (self.steps - 1) == 0:
+        if self.steps >= _SETTLED and self.steps.bit_length() > before.bit_length():
             affordable = self._measuring < SHARE * (perf_counter() - self._began)
             self.stale = self.stale or (affordable and self.implausible)
             self.save()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.base import StepTimes
-from paceline.tree.chain_columns import lone_source
 
 if TYPE_CHECKING:
     from paceline.controllers.voice import Drafting
@@ -43,6 +42,17 @@ class Step(NamedTuple):
     times: StepTimes
 
 
+class Single(NamedTuple):
+    """The same of a step of one sequence by itself whose tree is a chain by one drafter, or empty (-1): what summing it up needs,
+    for by then the tree itself has left the caches."""
+
+    batch: Sequence[Drafting]
+    source: int
+    scored: int
+    accepted: int
+    times: StepTimes
+
+
 class Singles:
     """Steps of one sequence by itself that scored a chain by one drafter or nothing, as most are.
 
@@ -59,13 +69,10 @@ class Singles:
         self._most, self._half = most, most / 2
         self.known: dict[tuple[int, int, int], list[float]] = {}
 
-    def add(self, step: Step, drafting: list[float]) -> bool:
-        """One more, unless its tree is of another kind; seconds by drafter are added to `drafting`."""
-        _, (tree,), (verdict,), times = step
-        source, scored = lone_source(tree), len(tree.tokens)
-        if source < 0 < scored:
-            return False
-        sums = self.known.setdefault((source, scored, len(verdict.path)), [0, 0.0, 0.0, 0.0])
+    def add(self, step: Single, drafting: list[float]) -> None:
+        """One more; seconds by drafter are added to `drafting`."""
+        _, source, scored, accepted, times = step
+        sums = self.known.setdefault((source, scored, accepted), [0, 0.0, 0.0, 0.0])
         score, rest, most, half = times.score, times.verify + times.other, self._most, self._half
         seconds = score + rest
         for drafter, spent in enumerate(times.draft):
@@ -76,7 +83,6 @@ class Singles:
         sums[1] += score if score < half else half
         sums[2] += rest if rest < half else half
         sums[3] += seconds if seconds < most else most
-        return True
 
 
 class Worth(NamedTuple):

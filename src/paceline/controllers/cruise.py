@@ -14,11 +14,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from paceline.controllers.acceptance import Acceptance
-from paceline.controllers.counts import Counts, Singles, Step
+from paceline.controllers.counts import Counts, Single, Singles, Step
 from paceline.controllers.course import Course, Courses, alike
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep, levels_by_source, path_products
 from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
+from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
-STEPS, LONGEST, SILENT = 32, 128, 512
+STEPS, LONGEST, SILENT = 32, 256, 512
 """Steps from one plan to the next: at first, and at most after plans that said much the same as the ones before them, while
 somebody drafts and while nobody does."""
 
@@ -59,7 +60,8 @@ class Cruise:
     def __init__(self, drafters: int) -> None:
         self.left = self.done = 0
         self.counts = Counts(drafting=[0.0] * drafters)
-        self._log: list[Step] = []  # not yet in the counts
+        self._log: list[Step | Single] = []  # not yet in the counts
+        self._last = EMPTY_TREE, -1  # the tree that was trimmed last, and who proposed all of it
         self._keys, self._remaining = list[int](), list[int]()
         self._makes = Courses(drafters)
         self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
@@ -156,9 +158,10 @@ class Cruise:
         levels = self.counts.levels
         levels[source] = levels.get(source, 0) + len(tree.tokens)
         course = self._courses[index][source][0]
-        if course is None or not course.least:
-            return tree
-        return cut(tree, range(self._worth(source, tree, course)), len(tree.tokens))
+        if course is not None and course.least:
+            tree = cut(tree, range(self._worth(source, tree, course)), len(tree.tokens))
+        self._last = tree, source
+        return tree
 
     def _worth(self, source: int, tree: TokenTree, course: Course) -> int:
         """How many nodes of a chain are worth their rows, one at least, so that misses show: of a sequence by itself by calibrated
@@ -202,8 +205,14 @@ class Cruise:
             self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
             return
         self.counts.steps += 1
-        self._log.append(Step(self._batch, trees, verdicts, times))
-        if any(verdict.path for verdict in verdicts):
+        known, source = self._last
+        if len(trees) == 1 and trees[0] is not known:
+            source = lone_source(trees[0])
+        if len(trees) == 1 and (source >= 0 or not len(trees[0].tokens)):
+            self._log.append(Single(self._batch, source, len(trees[0].tokens), len(verdicts[0].path), times))
+        else:
+            self._log.append(Step(self._batch, trees, verdicts, times))
+        if verdicts[0].path or any(verdict.path for verdict in verdicts):
             self._misses = 0
         elif times.rows > len(trees):
             self._misses += 1
@@ -246,7 +255,9 @@ class Cruise:
         for _, steps in groupby(made, key=_whose):  # a batch, and who went on as it did
             self.counts.chains, singles = {}, Singles(self._most)
             for step in steps:
-                if not (len(step.trees) == 1 and singles.add(step, self.counts.drafting)):
+                if isinstance(step, Single):
+                    singles.add(step, self.counts.drafting)
+                else:
                     self._sum(step)
             self.counts.join(singles)
             outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
@@ -265,5 +276,5 @@ class Cruise:
         self.left = self.left if self._heritage else 0
 
 
-def _whose(step: Step) -> int:
+def _whose(step: Step | Single) -> int:
     return id(step.batch)

@@ -146,7 +146,7 @@ class Curve:
         seen = min(self.counts[point] for point in weights)
         clip = _CLIP_NEW if seen < 3 else _CLIP
         error = min(max(log(seconds / self.at(rows)), -clip), clip)
-        common = shared * _RATE
+        common = 1.0 - (1.0 - shared * _RATE) ** times
         factor = exp(common * error)
         for point, value in self.values.items():
             self.values[point] = value * factor
@@ -201,9 +201,13 @@ class Line:
         """Seconds of a draft of so many levels."""
         return self.fixed + self.per_level * levels
 
-    def observe(self, levels: int, seconds: float, *, cold: bool = False) -> None:
-        """Learn from one draft of `levels` levels (0: nothing was found to propose); `cold`: after a step of another kind, which
-        makes it dearer than most, so that being dearer says little."""
+    def observe(self, levels: int, seconds: float, *, cold: bool = False, times: int = 1) -> None:
+        """Learn from one draft of `levels` levels (0: nothing was found to propose), or from the mean of `times`; `cold`: after a
+        step of another kind, which makes it dearer than most, so that being dearer says little."""
+        for _ in range(times):
+            self._learn(levels, seconds, cold)
+
+    def _learn(self, levels: int, seconds: float, cold: bool) -> None:
         self.count += 1
         if self.count <= 3:
             per = seconds / (levels + self.base)
@@ -233,12 +237,12 @@ class Overhead:
     def __init__(self, plain: Curve | None = None, fixed: float = 0.0, per_row: float = 0.0, count: int = 0) -> None:
         self.plain, self.drafted = plain or Curve(), Line(fixed, per_row, count, base=_FLAT)
 
-    def observe(self, rows: int, seconds: float, *, asked: bool) -> None:
-        """Learn from one step; `asked`: whether drafts were asked for."""
+    def observe(self, rows: int, seconds: float, *, asked: bool, times: int = 1) -> None:
+        """Learn from one step, or from the mean of `times`; `asked`: whether drafts were asked for."""
         if asked:
-            self.drafted.observe(rows, seconds)
+            self.drafted.observe(rows, seconds, times=times)
         else:
-            self.plain.observe(rows, seconds)
+            self.plain.observe(rows, seconds, times=times)
 
     def asking(self, rows: int) -> float:
         """Of a step for which drafts were asked."""

@@ -19,6 +19,9 @@ FIRST_PLAIN: Final = 4
 AGAIN, IN_A_ROW = 192, 3
 """Steps from some plain ones to the next while drafting is on, and how many; the engine takes all but the first without asking."""
 
+AHEAD, SELDOM = 1.15, 3
+"""While drafting brings so many times what plain steps bring, they are timed so many times less often."""
+
 TRY: Final = 8
 PATIENCE: Final = 24
 """Steps after which drafting is judged: while no drafter is used or it clearly loses, and while one is used that may yet pay."""
@@ -125,10 +128,16 @@ class Gate:
         if self._steps >= _SETTLING and not self._plain:
             self.wait, self._seen = FIRST_PLAIN - 1, 0
             return False
-        if self._seen > AGAIN or self._doubted:
+        if self._doubted or (self._seen > AGAIN and self._seen > AGAIN * self._times):
             self.wait, self._seen, self._doubted = IN_A_ROW - 1, 0, False
             return False
         return True
+
+    @property
+    def _times(self) -> int:
+        """How many times as long as usual plain steps need not be timed."""
+        unit = next(iter(self._plain.values()), 0.0)
+        return SELDOM if self.settled and self._brought * unit > AHEAD * self._spent else 1
 
     def passed(self, steps: int) -> None:
         """So many steps drafted without asking here."""
