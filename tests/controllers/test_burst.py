@@ -168,22 +168,21 @@ def test_steps_of_a_plan_that_has_ended_do_not_shut_an_open_gate() -> None:
 
 
 def drafting_behind_a_closed_gate(seed: int) -> int:
-    """Steps that draft as a plan said while the gate waits, of a table that pays in stretches and in between loses."""
+    """Steps that draft as a plan said while the gate waits, or in which it waits and counts as open, so that nobody guesses; of a
+    table that pays in stretches and in between loses."""
     there, found = world(), 0
     controller, rng = AutoController(there.costs(), there.names), np.random.default_rng(seed)
     for step in range(2000):
         there.step(controller, step, rng)
         gate = controller._gates[0]
-        found += controller.cruising and not controller.idle and gate.wait > LEAST[1]
-        assert not (gate.wait > LEAST[1] and gate.on), "it counts as open, so that nobody guesses"
+        found += gate.wait > LEAST[1] and (gate.on or (controller.cruising and not controller.idle))
     return found
 
 
 def test_nothing_goes_on_as_planned_behind_a_gate_that_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(map(drafting_behind_a_closed_gate, range(6)))
     monkeypatch.setattr(Gate, "closed", False)
-    with pytest.raises(AssertionError, match="it counts as open"):
-        list(map(drafting_behind_a_closed_gate, range(6)))
+    assert any(map(drafting_behind_a_closed_gate, range(6)))
 
 
 @pytest.mark.parametrize(("length", "came", "depth"), [(8, 8, 16), (16, 16, 16), (16, 15, 8), (8, 7, 8), (1, 1, 6), (0, 0, 4)])

@@ -43,7 +43,7 @@ NEAR, IN_A_ROW = 64, 6
 """Of so many steps the last so many draft a little less or more than planned, where drafts are all of one length. In a row, since
 the first step over another number of rows takes longer than those behind it."""
 
-_MISSES = 5
+_MISSES = 12
 
 
 class Cruise:

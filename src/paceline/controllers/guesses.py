@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Verdict
 
-MARGIN: Final = 1.1
+MARGIN: Final = 1.05
 """Drafting must beat the guesses by so much: what they would bring meanwhile does not show."""
 
 NEAR: Final = 24
