@@ -157,6 +157,33 @@ def test_another_sequence_calls_for_a_plan() -> None:
     assert not controller.cruising
 
 
+def test_others_go_on_as_planned_when_a_sequence_of_their_batch_ends() -> None:
+    controller = cruising(WORLDS["batch of 4"], batch=4)
+    batch, courses = list(controller.batch), list(controller.cruise._courses)
+    controller.forget(1)
+    controller.plan(signals(0, 2, 3))
+    assert controller.cruising, "of the same bucket"
+    assert controller.batch == [batch[index] for index in (0, 2, 3)]
+    assert controller.cruise._courses == [courses[index] for index in (0, 2, 3)]
+    trees = [TokenTree.chain([1, 1], confidence=[0.8] * 2)] * 3
+    for index in range(3):
+        assert controller.budget(index, 0, EMPTY_TREE).nodes > 0
+    controller.observe(controller.select(trees), [judged(tree) for tree in trees], StepTimes((1e-5,), PLAIN, 0.0, 0.0, 9))
+    counts = controller.cruise.counts
+    assert (counts.steps, set(counts.asked)) == (1, {(0, 0), (1, 0), (2, 0)}), "what came before was learned of all four"
+    assert "as planned" in controller.explain(2)
+    controller.forget(3)
+    controller.plan(signals(0, 2))
+    assert not controller.cruising, "costs of another bucket are others"
+
+
+def test_a_batch_that_shrinks_and_grows_is_planned() -> None:
+    controller = cruising(WORLDS["batch of 4"], batch=4)
+    controller.forget(1)
+    controller.plan(signals(0, 2, 3, 9))
+    assert not controller.cruising
+
+
 def test_a_sequence_that_follows_another_goes_on_as_that_one_did_unless_it_is_of_another_kind() -> None:
     controller = cruising(WORLDS["cheap rows"])
     for key, temperature, goes_on in ((1, 0.0, True), (2, 1.0, False), (3, 0.0, False)):

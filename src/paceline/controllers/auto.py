@@ -146,7 +146,7 @@ class AutoController(Planner):
         if guesses.paused:
             left, self.resting = self.resting, 0
             steps = guesses.end_pause(left)
-            self._rates.count(1, steps, steps * guesses.plain, steps)
+            self._rates.count(1, steps, steps * guesses.plain, self.now.table, steps)
             self._take(-left)
         if len(signals) != 1 or not guesses.goes_on(signals[0].key, self._spare):
             return False
@@ -190,7 +190,7 @@ class AutoController(Planner):
         self.resting = 0
         self._end_rest()
         plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.now.table)
-        self._rates.count(self._size, self._size * steps, steps * plain, steps)
+        self._rates.count(self._size, self._size * steps, steps * plain, self.now.table, steps)
         if self._size == 1:
             self.guesses.burst.count(steps, steps, steps)
         by, self._gone_by = steps + self._gone_by, 0
@@ -237,7 +237,7 @@ class AutoController(Planner):
             if not self.idle:
                 start = self.clock()
                 brought = self.guesses.learn(trees[0], verdicts[0], times, (self.acceptance, self.batch[0].own))
-                self._rates.count(1, *brought)
+                self._rates.count(1, *brought, self.now.table)
                 self._pass_by()
                 self.guesses.learning = self.clock() - start
             return
@@ -251,7 +251,7 @@ class AutoController(Planner):
         """The sequence has ended. Where the next one may go on as it did, what it taught is learned with the next plan."""
         start = self.clock()
         self.cruise.forget(key)
-        if not self.cruise.left or self.cruise.trials or self.memory.is_due:
+        if not self.cruise.left or self.cruise.trials or self.memory.is_due or len(self.batch) > 1:
             self._learn()
         if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.closed:
             self.cruise.left = 0
@@ -277,7 +277,7 @@ class AutoController(Planner):
         like = 1 + found.steps // ALIKE
         self.cost.observe(size, self._context, usual, self.names, levels, always=True, like=like)
         self.cost.observe_beside(size, self._context, found.scoring, usual.rows)
-        self._rates.count(size, found.tokens, found.seconds, found.steps)
+        self._rates.count(size, found.tokens, found.seconds, self.now.table, found.steps)
         for one in self.batch:
             for watch in one.watches:
                 watch.passed(found.steps)

@@ -14,6 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from paceline.controllers.acceptance import Acceptance
+from paceline.controllers.buckets import batch_bucket
 from paceline.controllers.counts import Counts, Single, Singles, Step
 from paceline.controllers.course import Course, Courses, alike
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep, levels_by_source, path_products
@@ -104,7 +105,8 @@ class Cruise:
         """Whether this step needs no plan: the same sequences run, or one after another, and it is not yet time."""
         if not self.left:
             return False
-        if [signal.key for signal in signals] != self._keys and not self._inherits(signals):
+        keys = [signal.key for signal in signals]
+        if keys != self._keys and not (self._inherits(signals) or self._shrinks(keys)):
             self.left = 0
             return False
         self.left, self.done = self.left - 1, self.done + 1
@@ -124,6 +126,17 @@ class Cruise:
         self._keys, self._known[key] = [key], heritage
         self._set_out([heritage])
         self._batch = planner.batch = [heir]
+        return True
+
+    def _shrinks(self, keys: list[int]) -> bool:
+        """Whether some sequences of the batch have ended, and the others may go on as they did."""
+        planner, old = self._planner, self._keys
+        if planner is None or not keys or batch_bucket(len(keys)) != batch_bucket(len(old)) or not set(keys) < set(old):
+            return False
+        stay = {old.index(key): index for index, key in enumerate(keys)}
+        self._keys = keys
+        self._set_out([self._courses[index] for index in stay])
+        self._batch = planner.shrink(stay)
         return True
 
     def _set_out(self, courses: list[list[list[Course | None]]]) -> None:
@@ -270,10 +283,10 @@ class Cruise:
         return counts
 
     def forget(self, key: int) -> None:
-        """The sequence has ended. One that ran by itself leaves its courses to the next."""
+        """The sequence has ended. One that ran by itself leaves its courses to the next; others go on without it."""
         courses = self._known.pop(key, None)
         self._heritage = courses if self._keys == [key] else None
-        self.left = self.left if self._heritage else 0
+        self.left = self.left if self._heritage or key in self._keys else 0
 
 
 def _whose(step: Step | Single) -> int:

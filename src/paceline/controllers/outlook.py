@@ -80,7 +80,7 @@ class Outlook:
         self.drafted = cost.drafted(size, context, self.table) if size == 1 else self.table
         self.lines = [cost.line(name, size) for name in self._names]
         plain = gate.plain_seconds(size, self.table)
-        self.rate = max(size / min(plain, self.table[size]), rates.of(size))
+        self.rate = max(size / min(plain, self.table[size]), rates.of(size, self.table))
         trusted = cost.steps % RECHECK >= LOOK_EVERY
         self.hopeless = [
             trusted and cost.knows(name, size) and hopeless(line, size, self.table, self.rate)

@@ -15,7 +15,7 @@ Source: the common form of the methods' adaptive controllers, such as SpecDec++ 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -138,9 +138,7 @@ class Planner(Controller):
         gate, size = self._gates.get(batch_bucket(self._size)), self._size
         if gate is not None:
             gate.wait += self.resting * (not self._never)
-        if (usual := self._rested.end(gate, size, quick=self.cruises)) is not None:
-            score, rest = usual
-            self.cost.observe(size, self._context, StepTimes((), score, 0.0, rest, size), always=True)
+        self._rested.teach(gate, self.cost, (size, self._context), quick=self.cruises)
         self.resting = 0
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
@@ -222,11 +220,9 @@ class Planner(Controller):
             if not self.resting:
                 self.cost.observe(size, self._context, times, always=True)
             return
-        table, lines = self.now.table, self.now.lines
-        expected = table[min(times.rows, len(table) - 1)] + sum(
-            line.at(levels) for line, levels in zip(lines, self._levels, strict=True) if levels is not None
-        )
-        self.most = DISTURBED * max(expected, 2 * table[size])
+        table = self.now.table
+        drafting = sum(line.at(levels) for line, levels in zip(self.now.lines, self._levels, strict=True) if levels is not None)
+        self.most = DISTURBED * max(table[min(times.rows, len(table) - 1)] + drafting, 2 * table[size])
         seconds = min(seconds, self.most) if self.cost.steps > 8 else seconds
         self._guard(tokens := sum(len(verdict.path) for verdict in verdicts) + size, seconds)
         accepted = [
@@ -235,7 +231,7 @@ class Planner(Controller):
         ]
         self._judge(trees, accepted, times)
         self.cost.observe(size, self._context, times, self.names, self._levels, cold=self.cruises)
-        self._rates.count(size, tokens, seconds)
+        self._rates.count(size, tokens, seconds, self.now.table)
 
     def hear(self, drafter: int, matched: int) -> None:
         """So many tokens of an unscored guess of this drafter came true."""
@@ -276,20 +272,20 @@ class Planner(Controller):
         sequence.clear(signal.remaining)
         return sequence
 
+    def shrink(self, stay: Mapping[int, int]) -> list[Drafting]:
+        """Go on with these sequences of the batch alone, by their old index and their new one."""
+        self.batch, self._size = [self.batch[index] for index in stay], len(stay)
+        self.worths = {(stay[index], drafter): worth for (index, drafter), worth in self.worths.items() if index in stay}
+        return self.batch
+
     def _guard(self, tokens: int, seconds: float) -> None:
         """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
             return
-        self._gates[batch_bucket(self._size)].record(
-            self._size,
-            tokens,
-            seconds,
-            admitted=not self.idle,
-            asked=any(Mode.ASK in one.modes for one in self.batch),
-            table=self.now.table,
-            thinking=self.thinking + sum(self.asking) if self.cruises else 0.0,
-            gain=self.gain,
-        )
+        gate, table, admitted = self._gates[batch_bucket(self._size)], self.now.table, not self.idle
+        asked = any(Mode.ASK in one.modes for one in self.batch)
+        thinking = self.thinking + sum(self.asking) if self.cruises else 0.0
+        gate.record(self._size, tokens, seconds, admitted=admitted, asked=asked, table=table, thinking=thinking, gain=self.gain)
 
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""

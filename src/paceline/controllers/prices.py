@@ -25,20 +25,31 @@ DEPTHS: Final = (1, 2, 4, 8, 16)
 
 
 class Rates:
-    """Tokens per second lately, by batch bucket."""
+    """Tokens per second lately, by batch bucket; of another size of the bucket than was seen last, scaled as plain steps are."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[float, float]] = {}
+        self._sums: dict[int, tuple[int, float, float]] = {}  # size, tokens, seconds
 
-    def of(self, size: int) -> float:
-        """The rate at this batch size; 0 before the first step."""
-        tokens, seconds = self._sums.get(batch_bucket(size), (0.0, 1.0))
-        return tokens / seconds
+    def of(self, size: int, table: Sequence[float]) -> float:
+        """The rate at this batch size; 0 before the first step.
 
-    def count(self, size: int, tokens: int, seconds: float, steps: int = 1) -> None:
+        Args:
+            table: seconds of a step by rows.
+        """
+        seen, tokens, seconds = self._sums.get(batch_bucket(size), (size, 0.0, 1.0))
+        return tokens / seconds * _more(seen, size, table)
+
+    def count(self, size: int, tokens: int, seconds: float, table: Sequence[float], steps: int = 1) -> None:
         """What further steps brought."""
-        old, decay = self._sums.get(batch_bucket(size), (0.0, 0.0)), _DECAY**steps
-        self._sums[batch_bucket(size)] = (old[0] * decay + tokens, old[1] * decay + seconds)
+        seen, before, spent = self._sums.get(batch_bucket(size), (size, 0.0, 0.0))
+        decay = _DECAY**steps
+        self._sums[batch_bucket(size)] = size, before * decay * _more(seen, size, table) + tokens, spent * decay + seconds
+
+
+def _more(seen: int, size: int, table: Sequence[float]) -> float:
+    """Tokens a second of plain steps of `size` sequences for each of `seen`."""
+    last = len(table) - 1
+    return 1.0 if seen == size else size / seen * table[min(seen, last)] / table[min(size, last)]
 
 
 @dataclass(frozen=True, slots=True)

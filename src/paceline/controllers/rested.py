@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from paceline.controllers.base import StepTimes
 from paceline.controllers.gate import mean_of
 
 if TYPE_CHECKING:
+    from paceline.controllers.cost_model import CostModel
     from paceline.controllers.gate import Gate
 
 ENOUGH: Final = 16
@@ -19,8 +21,9 @@ ENOUGH: Final = 16
 RECENT: Final = 24
 """The last so many of them say it."""
 
-SELDOM: Final = 192
-"""Quick steps at rest from one word to the cost model to the next: it takes as long as half a step."""
+SELDOM, STANDS_FOR = 96, 4
+"""Quick steps at rest from one word to the cost model to the next, since it takes as long as half a step, and for how many steps
+that are observed one by one it stands: what rows cost must be known by the clock of the plain steps that they are held against."""
 
 
 class Rested:
@@ -50,3 +53,14 @@ class Rested:
             return None
         self._untold = 0
         return mean_of([score for score, _ in last]), mean_of([rest for _, rest in last])
+
+    def teach(self, gate: Gate | None, cost: CostModel, batch: tuple[int, int], *, quick: bool) -> None:
+        """`end`, and have the cost model learn.
+
+        Args:
+            batch: sequences, and tokens of the longest.
+        """
+        if (usual := self.end(gate, batch[0], quick=quick)) is not None:
+            score, rest = usual
+            like = STANDS_FOR if quick else 1
+            cost.observe(*batch, StepTimes((), score, 0.0, rest, batch[0]), always=True, like=like)
