@@ -102,6 +102,19 @@ def test_a_number_of_rows_that_only_seems_cheap_is_left_again(monkeypatch: pytes
     assert (fmean(rates[-10:]) > 0.95 * best_fixed(world)) is looks
 
 
+@pytest.mark.parametrize(("nodes", "deepest"), [(4, 4), (32, 5)])
+def test_steps_of_other_lengths_stay_within_the_limits(nodes: int, deepest: int) -> None:
+    world = World([table(steady(0.95))], lambda rows: PLAIN * (0.99 + 0.01 * rows))
+    controller, asked = AutoController(world.costs(), world.names, max_nodes=nodes, max_depth=5), set[int]()
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        for step in range(100):
+            world.step(controller, step, rng)
+            asked |= {controller.cruise.budget(0, 0, EMPTY_TREE).nodes} if controller.cruising else set()
+    assert deepest - 1 in asked, "it does look"
+    assert max(asked) == deepest
+
+
 def turning(step: int, rng: np.random.Generator) -> tuple[float, float]:
     return (0.9, 0.9) if step < 500 else (0.0, 0.9)
 

@@ -88,7 +88,7 @@ class Courses:
         best, voice = one.depths[drafter], one.voices[drafter]
         if voice is None or voice.raw == 1.0:  # it does not ask while it drafts
             if len(self._said[drafter]) == 1:
-                return Course(Budget(best, best), [], _near(best, planner.max_depth))
+                return Course(Budget(best, best), [], _near(best, min(planner.max_depth, planner.max_nodes)))
             depth = max(best, len(planner.drafts[1][index])) + 2
         else:
             depth = 2 * best + 2
