@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from paceline.controllers import cost_model
 from paceline.controllers.base import StepTimes
 from paceline.controllers.buckets import batch_bucket, context_bucket
 from paceline.controllers.cost_model import CostModel
@@ -170,21 +172,59 @@ def test_costs_measured_on_a_busy_machine_are_measured_again(tmp_path: Path) -> 
     assert [quiet.verify(rows) for rows in (1, 2, 8)] == [fresh.verify(rows) for rows in (1, 2, 8)]
 
 
-def test_an_implausible_curve_is_measured_again_in_the_same_process() -> None:
-    cost = CostModel(probe=Busy(50.0, first=2))
+class Clock:
+    """Tells the time; measuring one number of rows takes `spent` seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spent: float) -> None:
+        self.now, self.spent = 1000.0, spent
+        monkeypatch.setattr(cost_model, "perf_counter", lambda: self.now)
+
+    def __call__(self, rows: int, context: int) -> float:
+        self.now += self.spent
+        return 0.010 + 0.001 * rows
+
+
+def implausible(cost: CostModel) -> None:
+    for _ in range(128):
+        cost.observe(1, 50, StepTimes((), cost.verify(1), 0.0, 0.0, 1))
+
+
+def contradicted(cost: CostModel) -> None:
+    for _ in range(2):
+        cost.observe_beside(1, 50, {2: (100, 100 * cost.verify(2), 0.0), 3: (10, 10 * 1.5 * cost.verify(3), 0.0)}, 2)
+
+
+@pytest.mark.parametrize("doubt", [implausible, contradicted])
+@pytest.mark.parametrize(("waited", "again"), [(0.9, False), (1.1, True)])
+def test_costs_that_steps_contradict_are_measured_again_where_that_takes_little_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, doubt: Callable[[CostModel], None], waited: float, again: bool
+) -> None:
+    clock = Clock(monkeypatch, 0.004)
+    cost = CostModel(probe=clock if doubt is contradicted else Busy(50.0, first=2))
     cost.prepare(8)
-    assert cost.implausible
-    cost.probe = Probe()
-    plain = cost.verify(1)
-    for steps in (64, 64):
-        for _ in range(steps):
-            cost.observe(1, 50, StepTimes((), plain, 0.0, 0.0, 1))
-        if steps == 64 and not cost.stale:
-            cost._began -= 100.0  # measuring has taken too much of the time so far
-    assert cost.stale
+    cost.probe, measuring = clock, 0.004 * 6 if doubt is contradicted else 0.0
+    assert cost.implausible is (doubt is implausible)
+    if doubt is implausible:
+        cost._paid = clock.now + (measuring := 0.024) / cost_model.SHARE
+    clock.now += waited * measuring / cost_model.SHARE
+    doubt(cost)
+    assert cost.stale is again
     cost.prepare(8)
-    assert not cost.implausible
-    assert cost.verify(8) < 3 * plain
+    assert cost.verify(8) == pytest.approx(0.018) or not again
+    cost.stale = False
+    doubt(cost)
+    assert not cost.stale, "not twice in a row"
+
+
+def test_one_contradiction_or_two_apart_are_no_reason_to_measure_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 0.0)
+    cost = CostModel(probe=clock)
+    cost.prepare(8)
+    for factor in (1.5, 1.0, 1.5):
+        usual = cost.verify(2)
+        cost.observe_beside(1, 50, {2: (100, 100 * usual, 0.0), 3: (10, 10 * factor * cost.verify(3), 0.0)}, 2)
+        cost.observe_beside(1, 50, {2: (100, 100 * usual, 0.0)}, 2)  # says nothing of others
+        assert not cost.stale
 
 
 def test_another_key_is_another_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, pvariance
 
 import numpy as np
@@ -146,7 +147,7 @@ def test_a_drafter_that_is_always_wrong_costs_less_than_a_twentieth() -> None:
     assert world.run(controller, 800, start=300) >= 0.95 * plain
 
 
-def cruising(world: World, batch: int = 1) -> AutoController:
+def cruising(world: World) -> AutoController:
     """A controller in the middle of unplanned steps."""
     controller, rng = AutoController(world.costs(), world.names), np.random.default_rng(0)
     for step in range(1000):
@@ -171,7 +172,7 @@ def test_another_sequence_calls_for_a_plan() -> None:
 
 
 def test_others_go_on_as_planned_when_a_sequence_of_their_batch_ends() -> None:
-    controller = cruising(WORLDS["batch of 4"], batch=4)
+    controller = cruising(WORLDS["batch of 4"])
     batch, courses = list(controller.batch), list(controller.cruise._courses)
     controller.forget(1)
     controller.plan(signals(0, 2, 3))
@@ -190,8 +191,30 @@ def test_others_go_on_as_planned_when_a_sequence_of_their_batch_ends() -> None:
     assert not controller.cruising, "costs of another bucket are others"
 
 
+@pytest.mark.parametrize(("ended", "goes_on"), [((1, 6), True), ((1, 3, 4, 6), False)], ids=["same bucket", "another bucket"])
+def test_several_that_end_in_one_step_are_learned_from_once(ended: tuple[int, ...], goes_on: bool) -> None:
+    controller, taken = cruising(replace(WORLDS["batch of 4"], batch=8)), list[int]()
+    steps, take = controller.cruise.counts.steps, controller.cruise.take
+    assert steps > 0
+
+    def watched(acceptance: Acceptance) -> Counts:
+        found = take(acceptance)
+        taken.append(found.steps)
+        return found
+
+    controller.cruise.take = watched  # type: ignore[method-assign]
+    for key in ended:
+        controller.forget(key)
+    left = [key for key in range(8) if key not in ended]
+    controller.plan(signals(*left))
+    assert taken == [steps]
+    assert controller.cruising is goes_on
+    assert len(controller.batch) == len(left)
+    assert set(controller._known) == set(left)
+
+
 def test_a_batch_that_shrinks_and_grows_is_planned() -> None:
-    controller = cruising(WORLDS["batch of 4"], batch=4)
+    controller = cruising(WORLDS["batch of 4"])
     controller.forget(1)
     controller.plan(signals(0, 2, 3, 9))
     assert not controller.cruising

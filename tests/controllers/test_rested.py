@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.controllers.gate import Gate
-from paceline.controllers.rested import ENOUGH, RECENT, SELDOM, Rested
+from paceline.controllers.rested import ENOUGH, EVERY, RECENT, Rested
 
 TABLE = [1.0] * 9
 
@@ -23,7 +23,7 @@ def test_of_quick_steps_enough_in_a_row_teach_and_seldom() -> None:
     assert rest(rested, ENOUGH - 1) is None
     assert rest(rested, ENOUGH) == pytest.approx((0.75, 0.25))
     told = [rest(rested, ENOUGH) is not None for _ in range(20)]
-    assert told.count(True) == 20 * ENOUGH // SELDOM
+    assert told.count(True) == 20 * ENOUGH // EVERY
     assert rest(Rested(), 1, quick=False) == pytest.approx((0.75, 0.25)), "a slow one is worth a word"
     assert rest(Rested(), 0, quick=False) is None
 
@@ -37,4 +37,4 @@ def test_the_gate_hears_of_the_last_ones_every_time() -> None:
             rested.add(9.0, 9.0)
         rest(rested, RECENT, 1.0, gate)
     assert gate.plain_seconds(1, TABLE) == pytest.approx(1.0, rel=0.02), "what came before the last ones is old"
-    assert rest(rested, SELDOM, 1.0, None) is not None, "where there is no gate nobody is told"
+    assert rest(rested, EVERY, 1.0, None) is not None, "where there is no gate nobody is told"

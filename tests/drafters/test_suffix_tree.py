@@ -89,6 +89,21 @@ def test_an_open_tree_counts_what_entered_each_edge(depth: int) -> None:
         assert tree.count == length
 
 
+def test_a_tree_with_room_for_its_text_grows_in_place() -> None:
+    """Two nodes a token suffice; one token more than there is room for has the arrays replaced."""
+    text = np.random.default_rng(2).integers(0, 4, 401).tolist()
+    tree = SuffixTree(24, room=400 + 24)
+    arrays = tree.arrays
+    for token in text[:400]:
+        tree.grow(ints([token]))
+    assert tree.arrays is arrays
+    assert len(arrays.nodes) == 2 * len(arrays.text)
+    small = SuffixTree(24, room=399)
+    small.grow(ints(text[:400]))
+    assert len(small.arrays.text) > 399
+    assert counts(small) == counts(tree)
+
+
 def test_removal_restores_the_tree_before_the_text_came() -> None:
     first, second = [1, 2, 3, 1, 2, 4, 1, 2, 3], [1, 2, 3, 1, 2, 3, 9, 9]
     tree, alone = SuffixTree(6), SuffixTree(6)

@@ -49,7 +49,7 @@ _CHANGED: Final = 1.5
 """A cost on disk that is off by this factor today is measured again, with all others."""
 
 SHARE: Final = 0.01
-"""Costs that real steps made implausible are measured again only while measuring has taken less than this share of all time."""
+"""Costs that real steps contradict are measured again only once measuring has taken less than this share of all time since."""
 
 BESIDE: Final = 4
 """Passes of one number of rows whose mean says something; it counts for as many."""
@@ -81,12 +81,10 @@ class CostModel:
         self.overheads: dict[int, Overhead] = {}
         self.lines: dict[tuple[str, int], Line] = {}
         self.steps = 0
-        self.stale = False
-        self.disturbed = False
+        self.stale = self.disturbed = False
         self._tables: dict[tuple[int, int, int], list[float]] = {}
-        self._drift = self._measuring = self._spent = self._since = 0.0  # the last two: of the last probe, of passes behind it
-        self._doubts = 0
-        self._began = perf_counter()
+        self._drift = self._paid = 0.0  # the latter: when measuring will have taken no more than its share of all time
+        self._doubts = 0  # contradictions in a row
         if self.store is not None and (costs := self.store.load()) is not None:
             self._restore(costs)
             self.stale = True
@@ -168,8 +166,7 @@ class CostModel:
         curve.level()
         curve.smooth(_BENT)
         self._tables.clear()
-        self._spent, self._since = perf_counter() - start, 0.0
-        self._measuring += self._spent
+        self._paid = max(self._paid, start) + (perf_counter() - start) / SHARE
         self.save()
 
     def _must_measure_again(self, curve: Curve, context: int) -> bool:
@@ -240,8 +237,7 @@ class CostModel:
             self._drift = 0.0
             self._tables.clear()
         if self.steps >= _SETTLED and self.steps.bit_length() > before.bit_length():
-            affordable = self._measuring < SHARE * (perf_counter() - self._began)
-            self.stale = self.stale or (affordable and self.implausible)
+            self.stale = self.stale or (self._affordable and self.implausible)
             self.save()
 
     def observe_beside(self, batch: int, context: int, passes: Mapping[int, tuple[int, float, float]], usual: int) -> None:
@@ -251,18 +247,26 @@ class CostModel:
         Args:
             passes: by rows, how many there were and the sum of their seconds; see `Counts.scoring`.
         """
-        curve, off = self._own_curve(batch_bucket(batch), context_bucket(context)), list[bool]()
+        others = {rows: seconds / times for rows, (times, seconds, _) in passes.items() if rows != usual and times >= BESIDE}
+        if not others:
+            return
+        curve = self._own_curve(batch_bucket(batch), context_bucket(context))
         times, seconds, _ = passes[usual]
         speed = curve.at(usual) * times / max(seconds, _LEAST)  # the machine's then over what is known
-        for rows, (times, seconds, _) in passes.items():
-            if rows != usual and times >= BESIDE:
-                error = curve.observe(rows, speed * seconds / times, 0.0, BESIDE)
-                off += [abs(error) > _BENT] if batch == 1 < rows else []
+        errors = {rows: curve.observe(rows, speed * mean, 0.0, BESIDE) for rows, mean in others.items()}
         self._tables.clear()
-        self._since += sum(seconds for _, seconds, _ in passes.values())
-        self._doubts = self._doubts + 1 if any(off) else self._doubts * (not off)
-        if self._doubts > 1 and self._spent < SHARE * self._since:
+        if off := [abs(error) > _BENT for rows, error in errors.items() if batch == 1 < rows]:
+            self._doubt(contradicted=any(off))
+
+    def _doubt(self, *, contradicted: bool) -> None:
+        """Measure again what was contradicted twice in a row."""
+        self._doubts = self._doubts + 1 if contradicted else 0
+        if self._doubts > 1 and self._affordable:
             self._doubts, self.stale = 0, True
+
+    @property
+    def _affordable(self) -> bool:
+        return perf_counter() >= self._paid
 
     def _own_curve(self, batch: int, context: int) -> Curve:
         """The bucket's curve, at first a copy of the nearest one's."""

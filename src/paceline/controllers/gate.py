@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from paceline.controllers.buckets import plain_ratio
+
 FIRST_PLAIN: Final = 4
 """Plain steps that are timed when a batch size comes up."""
 
@@ -217,8 +219,7 @@ class Gate:
 
     def plain_seconds(self, size: int, table: Sequence[float]) -> float:
         """Of a step without drafting, scaled from the nearest batch size that was timed; what `table` says before any was."""
-        last = len(table) - 1
         if not self._plain:
-            return table[min(size, last)]
+            return table[min(size, len(table) - 1)]
         near = min(self._plain, key=lambda known: abs(known - size))
-        return self._plain[near] * (table[min(size, last)] / table[min(near, last)] if near != size else 1.0)
+        return self._plain[near] * (1.0 if near == size else plain_ratio(size, near, table))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from paceline.controllers.acceptance import DEPTH_BUCKET, RIVAL
-from paceline.controllers.buckets import batch_bucket
+from paceline.controllers.buckets import batch_bucket, plain_ratio
 
 if TYPE_CHECKING:
     from paceline.controllers.acceptance import Acceptance, Own
@@ -48,8 +48,7 @@ class Rates:
 
 def _more(seen: int, size: int, table: Sequence[float]) -> float:
     """Tokens a second of plain steps of `size` sequences for each of `seen`."""
-    last = len(table) - 1
-    return 1.0 if seen == size else size / seen * table[min(seen, last)] / table[min(size, last)]
+    return 1.0 if seen == size else size / seen / plain_ratio(size, seen, table)
 
 
 @dataclass(frozen=True, slots=True)

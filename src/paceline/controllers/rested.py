@@ -21,7 +21,7 @@ ENOUGH: Final = 16
 RECENT: Final = 24
 """The last so many of them say it."""
 
-SELDOM, STANDS_FOR = 96, 4
+EVERY, STANDS_FOR = 96, 4
 """Quick steps at rest from one word to the cost model to the next, since it takes as long as half a step, and for how many steps
 that are observed one by one it stands: what rows cost must be known by the clock of the plain steps that they are held against."""
 
@@ -33,7 +33,7 @@ class Rested:
 
     def __init__(self) -> None:
         self._seconds: list[tuple[float, float]] = []
-        self._untold = SELDOM
+        self._untold = EVERY
 
     def add(self, score: float, rest: float) -> None:
         """One more, by seconds of scoring and of all else."""
@@ -49,7 +49,7 @@ class Rested:
         self._seconds = []
         if gate is not None:
             gate.rested(size, [score + rest for score, rest in last])
-        if len(last) < (ENOUGH if quick else 1) or (quick and self._untold < SELDOM):
+        if len(last) < (ENOUGH if quick else 1) or (quick and self._untold < EVERY):
             return None
         self._untold = 0
         return mean_of([score for score, _ in last]), mean_of([rest for _, rest in last])

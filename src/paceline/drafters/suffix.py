@@ -37,8 +37,8 @@ _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _SCARCE: Final = (4.3, 1.6, 1.0, 0.7, 0.59, 0.35, 0.2, 0.11, 0.064, 0.031)
 """By tokens matched: how many unseen continuations the counts of a match stand for."""
 
-ROOM: Final = 1024
-"""Nodes beyond those of the prompt for which a text's own tree has room at once: to grow in the midst of a text takes as long as
+ROOM: Final = 512
+"""Tokens beyond the prompt for which a text's own tree has room at once: to grow in the midst of a text takes as long as
 half a step of a small model."""
 
 MAX_CACHED_TOKENS: Final = 500_000
@@ -112,7 +112,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         self._make_room(64)
 
     def _begin(self, context: Context) -> _State:
-        state = _State(context, SuffixTree(self.depth, ROOM + 2 * len(context.tokens)), self._cache(context))
+        state = _State(context, SuffixTree(self.depth, ROOM + len(context.tokens)), self._cache(context))
         _catch_up(state)
         return state
 

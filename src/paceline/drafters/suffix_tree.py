@@ -26,7 +26,7 @@ class SuffixTree:
 
     Args:
         depth: 1..255; the longest match and its continuation together.
-        room: tokens and nodes that it can take before it grows.
+        room: tokens that it can take before it grows, with two nodes for each.
     Attributes:
         arrays: see `suffix_nodes.Arrays`; replaced when the tree outgrows them.
         size: tokens in the text.
@@ -34,16 +34,16 @@ class SuffixTree:
 
     __slots__ = ("arrays", "depth", "size")
 
-    def __init__(self, depth: int, room: int = 64) -> None:
+    def __init__(self, depth: int, room: int = 32) -> None:
         if not 1 <= depth <= MAX_DEPTH:
             raise ValueError(f"depth must be in 1..{MAX_DEPTH}, got {depth}")
         self.depth, self.size = depth, 0
-        nodes: Ints = np.empty((room, FIELDS), np.int32)
+        nodes: Ints = np.empty((2 * room, FIELDS), np.int32)
         nodes[0] = (-1, 0, -1, 0, 0, -1, -1, 0)
         self.arrays = Arrays(
             text=np.empty(room, np.int32),
             nodes=nodes,
-            heads=np.full(1 << (room - 1).bit_length(), -1, np.int32),
+            heads=np.full(1 << (2 * room - 1).bit_length(), -1, np.int32),
             meta=np.array([1, -1, 1, 0], np.int64),
             active=np.zeros((depth + 1, 2), np.int32),
         )
