@@ -1,14 +1,18 @@
 """`auto` against plain decoding and every fixed length along the acceptance dial, by batch size, in turn, in one run.
 
-usage: dial.py [--model bundled|291m] [--threads 2] [--repeats 15] [--batches 1,4,16] [--acceptance 0,0.5,0.7,0.8,0.9,0.95]
-               [--fixed 1,2,4,8,15] [--tokens 128] [--requests 4] [--model-dir DIR] [--plot-only]
+usage: dial.py [--model bundled|291m] [--threads 2] [--screening 5] [--repeats 15] [--batches 1,4,16]
+               [--acceptance 0,0.5,0.7,0.8,0.9,0.95] [--fixed 1,2,4,8,15] [--tokens 128] [--requests 4] [--model-dir DIR]
+               [--plot-only]
 
 The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong and
 always sure, the worst drafter there is. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
 decode the same requests, batch after batch, each in an order drawn anew, after warming up. Outputs must equal those of plain
-decoding, or differ first at a near tie (counted); otherwise nothing is timed. Ratios are paired, with 95 % bootstrap intervals; the
-best fixed length (0 is plain decoding) is the one with the best median. A cell whose batch is smaller decodes `--requests`.
-Every cell is written when it is done, and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
+decoding, or differ first at a near tie (counted); otherwise nothing is timed. After a few such turns (`--screening`) plain
+decoding, `auto` and the fixed lengths within 15 % of the best go on by themselves for `--repeats` further turns, and ratios are
+taken of those alone: so the time goes where it decides something, and the best fixed length (0 is plain decoding), the one with the
+best median, did not win by its luck among many. Ratios are paired, with 95 % bootstrap intervals. A cell whose batch is smaller
+decodes `--requests`. Every cell is written when it is done, and a run that is stopped goes on where it was. Results:
+`results/dial_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ PROMPT = 16
 REQUESTS = 4
 """Requests of a cell whose batch is smaller, one after the other."""
 
+CONTENDER = 1.15
+"""A fixed length that takes at most so many times what the best one takes goes on after the screening."""
+
 WARM_UP = 4
 ALWAYS_WRONG = {"acceptance": 0.0, "confidence": 0.97}
 
@@ -58,8 +65,8 @@ class Dial:
         self.reference = [decode(self.plain, [prompt], self.params)[0] for prompt in self.prompts]
         self.records = {tuple(ids): made for ids, made in zip(self.prompts, self.reference, strict=True)}
 
-    def cell(self, batch: int, acceptance: float, fixed: list[int], repeats: int) -> dict[str, Any]:
-        """Seconds of every setting at one batch size and acceptance."""
+    def cell(self, batch: int, acceptance: float, fixed: list[int], repeats: int, screening: int = 0) -> dict[str, Any]:
+        """Seconds of every setting at one batch size and acceptance; after `screening` turns, if any, of the contenders alone."""
         oracle: dict[str, Any] = {"method": "corrupted_oracle", "continuations": self.records, "acceptance": acceptance}
         oracle |= ALWAYS_WRONG if acceptance == 0.0 else {}
         named = {"plain": None, "auto": {"controller": "auto", **oracle}}
@@ -69,17 +76,20 @@ class Dial:
         agreement = {name: self._check(llm, groups) for name, llm in settings.items()}
         for _ in range(WARM_UP):
             self._run(settings["auto"], groups)
-        seconds = self.turns(settings, groups, repeats)
+        first = self.turns(settings, groups, screening)
+        left = contenders(first) if screening else list(settings)
+        seconds = self.turns({name: settings[name] for name in left}, groups, repeats)
         made = max(batch, self.requests) // batch * batch * self.params.max_tokens
         best = min((name for name in seconds if name != "auto"), key=lambda name: median(seconds[name]))
         return {
             "batch": batch,
             "acceptance": acceptance,
-            "tokens_per_second": {name: made / median(values) for name, values in seconds.items()},
+            "tokens_per_second": {name: made / median(values) for name, values in (first | seconds).items()},
             "best fixed": best,
             "auto over plain": ratio(seconds["plain"], seconds["auto"]),
             "auto over the best fixed": ratio(seconds[best], seconds["auto"]),
             "agreement": agreement,
+            "screening": first,
             "seconds": seconds,
         }
 
@@ -110,6 +120,13 @@ def _random_prompts(count: int) -> list[list[int]]:
     return [torch.randint(0, 8192, (PROMPT,), generator=generator).tolist() for _ in range(count)]
 
 
+def contenders(seconds: dict[str, list[float]]) -> list[str]:
+    """Plain decoding, `auto`, and what may be the best fixed length."""
+    middle = {name: median(values) for name, values in seconds.items()}
+    least = min(value for name, value in middle.items() if name != "auto")
+    return [name for name, value in middle.items() if name in ("plain", "auto") or value <= CONTENDER * least]
+
+
 def words(cell: dict[str, Any]) -> str:
     """One line on a cell."""
     over, best = cell["auto over plain"], cell["auto over the best fixed"]
@@ -129,7 +146,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     for column, size in enumerate(sizes):
         cells = sorted((cell for cell in found["cells"] if cell["batch"] == size), key=lambda cell: cell["acceptance"])
         _lines(panels[0][column], [(cell["acceptance"], cell["tokens_per_second"]) for cell in cells])
-        _lines(panels[1][column], [(cell["acceptance"], _over_plain(cell["seconds"])) for cell in cells])
+        _lines(panels[1][column], [(cell["acceptance"], _over_plain(cell)) for cell in cells])
         panels[0][column].set(title=f"batch {size}")
         panels[1][column].set(xlabel="acceptance of a drafted token")
     panels[0][0].set_ylabel("tokens/s, each acceptance in its own minute")
@@ -139,8 +156,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def _over_plain(seconds: dict[str, list[float]]) -> dict[str, float]:
-    return {name: ratio(seconds["plain"], values)["median"] for name, values in seconds.items()}
+def _over_plain(cell: dict[str, Any]) -> dict[str, float]:
+    stages = [cell[stage] for stage in ("screening", "seconds") if any(cell.get(stage, {}).values())]
+    return {name: ratio(stage["plain"], values)["median"] for stage in stages for name, values in stage.items()}
 
 
 def _lines(axes: Any, points: list[tuple[float, dict[str, float]]]) -> None:
@@ -157,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["bundled", "291m"], default="bundled")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--screening", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.8,0.9,0.95")
@@ -178,7 +197,8 @@ def main() -> None:
                 if (batch, acceptance, given.repeats) in done:
                     continue
                 cell = {"repeats": given.repeats, "tokens": given.tokens}
-                cell |= dial.cell(batch, acceptance, [int(number) for number in given.fixed.split(",")], given.repeats)
+                fixed = [int(number) for number in given.fixed.split(",")]
+                cell |= dial.cell(batch, acceptance, fixed, given.repeats, given.screening)
                 known = [old for old in known if (old["batch"], old["acceptance"]) != (batch, acceptance)] + [cell]
                 part = f"batch {batch}, acceptance {acceptance:g}"
                 save(name, {"model": given.model, "cells": known}, parts=[part])
