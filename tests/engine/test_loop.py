@@ -7,14 +7,16 @@ from time import perf_counter, sleep
 from typing import Any
 
 import pytest
+import torch
 from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import Context
+from paceline.engine import crew, loop
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree.types import Budget, Scores
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1, 2, 3], [3, 3]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -230,3 +232,46 @@ def test_counters_add_up() -> None:
         assert m.num_accepted_tokens + m.num_steps >= 24
         assert m.mean_acceptance_length == 1 + m.num_accepted_tokens / m.num_steps
         assert m.time_to_first_token is not None
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["", "negative control"])
+def test_a_drafter_sees_the_scores_of_its_own_sequences_where_others_end(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four sequences end at different steps; what is observed at the root is what the model says of the text."""
+    runner, off = ToyRunner(16, order=None), list[bool]()
+
+    class Sees(Guess):
+        def observe(self, states: Any, trees: Any, verdicts: Any, scores: Any) -> None:
+            for index, (context, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
+                before = context.tokens[: len(context.tokens) - len(verdict.tokens)]
+                own = scores.of(index)
+                right = len(own) == 1 + len(tree) and torch.allclose(own[0], runner.logits(before))
+                off.append(not right)
+
+    if wrong:
+        pick = Scores.pick
+        monkeypatch.setattr(Scores, "pick", lambda self, indices: pick(self, range(len(indices))))
+    each = [replace(GREEDY, ignore_eos=True, max_tokens=count) for count in (5, 24, 11, 17)]
+    run(engine(runner, [Sees(runner)], 3), PROMPTS, each)
+    assert len(off) > 20
+    assert any(off) is wrong
+
+
+def test_that_a_sequence_ends_is_not_charged_to_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs the same however the sequence was decoded; the engine's own times have it."""
+    now, told = [0.0], list[float]()
+
+    class Slow(Guess):
+        def end(self, states: list[Context]) -> None:
+            now[0] += 1000.0
+
+    class Listens(FixedController):
+        def observe(self, trees: Any, verdicts: Any, times: Any) -> None:
+            told.append(times.other + times.verify)
+
+    for module in (loop, crew):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    runner = ToyRunner(16, order=None)
+    live = engine(runner, [Slow(runner)], controller=Listens(3))
+    run(live, PROMPTS, [replace(GREEDY, ignore_eos=True, max_tokens=count) for count in (5, 24, 11, 17)])
+    assert set(told) == {0.0}
+    assert live.times.commit == 4000.0

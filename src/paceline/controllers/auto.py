@@ -230,7 +230,7 @@ class AutoController(Planner):
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Count the outcome, or learn from it and say how the next steps go."""
         if self.cruising:
-            self.cruise.count(trees, verdicts, times)
+            self.cruise.count(trees, verdicts, times, self._learning)
             self._learning = 0.0
             return
         if self.bursting:

@@ -211,12 +211,18 @@ class Cruise:
                 kept.append(node)
         return cut(tree, kept, len(tree))
 
-    def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
-        """The outcome of one step, to be summed up with others': one after the other that takes a third of the time."""
+    def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes, apart: float = 0.0) -> None:
+        """The outcome of one step, to be summed up with others': one after the other that takes a third of the time.
+
+        Args:
+            apart: seconds within that are time spent, but say nothing of steps like this one.
+        """
         if self._cold:
             self._cold -= 1
             self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
             return
+        if apart:
+            times, self.counts.seconds = times.without(apart, (0.0,) * len(times.draft)), self.counts.seconds + apart
         self.counts.steps += 1
         known, source = self._last
         if len(trees) == 1 and trees[0] is not known:

@@ -59,7 +59,7 @@ class Crew:
         own = [drafter for drafter in drafters if getattr(drafter, "runs_target", False)]
         self._resuming = [i for i, drafter in enumerate(drafters) if own == [drafter] and hasattr(drafter, "resume")]
         self._resters: list[Any] = [] if any(not hasattr(drafter, "rest") for drafter in drafters) else list(drafters)
-        self._observing = [i for i, drafter in enumerate(drafters) if _observes(drafter)]
+        self._observing = [i for i, one in enumerate(drafters) if getattr(one.observe, "__func__", None) is not TextDrafter.observe]
 
     @property
     def score_taps(self) -> Sequence[int]:
@@ -228,9 +228,16 @@ class Crew:
             found += self._each(index, asked, call, 0) if asked else []
         return max(min(found, default=0), 0)
 
-    def observe(self, batch: Sequence[Decoding], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores) -> None:
+    def observe(
+        self,
+        batch: Sequence[Decoding],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores,
+        numbers: Sequence[int],
+    ) -> None:
         """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by
-        themselves hear of it when they are next asked, or now and then."""
+        themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in `scores`."""
         if not any(map(len, trees)):
             self._unheard += 1
             if not self._listeners or self._unheard < min(getattr(drafter, "plain_every", 1) for drafter in self._listeners):
@@ -245,7 +252,7 @@ class Crew:
 
             def call(first: int, stop: int, index: int = index, at: Sequence[int] = at) -> list[None]:
                 some = at[first:stop]
-                own = scores if len(some) == len(batch) else scores.pick(some)
+                own = scores if len(some) == len(scores.rows) - 1 else scores.pick([numbers[i] for i in some])
                 states = [batch[i].states[index] for i in some]
                 self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
                 return [None] * len(some)
@@ -290,8 +297,3 @@ class Crew:
                 self.drafters[index].end([state])
             except Exception as second:
                 logger.debug("drafter %s also failed to end: %s", name, second)
-
-
-def _observes(drafter: Drafter) -> bool:
-    """Whether a drafter has something to learn from the outcome of a step."""
-    return getattr(drafter.observe, "__func__", None) is not TextDrafter.observe

@@ -82,8 +82,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it produced is kept, its finish reason is "abort"."""
-        for sequence in self.scheduler.take(request_id):
-            self._finish(sequence, sequence.close("abort"))
+        self._finish([(sequence, sequence.close("abort")) for sequence in self.scheduler.take(request_id)])
 
     def fail(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
         """End every request that has started, after a step that raised: its texts, caches and drafters may be out of step.
@@ -144,9 +143,12 @@ class Engine:
             self.parts.controller.passed(score, verify + other)
         else:
             self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
-        self._forget_ended(batch)
-        self._learning = perf_counter() - committed
-        times = TimeSplit(0.0, draft, score, verify, committed - verified, aside)
+        ended = [(one, chunk) for one, chunk in zip(batch, chunks, strict=True) if one.output.finish_reason is not None]
+        self._forget(ended)
+        learned = perf_counter()
+        self._learning = learned - committed
+        self._finish(ended)
+        times = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside)
         self.times.add(times)
         if self.watchers:
             names = parts.crew.names
@@ -230,7 +232,7 @@ class Engine:
     def _commit(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
     ) -> list[StreamChunk]:
-        """Extend every sequence by its verdict, keep the accepted path of those that go on, end the others."""
+        """Extend every sequence by its verdict and keep the accepted path of those that go on."""
         chunks: list[StreamChunk] = []
         going: list[int] = []
         picked: list[Verdict] = []
@@ -243,19 +245,15 @@ class Engine:
                 going.append(i)
                 picked.append(verdict)
         if len(going) == len(batch):
-            self._keep(batch, trees, picked, scores)
-            return chunks
-        if going:
-            self._keep([batch[i] for i in going], [trees[i] for i in going], picked, scores.pick(going))
-        for sequence, chunk in zip(batch, chunks, strict=True):
-            if sequence.output.finish_reason is not None:
-                self._finish(sequence, chunk)
+            self._keep(batch, trees, picked, scores, going)
+        elif going:
+            self._keep([batch[i] for i in going], [trees[i] for i in going], picked, scores, going)
         return chunks
 
-    def _keep(self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores) -> None:
-        """Commit the accepted paths of sequences that go on, and tell the drafters."""
+    def _keep(self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores, numbers: Seq[int]) -> None:
+        """Commit the accepted paths of sequences that go on, and tell the drafters; `numbers`: of these sequences in `scores`."""
         self.parts.runner.commit([sequence.cache for sequence in batch], [verdict.path for verdict in verdicts])
-        self.parts.crew.observe(batch, trees, verdicts, scores)
+        self.parts.crew.observe(batch, trees, verdicts, scores, numbers)
 
     def _observe(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], times: StepTimes
@@ -270,17 +268,18 @@ class Engine:
             for index, sequence in enumerate(batch):
                 logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))
 
-    def _forget_ended(self, batch: Seq[Sequence]) -> None:
-        for sequence in batch:
-            if sequence.output.finish_reason is not None:
-                try:
-                    self.parts.controller.forget(sequence.key)
-                except Exception as error:
-                    self._drop_controller(error)
+    def _forget(self, ended: Seq[tuple[Sequence, StreamChunk]]) -> None:
+        for sequence, _ in ended:
+            try:
+                self.parts.controller.forget(sequence.key)
+            except Exception as error:
+                self._drop_controller(error)
 
-    def _finish(self, sequence: Sequence, chunk: StreamChunk) -> None:
-        self.parts.crew.end(sequence)
-        self.scheduler.remove(sequence)
-        if chunk.finish_reason == "abort":
-            self.parts.controller.forget(sequence.key)
-        logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
+    def _finish(self, ended: Seq[tuple[Sequence, StreamChunk]]) -> None:
+        """End these sequences. The controller is told nothing of the time: it is the same however a sequence was decoded."""
+        for sequence, chunk in ended:
+            self.parts.crew.end(sequence)
+            self.scheduler.remove(sequence)
+            if chunk.finish_reason == "abort":
+                self.parts.controller.forget(sequence.key)
+            logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
