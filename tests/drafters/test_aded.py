@@ -38,7 +38,7 @@ def drafter(*, trees: bool = True, **options: Any) -> AdedDrafter:
     return AdedDrafter(DrafterArgs(vocab_size=VOCAB, index=1, max_context=64, target=ToyRunner(VOCAB, trees=trees)), **options)  # type: ignore[arg-type]
 
 
-def begin(one: AdedDrafter, text: Sequence[int], tenant: str = "default") -> Any:
+def begin(one: AdedDrafter, text: Sequence[int], tenant: str = "") -> Any:
     return one.begin([Context("r", list(text), len(text), tenant=tenant)])[0]
 
 
@@ -125,7 +125,7 @@ def test_without_exploration_it_is_greedy_drafting() -> None:
     state = begin(one, RANDOM)
     tree = propose(one, state, nodes=5, depth=5)
     assert tree.is_chain
-    assert tree.tokens.tolist() == greedy(one.tables.of("default"), *RANDOM[-2:], 5)
+    assert tree.tokens.tolist() == greedy(one.tables.of(""), *RANDOM[-2:], 5)
     assert not propose(drafter_with(RANDOM, exploration=1.0)[0], state, nodes=5, depth=5).is_chain
 
 
@@ -184,9 +184,9 @@ def test_refused_drafts_are_not_learned() -> None:
         one.observe([state], [tree], [Verdict((), (), next_token)], None)
     only_text = table([1, 2, 3, 1, 2, 9, 1, 2])
     for pair in [(a, b) for a in range(10) for b in range(10)]:
-        assert followers(one.tables.of("default"), *pair) == pytest.approx(followers(only_text, *pair))
+        assert followers(one.tables.of(""), *pair) == pytest.approx(followers(only_text, *pair))
     learned_wrong = table([1, 2, 3, 1, 2, 3])  # what it had been if the refused 3 were counted
-    assert followers(learned_wrong, 1, 2) != pytest.approx(followers(one.tables.of("default"), 1, 2))
+    assert followers(learned_wrong, 1, 2) != pytest.approx(followers(one.tables.of(""), 1, 2))
 
 
 def test_tokens_are_counted_once_over_forks_and_repeated_calls() -> None:
@@ -195,7 +195,7 @@ def test_tokens_are_counted_once_over_forks_and_repeated_calls() -> None:
     for each in (state, twin, state):
         propose(one, each)
     one.end([state, twin])
-    assert followers(one.tables.of("default"), 1, 2) == pytest.approx({3: 1.0})
+    assert followers(one.tables.of(""), 1, 2) == pytest.approx({3: 1.0})
 
 
 def test_tenants_learn_apart_unless_told_otherwise(tmp_path: Path) -> None:

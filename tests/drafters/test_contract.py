@@ -26,7 +26,7 @@ STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4,
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}]
-TENANTS = ("default", "tenant 0", "tenant 1")
+TENANTS = ("", "tenant 0", "tenant 1")
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ngram": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"num_speculative_tokens": 2}],
     "suffix": [
@@ -187,7 +187,7 @@ class World:
         for tenant in TENANTS if getattr(self.drafter, "shares_state", False) else ():
             self.teach(tenant)
 
-    def context(self, tokens: Sequence[int], seed: int = 5, tenant: str = "default") -> Context:
+    def context(self, tokens: Sequence[int], seed: int = 5, tenant: str = "") -> Context:
         given = min(len(tokens), len(PROMPT))
         text = list(tokens)
         return Context(
@@ -209,7 +209,7 @@ class World:
         self.drafter.observe([state], [tree], [Verdict((), (), 0)], Scores(rows, (0, len(rows))))
         self.drafter.end([state])
 
-    def begin(self, tokens: Sequence[int], seed: int = 5, tenant: str = "default") -> Any:
+    def begin(self, tokens: Sequence[int], seed: int = 5, tenant: str = "") -> Any:
         (state,) = self.drafter.begin([self.context(tokens, seed, tenant)])
         return state
 

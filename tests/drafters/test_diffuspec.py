@@ -79,7 +79,7 @@ def test_the_target_itself_as_scorer_accepts_everything() -> None:
     """lambda = 0 and tri-grams counted from very much of the text of a target that looks two tokens back, at beam 1."""
     runner = ToyRunner(VOCAB, seed=3)
     one = drafter(random_rows(VOCAB), path_weight=0.0, candidate_mass=1.0, path_beam=1)
-    counts = one.tables.of("default")
+    counts = one.tables.of("")
     for a in range(VOCAB):
         for b in range(VOCAB):
             for token, p in enumerate(runner.logits([a, b]).double().softmax(-1).tolist()):

@@ -44,7 +44,7 @@ def test_the_text_is_the_targets(plain: LLM, options: dict[str, Any]) -> None:
 def test_sampled_requests_learn_from_overlaps(plain: LLM) -> None:
     llm, drafter = fast(plain, num_speculative_tokens=4, cost="layers")
     llm.generate(PROMPTS, SamplingParams(temperature=1.0, max_tokens=16))
-    rates, *_ = drafter._known["default"]
+    rates, *_ = drafter._known[""]
     assert all(0.0 < rate < 1.0 for rate in rates)
     assert rates[0] < rates[-1]
 

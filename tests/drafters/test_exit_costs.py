@@ -63,7 +63,7 @@ def test_while_it_rests_it_is_hardly_asked_and_its_rounds_go_on(plain: LLM, monk
         monkeypatch.setattr(drafter, "propose", lambda *given, f=propose, at=steps: (at.append(1), f(*given))[1])
         lengths = [len(llm.generate(PROMPTS[i : i + 1], params)[0].outputs[0].token_ids) for i in (0, 1, 2, 0)]
         assert lengths == [60] * 4
-        asked[patient], seen[patient] = len(steps), [*looks, drafter._known["default"][1]]
+        asked[patient], seen[patient] = len(steps), [*looks, drafter._known[""][1]]
     assert np.abs(np.subtract(seen[True], seen[False])).max() <= 4, "the last round of a text may go by unasked"
     assert 7 <= len(seen[True]) <= 9
     assert max(seen[True][:-1]) < 59

@@ -15,8 +15,9 @@ from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.jacobi import JacobiDrafter
 from paceline.drafters.lookahead import LookaheadDrafter
+from paceline.engine.record import StepRecord
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, PROBE, TokenTree
+from paceline.tree.token_tree import CANDIDATE, EMPTY_TREE, PROBE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
 VOCAB = 12
@@ -105,6 +106,21 @@ def test_probes_are_inputs_only() -> None:
     assert len(probes) > 10
     assert tree.confidence[probes].sum() == 0
     assert not set(probes) & {child for parent in (-1, *range(len(tree))) for child in tree.children(parent)}
+
+
+def test_probes_do_not_count_as_draft_tokens() -> None:
+    runner, rows = ToyRunner(VOCAB, order=1, seed=3), [0, 0]
+    live = engine(runner, [LookaheadDrafter(ARGS)], 24)
+
+    def count(record: StepRecord) -> None:
+        for kind in record.trees[0].kinds.tolist():
+            rows[kind] += 1
+
+    live.watchers.append(count)
+    (request,) = run(live, [PROMPT], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    guesses, probes = rows[CANDIDATE], rows[PROBE]
+    assert guesses > 10 < probes
+    assert request.metrics.num_draft_tokens == request.metrics.drafters["lookahead"].num_draft_tokens == guesses
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (2, 5), (5, 2), (6, 16), (13, 16), (48, 4), (100, 16)])

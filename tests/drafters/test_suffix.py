@@ -23,18 +23,18 @@ def make(vocab: int = VOCAB, words: str = "abc", **options: Any) -> SuffixDrafte
     return SuffixDrafter(DrafterArgs(vocab_size=vocab, index=1, max_context=512, fingerprint=lambda: words), **options)
 
 
-def context(tokens: Sequence[int], prompt: int | None = None, tenant: str = "default") -> Context:
+def context(tokens: Sequence[int], prompt: int | None = None, tenant: str = "") -> Context:
     return Context("r", list(tokens), len(tokens) if prompt is None else prompt, tenant=tenant)
 
 
-def drafted(drafter: SuffixDrafter, text: Sequence[int], nodes: int = 16, depth: int = 16, tenant: str = "default") -> TokenTree:
+def drafted(drafter: SuffixDrafter, text: Sequence[int], nodes: int = 16, depth: int = 16, tenant: str = "") -> TokenTree:
     (state,) = drafter.begin([context(text, tenant=tenant)])
     (tree,) = drafter.propose([state], [Budget(nodes, depth)], [EMPTY_TREE])
     tree.check(VOCAB, nodes)
     return tree
 
 
-def teach(drafter: SuffixDrafter, prompt: Sequence[int], output: Sequence[int], tenant: str = "default") -> None:
+def teach(drafter: SuffixDrafter, prompt: Sequence[int], output: Sequence[int], tenant: str = "") -> None:
     """A request that comes and goes."""
     (state,) = drafter.begin([context(prompt, tenant=tenant)])
     state.context.tokens.extend(output)

@@ -57,7 +57,7 @@ def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str
     llm, drafter = fast(plain, **options)
     assert decoded(llm, PROMPTS) == decoded(plain, PROMPTS)
     assert decoded(llm, PROMPTS[:1]) == decoded(plain, PROMPTS[:1])
-    assert drafter.search_of("default").steps > 5
+    assert drafter.search_of("").steps > 5
     for params in (
         SamplingParams(temperature=0.8, seed=5, max_tokens=16, n=2),
         SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=16),
@@ -156,7 +156,7 @@ class PlantedWorld:
         args = DrafterArgs(vocab_size=11, index=0, max_context=4096, target=self.runner)
         self.drafter = SwiftDrafter(args, **{"draft_stop_threshold": 0.0, **options})
 
-    def text(self, request: str = "r", tenant: str = "default") -> Any:
+    def text(self, request: str = "r", tenant: str = "") -> Any:
         tokens = [1, 2, 3, 4]
         (state,) = self.drafter.begin([Context(request, tokens, 4, tenant=tenant, cache=lambda: ToyCache(tokens[:-1]))])
         return state

@@ -29,7 +29,7 @@ def args(target: Any = None, vocab: int = VOCAB) -> DrafterArgs:
     return DrafterArgs(vocab_size=vocab, index=0, max_context=512, target=target)
 
 
-def begun(drafter: TokenRecyclingDrafter, text: Sequence[int] = (1, 2), tenant: str = "default") -> Any:
+def begun(drafter: TokenRecyclingDrafter, text: Sequence[int] = (1, 2), tenant: str = "") -> Any:
     (state,) = drafter.begin([Context("r", list(text), len(text), tenant=tenant)])
     return state
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"s
         ({"tree_policy": "dyspec", "tree_width": 2}, "tree_width must be left out with tree_policy 'dyspec'"),
         ({"tree_policy": "dyspec", "tree_threshold": 0.1}, "tree_threshold must be left out with tree_policy 'dyspec'"),
         ({"tree_policy": "eagle2", "speculative_token_tree": "[(0,)]"}, "speculative_token_tree must be given with"),
-        ({"tree_policy": "static"}, 'speculative_token_tree must be given with tree_policy "static", and only then, got None'),
+        ({"tree_policy": "static"}, 'speculative_token_tree must be given with tree_policy "static", and with no other, got None'),
         ({"speculative_token_tree": "[(0,), (64,)]"}, "ranks in 0..63"),
         (
             {"tree_policy": "rsd_c", "tree_width": []},

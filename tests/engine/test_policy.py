@@ -10,8 +10,10 @@ from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.config import SpeculativeConfig
+from paceline.controllers.base import Signal
 from paceline.engine.build import _methods, build_parts, check_methods
 from paceline.engine.policy import GIVEN, split_options
+from paceline.tree.token_tree import EMPTY_TREE
 
 
 def controller(given: dict[str, Any]) -> Any:
@@ -38,8 +40,21 @@ def test_beside_a_list_of_methods_they_are_the_controllers() -> None:
 def test_defaults_stay() -> None:
     assert controller({"method": "ngram"}).name == "auto"
     assert controller({"method": "ngram", "num_speculative_tokens": 3}).num_speculative_tokens == 3
-    assert controller({"method": "ngram", "controller": "fixed"}).num_speculative_tokens == 0
     assert controller({"method": "ngram", "controller": "heuristic"}).num_speculative_tokens is None
+
+
+@pytest.mark.parametrize("method", ["ngram", ["ngram", "draft_model"]])
+@pytest.mark.parametrize("name", ["auto", "heuristic", "specdec_pp", "ppd", None])
+def test_no_speculative_tokens_are_none_whatever_the_controller(method: Any, name: str | None) -> None:
+    built = controller({"method": method, "num_speculative_tokens": 0} | ({"controller": name} if name else {}))
+    built.plan([Signal(0, 10, 20, 0.0)])
+    assert not built.budget(0, 0, EMPTY_TREE).nodes
+
+
+def test_fewer_nodes_than_speculative_tokens_are_fine() -> None:
+    given = {"method": "ngram", "controller": "auto", "num_speculative_tokens": 5}
+    assert controller(given | {"max_nodes": 3}).max_nodes == 3
+    assert controller(given).max_nodes == 5
 
 
 @pytest.mark.parametrize("methods", [["ngram", "tli"], ["tli", {"method": "draft_model", "model": "other"}]])
@@ -79,7 +94,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
             "speculative_config does not know 'prompt_lookup_mx'; did you mean prompt_lookup",
         ),
         ({"nonsense": 1}, "speculative_config does not know 'nonsense'; known are .*; with every method also method, num_spec"),
-        ({"nonsense": 1}, r"suffix_decoding_cache_prompts and \d+ more \(docs/methods.md\); with"),
+        ({"nonsense": 1}, r"prompt_lookup_min, shared_tables, short_step and \d+ more \(docs/methods.md\); with"),
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),
         ({"method": "ngram", "acceptance_methd": "k_seq"}, "'acceptance_methd'; did you mean acceptance_method"),
@@ -93,6 +108,11 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         (KANGAROO | {"threshold": "low"}, "threshold must be in 0..1, got 'low'"),
         (KANGAROO | {"controller": "kangroo", "threshold": 0.4}, "unknown controller 'kangroo'; did you mean kangaroo"),
         ({"method": "ngram", "max_nodes": "many"}, "max_nodes must be an integer in 1..1024, got 'many'"),
+        ({"method": "ngram", "controller": "fixed"}, "num_speculative_tokens must be given with controller 'fixed', got None"),
+        (
+            {"method": "ngram", "controller": "auto", "num_speculative_tokens": 2, "max_nodes": 3},
+            "max_nodes must be at most num_speculative_tokens, 2, got 3",
+        ),
         ({"method": "ngram", "max_nodes": 2.5}, r"max_nodes must be an integer in 1..1024, got 2\.5"),
         ({"method": "ngram", "max_depth": True}, "max_depth must be an integer in 1..1024, got True"),
         (

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.prompts import DEFAULT_TENANT, as_list, read_prompt
+from paceline.drafters.base import NO_TENANT
+from paceline.engine.prompts import as_list, read_prompt
 from paceline.errors import PromptError
 
 
@@ -23,8 +24,10 @@ def test_texts_ids_and_dicts() -> None:
     for both in ([0, 97], [97]):  # the ids of the text, with and without special tokens
         assert read_prompt({"prompt": "a", "prompt_token_ids": both}, encode).tokens == both
     assert read_prompt({"prompt": "a", "prompt_token_ids": np.array([97])}, encode).text == "a"
-    assert read_prompt({"prompt": "a"}, encode).tenant == DEFAULT_TENANT
+    assert read_prompt({"prompt": "a"}, encode).tenant == NO_TENANT
     assert read_prompt({"prompt": "a", "cache_salt": "me"}, encode).tenant == "me"
+    with pytest.raises(PromptError):
+        read_prompt({"prompt": "a", "cache_salt": NO_TENANT}, encode)  # nobody can ask for the caches of those without a salt
 
 
 PREDICTIONS = {
@@ -66,6 +69,11 @@ REFUSED = {
     "a part without a text": (
         {"prompt": "a", "prediction": {"type": "content", "content": [{"type": "text"}]}},
         "prediction must be {'type': 'content', 'content': TEXT}, got",
+    ),
+    "no parts": ({"prompt": "a", "prediction": {"type": "content", "content": []}}, "prediction must be {'type': 'content'"),
+    "ids as content": (
+        {"prompt": "a", "prediction": {"type": "content", "content": [202, 2]}},
+        "prediction must be {'type': 'content'",
     ),
     "a misspelt prediction": ({"prompt": "a", "prediction": {"content": "b", "typ": "content"}}, "prediction must be {'type'"),
     "a text and other ids": (

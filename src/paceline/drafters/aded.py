@@ -23,7 +23,7 @@ from paceline.drafters.aded_search import grow
 from paceline.drafters.aded_table import WAYS, TrigramTable
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.rest_trie import as_tree
-from paceline.drafters.tables import Tables
+from paceline.drafters.tables import MAX_TENANTS, Tables
 from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
@@ -52,8 +52,8 @@ class AdedDrafter(SingleDrafter[_State]):
         simulations: of the search, in a step; None takes four for each node of the budget.
         exploration: weight of the part of the score that spreads the visits; 0 follows the likeliest path alone.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        tables: folder in which tables are kept between runs.
-        shared_tables: one table for all tenants.
+        tables: folder where tables are read at the start and written by `LLM.save_tables`.
+        shared_tables: one table for all tenants. max_tenants: most tables at a time (64), the least recently used goes first.
     Raises:
         ConfigError: a value outside its range. DrafterError: tables that do not fit or are damaged.
     """
@@ -72,6 +72,7 @@ class AdedDrafter(SingleDrafter[_State]):
         num_speculative_tokens: int | None = None,
         tables: str | None = None,
         shared_tables: bool = False,
+        max_tenants: int = MAX_TENANTS,
     ) -> None:
         super().__init__(args, num_speculative_tokens)
         integer("table_rows", table_rows, WAYS, MOST_ROWS)
@@ -81,7 +82,7 @@ class AdedDrafter(SingleDrafter[_State]):
         number("exploration", exploration, 0.0, 1e6, "be in 0..1e6")
         self.simulations, self.exploration = simulations, float(exploration)
         new = partial(TrigramTable, -(-table_rows // WAYS) * WAYS, table_width, args.vocab_size)
-        self.tables: Tables[TrigramTable] = Tables("aded", args, new, folder=tables, shared=shared_tables)
+        self.tables: Tables[TrigramTable] = Tables("aded", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants)
         self._compile()
 
     def _begin(self, context: Context) -> _State:

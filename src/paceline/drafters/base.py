@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Scores, Verdict
+
+NO_TENANT: Final = ""
+"""Of requests without a `cache_salt`, which is never empty: nobody can ask for their caches and tables by name."""
 
 Shape = Callable[["torch.Tensor", Sequence[Sequence[int]]], "torch.Tensor"]
 
@@ -56,7 +59,7 @@ class Context:
     seeded: bool = False
     shape: Shape | None = None
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    tenant: str = "default"
+    tenant: str = NO_TENANT
     prediction: Sequence[int] = ()
     cache: Callable[[], SequenceCache] | None = None
 

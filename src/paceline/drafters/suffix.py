@@ -27,7 +27,7 @@ from paceline.drafters.suffix_cache import SuffixCache
 from paceline.drafters.suffix_lookup import ABOVE, CHANCE, COLUMNS, LEVELS, MOST_CHILDREN, NODES, TOKEN, Desk, step
 from paceline.drafters.suffix_nodes import MAX_DEPTH, MAX_VOCAB
 from paceline.drafters.suffix_tree import SuffixTree
-from paceline.drafters.tables import Tables
+from paceline.drafters.tables import MAX_TENANTS, Tables
 from paceline.drafters.text import SingleDrafter
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -68,7 +68,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         suffix_decoding_cache_prompts: keep whole prompts of past requests, not only outputs and the ends of prompts.
         max_cached_tokens: most tokens of past requests kept for each tenant (55 to 85 bytes each); 500000 by default.
         tables: folder where past texts are read at the start and written by `LLM.save_tables`.
-        shared_tables: one store for all tenants.
+        shared_tables: one store for all tenants. max_tenants: most stores at a time (64), the least recently used goes first.
     Raises:
         ConfigError: a value outside its range, or a vocabulary of 2**23 tokens or more.
         DrafterError: a file in `tables` that is damaged or of another tokenizer.
@@ -90,6 +90,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         max_cached_tokens: int = MAX_CACHED_TOKENS,
         tables: str | None = None,
         shared_tables: bool = False,
+        max_tenants: int = MAX_TENANTS,
     ) -> None:
         super().__init__(args, num_speculative_tokens)
         depth, requests = suffix_decoding_max_tree_depth, suffix_decoding_max_cached_requests
@@ -106,7 +107,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         self.depth, self.branches, self.whole = depth, suffix_decoding_use_tree_spec, suffix_decoding_cache_prompts
         self.keeps = requests > 0 and max_cached_tokens > 0
         new = partial(SuffixCache, depth, requests, max_cached_tokens, args.vocab_size)
-        self.tables: Tables[SuffixCache] = Tables("suffix", args, new, folder=tables, shared=shared_tables)
+        self.tables: Tables[SuffixCache] = Tables("suffix", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants)
         self._limits = np.array([0, 0, MOST_CHILDREN if self.branches else 1, depth], np.int64)
         self._rules = np.array([factor, least], np.float64)
         self._make_room(64)

@@ -102,7 +102,7 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
 
     Args:
         num_speculative_tokens: most nodes to propose; None leaves it to the budget. There are never more than 80.
-        tables: folder where the tables lie between runs.
+        tables: folder where tables are read at the start and written by `LLM.save_tables`.
         shared_tables: one table for all tenants.
         max_tenants: most tables at a time.
     Raises:

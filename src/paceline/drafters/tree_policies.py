@@ -99,7 +99,7 @@ def tree_policy(name: str | None, *, width: int | Sequence[int] | None, threshol
     need(
         (paths is not None) == (name == "static"),
         "speculative_token_tree",
-        'be given with tree_policy "static", and only then',
+        'be given with tree_policy "static", and with no other',
         paths,
     )
     if name == "levels":

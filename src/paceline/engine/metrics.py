@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.tree.chain_columns import lone_source
-from paceline.tree.token_tree import TokenTree
+from paceline.tree.token_tree import PROBE, TokenTree
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class RequestMetrics:
     Attributes:
         num_steps: scoring passes of the target that this request took part in (prefill not counted).
         num_drafts: those with a tree that was not empty.
-        num_draft_tokens: verified nodes, whatever became of them.
+        num_draft_tokens: verified nodes, whatever became of them; Lookahead's probes, which are no guesses, do not count.
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
         num_generation_tokens, num_prompt_tokens: text sizes.
-        drafters: name -> counts.
+        drafters: name -> counts; a node that several drafters proposed counts for the first of them.
         dropped_drafters: name -> why a drafter was dropped for this request.
         time_to_first_token, generation_time: seconds since arrival, and from the first step to the end. What the controller does
             before its first budget (on a new machine it measures what a pass costs) counts for the former only; costs that it
@@ -82,7 +82,6 @@ class RequestMetrics:
         if not nodes:
             return
         self.num_drafts += 1
-        self.num_draft_tokens += nodes
         self.num_accepted_tokens += len(path)
         per_pos, accepted = self.num_accepted_tokens_per_pos, len(path)
         if accepted > len(per_pos):
@@ -90,13 +89,17 @@ class RequestMetrics:
         for depth in range(accepted):
             per_pos[depth] += 1
         if (only := lone_source(tree)) >= 0:
+            self.num_draft_tokens += nodes
             drafter = self.drafter(names[only])
             drafter.num_draft_tokens += nodes
             drafter.num_accepted_tokens += accepted
             return
         sources = tree.sources.tolist()
-        for source in dict.fromkeys(sources):
-            self.drafter(names[source]).num_draft_tokens += sources.count(source)
+        for source, kind in zip(sources, tree.kinds.tolist(), strict=True):
+            drafter = self.drafter(names[source])
+            if kind != PROBE:
+                self.num_draft_tokens += 1
+                drafter.num_draft_tokens += 1
         for node in path:
             self.drafter(names[sources[node]]).num_accepted_tokens += 1
 

@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from paceline import registry
+from paceline.checking import need
 from paceline.checking_types import check_types
 from paceline.config import SpeculativeConfig
 from paceline.config_keys import near, reject_unknown_keys
 from paceline.controllers.base import Controller
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.cost_store import CostKey, CostStore
+from paceline.controllers.fixed import FixedController
 from paceline.controllers.memory import MemoryKey
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
@@ -127,7 +129,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         options: its own, from `split_options`.
         names: of the drafters, in their order.
     Raises:
-        ConfigError: no controller by that name, an option with a value outside its range.
+        ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it needs one.
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
@@ -136,6 +138,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
     number = config.num_speculative_tokens
     if "num_speculative_tokens" in known:
         optional = known["num_speculative_tokens"].default is not inspect.Parameter.empty
+        need(optional or number is not None or not names, "num_speculative_tokens", f"be given with controller {name!r}", None)
         filled["num_speculative_tokens"] = number if optional else number or 0
     if "drafters" in known:
         filled["drafters"] = names
@@ -145,7 +148,8 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         key = MemoryKey(CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.options!r}")
         filled["memory"] = CostStore(key, user_cache("acceptance"))
     if "max_nodes" in known and number:
-        filled["max_nodes"] = number
+        filled["max_nodes"], most = number, options.get("max_nodes")
+        need(not isinstance(most, int) or most <= number, "max_nodes", f"be at most num_speculative_tokens, {number}", most)
     try:
         controller: Controller = factory(**filled | dict(options))
     except PacelineError:
@@ -157,7 +161,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
     lacking = [part for part in PARTS if not hasattr(controller, part)]
     if lacking:
         raise ConfigError(f"{name!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
-    return controller
+    return FixedController(0) if number == 0 else controller
 
 
 def _name(config: SpeculativeConfig, *, drafting: bool) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 
 from paceline.checking import need, reject_unknown, shortened
 from paceline.config import SamplingParams
+from paceline.drafters.base import NO_TENANT
 from paceline.errors import ConfigError, PromptError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt")
-DEFAULT_TENANT = "default"
 MAX_SALT = 256
 
 
@@ -35,7 +35,7 @@ class ReadPrompt:
     text: str | None
     tokens: list[int]
     prediction: list[int]
-    tenant: str = DEFAULT_TENANT
+    tenant: str = NO_TENANT
 
 
 def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
@@ -100,16 +100,17 @@ def _content(given: Mapping[str, Any]) -> object:
     content = given.get("content")
     if given.keys() - {"type", "content"} or given.get("type", "content") != "content" or not isinstance(content, str | list):
         raise wrong
-    if not isinstance(content, list) or not content or not all(isinstance(part, Mapping) for part in content):
+    if isinstance(content, str):
         return content
-    if not all(part.get("type", "text") == "text" and isinstance(part.get("text"), str) for part in content):
+    parts = [part if isinstance(part, Mapping) else {} for part in content]
+    if not parts or not all(part.get("type", "text") == "text" and isinstance(part.get("text"), str) for part in parts):
         raise wrong
-    return "".join(part["text"] for part in content)
+    return "".join(part["text"] for part in parts)
 
 
 def _tenant(given: object) -> str:
     if given is None:
-        return DEFAULT_TENANT
+        return NO_TENANT
     if not isinstance(given, str) or not 1 <= len(given) <= MAX_SALT:
         raise PromptError(f"cache_salt must be a text of 1..{MAX_SALT} characters, got {shortened(given)}")
     return given

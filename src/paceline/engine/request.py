@@ -12,6 +12,7 @@ from paceline.checking import shortened
 from paceline.config import SamplingParams
 from paceline.constraints.logprobs import Logprob
 from paceline.constraints.rules import Rules
+from paceline.drafters.base import NO_TENANT
 from paceline.engine.metrics import RequestMetrics
 from paceline.engine.outputs import CompletionOutput, RequestOutput
 from paceline.errors import PromptError
@@ -42,7 +43,7 @@ class Request:
     params: SamplingParams
     seed: int
     max_tokens: int
-    tenant: str = "default"
+    tenant: str = NO_TENANT
     prediction: list[int] = field(default_factory=list)
     streamed: bool = True
     metrics: RequestMetrics = field(default_factory=RequestMetrics)

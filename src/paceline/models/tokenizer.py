@@ -72,7 +72,7 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise PromptError(f"the prompt is not valid Unicode (lone surrogate at character {error.start})") from None
+            raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
         return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
