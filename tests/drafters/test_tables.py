@@ -128,3 +128,21 @@ def test_saving_needs_a_folder(tmp_path: Path) -> None:
         make().save(tmp_path / "file" / "below")
     with pytest.raises(ConfigError, match="tables must be a folder"):
         Tables("counts", args(), Counts, folder="")
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "there").mkdir()
+    for name, why in (
+        ("file", "a file is there"),
+        ("file/below", "Not a directory"),
+        ("nul\0", "null"),
+        ("long" * 200, "too long"),
+        ("link", "broken link"),
+    ):
+        with pytest.raises(ConfigError, match=f"tables must be a folder and .*{why}") as caught:
+            make(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    for name in ("there", "new", "new/er"):
+        assert make(tmp_path / name).save().parent == tmp_path / name

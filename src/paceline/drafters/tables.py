@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -61,6 +62,7 @@ class Tables(Generic[T]):
         shared: one table for all tenants.
         max_tenants: most tables at a time.
     Raises:
+        ConfigError: a value outside its range, or a `folder` that is a file or cannot be one.
         DrafterError: a file there is damaged, of another method, or made with another tokenizer.
     """
 
@@ -74,11 +76,10 @@ class Tables(Generic[T]):
         shared: bool = False,
         max_tenants: int = MAX_TENANTS,
     ) -> None:
-        need(folder is None or (isinstance(folder, str) and folder != ""), "tables", "be a folder", folder)
         need(isinstance(shared, bool), "shared_tables", "be True or False", shared)
         integer("max_tenants", max_tenants, 1)
         self.method, self.new, self.shared, self.max_tenants = method, new, shared, max_tenants
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else _folder(folder)
         self._args = args
         self._of: OrderedDict[str, T] = OrderedDict()
         if self.folder is not None and (self.folder / self._name).exists():
@@ -171,3 +172,17 @@ class Tables(Generic[T]):
             table, prefix = self.new(), f"{index}/"
             table.read_arrays({name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)})
             self._of[tenant] = table
+
+
+def _folder(name: str) -> Path:
+    """The path of a folder that is there or may be made: what cannot be saved is refused before anything is learned."""
+    need(isinstance(name, str) and name != "", "tables", "be a folder", name)
+    path, why = Path(name), ""
+    try:
+        why = "" if S_ISDIR(path.stat().st_mode) else "and a file is there"
+    except FileNotFoundError:
+        why = "and a broken link is there" if path.is_symlink() else ""
+    except (OSError, ValueError) as error:
+        why = f"and this is none ({getattr(error, 'strerror', None) or error})"
+    need(not why, "tables", f"be a folder {why}; give another path", name)
+    return path
