@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 
 from paceline.drafters.base import DrafterArgs
@@ -146,3 +148,53 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_learned(tmp_path:
         assert "\n" not in str(caught.value)
     for name in ("there", "new", "new/er"):
         assert make(tmp_path / name).save().parent == tmp_path / name
+
+
+def rewritten(path: Path, tenants: str | None, *, shared: bool = False) -> None:
+    """Put another list of tenants into a file of tables; None takes it out."""
+    with safetensors.safe_open(path, framework="np") as file:
+        header, arrays = dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header.pop("tenants", None)
+    added = {} if tenants is None else {"tenants": tenants}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata={**header, **added, "shared": json.dumps(shared)}))
+
+
+@pytest.mark.parametrize(
+    ("tenants", "why"),
+    [
+        (None, "list of different names"),
+        ('"t0"', "list of different names"),
+        ('{"a": 1, "b": 2}', "list of different names"),
+        ("[1, 2]", "list of different names"),
+        ('["a", null]', "list of different names"),
+        ('["a", "a"]', "list of different names"),
+        ("[]", "every table once, and there are 0 names"),
+        ('["a"]', "every table once, and there are 1 names"),
+        ('["a", "b", "c"]', "every table once, and there are 3 names"),
+        ('["a", "b"', "delimiter"),
+        ("[" * 100_000, "recursion"),
+        ("[" * 100_000 + "]" * 100_000, "recursion"),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_whose_the_tables_are_must_be_clear(tmp_path: Path, tenants: str | None, why: str) -> None:
+    tables = make(tmp_path)
+    tables.of("a").count_n[0], tables.of("b").count_n[0] = 1, 2
+    path = tables.save()
+    rewritten(path, tenants)
+    with pytest.raises(DrafterError, match=f"{path.name}.* cannot be read .*{why}.*; delete the file") as caught:
+        make(tmp_path)
+    assert "\n" not in str(caught.value)
+    rewritten(path, '["b", "a"]')
+    assert make(tmp_path).of("a").count_n[0] == 2
+
+
+def test_shared_tables_have_no_name(tmp_path: Path) -> None:
+    tables = make(tmp_path, shared=True)
+    tables.of("a").count_n[0] = 1
+    path = tables.save()
+    rewritten(path, '["a"]', shared=True)
+    with pytest.raises(DrafterError, match="no names where tables are shared"):
+        make(tmp_path, shared=True)
+    rewritten(path, '[""]', shared=True)
+    assert make(tmp_path, shared=True).of("b").count_n[0] == 1

@@ -38,7 +38,7 @@ class Table(Protocol):
     """What one tenant has taught a drafter."""
 
     def to_arrays(self) -> Arrays:
-        """All that must be kept, as NumPy arrays of fixed dtypes."""
+        """All that must be kept, as NumPy arrays of fixed dtypes; at least one."""
 
     def read_arrays(self, arrays: Arrays) -> None:
         """Take over what `to_arrays` of an equally configured table gave.
@@ -151,10 +151,9 @@ class Tables(Generic[T]):
             with safe_open(path, framework="np") as file:
                 header: Mapping[str, str] = file.metadata() or {}
                 self._check(path, header)
-                tenants = json.loads(header.get("tenants", "[]"))
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            self._fill([str(tenant) for tenant in tenants], arrays)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            self._fill(self._tenants(header, arrays), arrays)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise DrafterError(f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew") from None
 
@@ -166,6 +165,21 @@ class Tables(Generic[T]):
                 raise DrafterError(f"the tables in {str(path)!r} do not fit this model and method: {what}; choose another folder")
         if header.get("shared") != json.dumps(self.shared):
             raise DrafterError(f"the tables in {str(path)!r} were kept with another 'shared_tables'; set it alike or start anew")
+
+    def _tenants(self, header: Mapping[str, str], arrays: Arrays) -> list[str]:
+        """Whose the tables are, in their order.
+
+        Raises:
+            ValueError: no list of names, or not one for each table. RecursionError: thousands of brackets.
+        """
+        found = json.loads(header.get("tenants", "null"))
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
+            raise ValueError("tenants must be a list of different names")
+        if {name.partition("/")[0] for name in arrays} != {str(index) for index in range(len(found))}:
+            raise ValueError(f"tenants must name every table once, and there are {len(found)} names")
+        if self.shared and any(found):
+            raise ValueError("tenants must have no names where tables are shared")
+        return found
 
     def _fill(self, tenants: list[str], arrays: Arrays) -> None:
         for index, tenant in enumerate(tenants[-self.max_tenants :], start=max(0, len(tenants) - self.max_tenants)):
