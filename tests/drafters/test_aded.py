@@ -90,10 +90,24 @@ def test_tables_are_kept_and_refused() -> None:
         arrays | {"pairs": arrays["pairs"] - 2**60},
         arrays | {"weights": arrays["weights"] * np.nan},
         arrays | {"times": arrays["times"] * 0},
+        arrays | {"times": arrays["times"] + (2**63 - 1 - arrays["times"].max())},
+        arrays | {"times": arrays["times"] + (2**62 + 1 - arrays["times"].max())},
+        arrays | {"followers": np.full_like(arrays["followers"], 7)},
     ]
     for found in wrong:
         with pytest.raises(ValueError, match=r"must|is missing"):
             TrigramTable(64, 3, VOCAB).read_arrays(found)
+
+
+def test_the_latest_times_and_empty_places_are_no_damage() -> None:
+    """Places without a follower are alike; a table goes on counting from the last time that is taken."""
+    one, other = table([1, 2, 3], rows=64, width=3), TrigramTable(64, 3, VOCAB)
+    arrays = dict(one.to_arrays())
+    assert arrays["followers"].tolist() == [[3, -1, -1]]
+    other.read_arrays(arrays | {"times": np.array([2**62])})
+    other.learn([1, 2, 3, 1, 2, 4])
+    assert other.rows[1].max() > 2**62
+    assert followers(other, 1, 2) == pytest.approx({3: 0.9 * 1.9, 4: 1.0})
 
 
 @pytest.mark.parametrize("exploration", [0.0, 1.0, 5.0])

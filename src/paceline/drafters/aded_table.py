@@ -12,12 +12,13 @@ Source: ADED (arXiv:2407.12021), whose table is neither bounded nor forgets; bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.checking import MAX_COUNT
 from paceline.drafters.compiled import compiled
 from paceline.drafters.tables import Arrays
 
@@ -143,14 +144,24 @@ class TrigramTable:
         for name, dtype in DTYPES.items():
             if name not in given or given[name].dtype != dtype or given[name].shape != shapes[name]:
                 raise ValueError(f"{name} is missing, or not of dtype {np.dtype(dtype).name} and shape {shapes[name]}")
-        pairs, followers, weights, times = (given[name] for name in ("pairs", "followers", "weights", "times"))
-        tokens = np.concatenate([pairs >> 32, pairs & 0xFFFFFFFF])
-        if ((tokens < 0) | (tokens >= self.vocab_size)).any() or ((followers < -1) | (followers >= self.vocab_size)).any():
-            raise ValueError(f"token ids must lie in 0..{self.vocab_size - 1}")
-        if not np.isfinite(weights).all() or (weights < 0).any() or (times < 1).any():
-            raise ValueError("weights and times must be finite and positive")
-        for index, pair in enumerate(pairs.tolist()):
+        _check(given, self.vocab_size)
+        for index, pair in enumerate(given["pairs"].tolist()):
             row = place(self.rows, pair)
             for name in ("times", "followers", "weights"):
                 own[name][row] = given[name][index]
-        self.time = int(times.max(initial=0)) + 1
+        self.time = int(given["times"].max(initial=0)) + 1
+
+
+def _check(given: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
+    """Raises ValueError for values that no table has."""
+    pairs, followers, weights, times = (given[name] for name in ("pairs", "followers", "weights", "times"))
+    tokens = np.concatenate([pairs >> 32, pairs & 0xFFFFFFFF])
+    if ((tokens < 0) | (tokens >= vocab_size)).any() or ((followers < -1) | (followers >= vocab_size)).any():
+        raise ValueError(f"token ids must lie in 0..{vocab_size - 1}")
+    if not np.isfinite(weights).all() or (weights < 0).any() or (times < 1).any():
+        raise ValueError("weights and times must be finite and positive")
+    if (times > MAX_COUNT).any():
+        raise ValueError(f"times must be at most {MAX_COUNT}")
+    ordered = np.sort(followers, axis=1)
+    if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
+        raise ValueError("the followers of a pair must differ")
