@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paceline.checking import MAX_COUNT
 from paceline.drafters.compiled import compiled
-from paceline.drafters.tables import Arrays
+from paceline.drafters.tables import Arrays, OtherOptionError
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
@@ -135,16 +135,19 @@ class TrigramTable:
         """Take over rows; of more than the table holds, the newest.
 
         Raises:
-            ValueError: arrays that are missing, of another shape or dtype, or out of range.
+            OtherOptionError: rows of another width. ValueError: arrays that are missing, of another dtype, or out of range.
         """
         given: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
         count = len(given["pairs"]) if "pairs" in given else -1
-        own = self._by_name()
-        shapes = {name: (count, *array.shape[1:]) for name, array in own.items()}
+        own, width = self._by_name(), self.rows[2].shape[1]
+        kept = given["followers"].shape[-1] or width if "followers" in given and given["followers"].ndim == 2 else width
+        shapes = {name: (count, *[kept] * (array.ndim - 1)) for name, array in own.items()}
         for name, dtype in DTYPES.items():
             if name not in given or given[name].dtype != dtype or given[name].shape != shapes[name]:
                 raise ValueError(f"{name} is missing, or not of dtype {np.dtype(dtype).name} and shape {shapes[name]}")
         _check(given, self.vocab_size)
+        if kept != width:
+            raise OtherOptionError("table_width", kept, width)
         for index, pair in enumerate(given["pairs"].tolist()):
             row = place(self.rows, pair)
             for name in ("times", "followers", "weights"):

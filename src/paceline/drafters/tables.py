@@ -34,6 +34,13 @@ MAX_TENANTS: Final = 64
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
+class OtherOptionError(ValueError):
+    """Arrays that are whole, of a table that was configured otherwise."""
+
+    def __init__(self, name: str, kept: object, asked: object) -> None:
+        super().__init__(f"with {name} {asked}: they were kept with {name} {kept}")
+
+
 class Table(Protocol):
     """What one tenant has taught a drafter."""
 
@@ -44,6 +51,7 @@ class Table(Protocol):
         """Take over what `to_arrays` of an equally configured table gave.
 
         Raises:
+            OtherOptionError: arrays of a table with another option.
             ValueError: arrays that are missing, of another shape or dtype, or out of range.
         """
 
@@ -153,6 +161,10 @@ class Tables(Generic[T]):
                 self._check(path, header)
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             self._fill(self._tenants(header, arrays), arrays)
+        except OtherOptionError as error:
+            raise DrafterError(
+                f"the tables in {str(path)!r} cannot be read {error}; set it alike or choose another folder"
+            ) from None
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise DrafterError(f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew") from None
