@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from toys import ToyRunner
 
+from paceline.config import SpeculativeConfig
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.tables import Arrays, Tables
+from paceline.engine.build import build_parts
+from paceline.engine.crew import Crew
 from paceline.errors import ConfigError, DrafterError
 
 
@@ -198,3 +202,34 @@ def test_shared_tables_have_no_name(tmp_path: Path) -> None:
         make(tmp_path, shared=True)
     rewritten(path, '[""]', shared=True)
     assert make(tmp_path, shared=True).of("b").count_n[0] == 1
+
+
+def crew_of(*methods: dict[str, Any]) -> Crew:
+    config = SpeculativeConfig.parse({"method": list(methods)})
+    return build_parts(ToyRunner(), config, load=lambda name: ToyRunner())[1].crew
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("aded", {"table_width": 3}), ("suffix", {"suffix_decoding_max_tree_depth": 9})], ids=str
+)
+def test_two_of_a_method_must_not_save_to_one_file(tmp_path: Path, method: str, option: dict[str, int]) -> None:
+    folder, other = str(tmp_path / "one"), str(tmp_path / "other")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    first = {"method": method, "tables": folder}
+    for same in (folder, f"{folder}/", f"{folder}/../one", str(tmp_path / "link")):
+        with pytest.raises(
+            ConfigError, match=f"tables must be a folder for each '{method}' .* another folder, got .*{method}.safe"
+        ):
+            crew_of(first, {"method": method, "tables": same, **option})
+    crew = crew_of(first, {"method": method, "tables": other, **option})
+    assert [path.parent for path in crew.save_tables()] == [Path(folder), Path(other)]
+    with pytest.raises(ConfigError, match=r"folder must be a folder for each .*; leave it out, and give each its own 'tables'"):
+        crew.save_tables(tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+
+
+def test_methods_of_different_names_share_a_folder(tmp_path: Path) -> None:
+    crew = crew_of({"method": "aded", "tables": str(tmp_path)}, {"method": "suffix", "tables": str(tmp_path)})
+    assert sorted(path.name for path in crew.save_tables()) == ["aded.safetensors", "suffix.safetensors"]
+    assert len(crew_of({"method": "aded"}, {"method": "aded", "table_width": 3}, {"method": "ngram"}).drafters) == 3

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +90,8 @@ class Tables(Generic[T]):
         self.folder = None if folder is None else _folder(folder)
         self._args = args
         self._of: OrderedDict[str, T] = OrderedDict()
-        if self.folder is not None and (self.folder / self._name).exists():
-            self._read(self.folder / self._name)
+        if self.folder is not None and (self.folder / self.file_name).exists():
+            self._read(self.folder / self.file_name)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -129,7 +129,7 @@ class Tables(Generic[T]):
             for name, array in table.to_arrays().items()
         }
         header = {"tenants": json.dumps(list(self._of)), "shared": json.dumps(self.shared), **self._header()}
-        path = where / self._name
+        path = where / self.file_name
         half = Part(path)
         try:
             where.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,8 @@ class Tables(Generic[T]):
         return path
 
     @property
-    def _name(self) -> str:
+    def file_name(self) -> str:
+        """In its folder."""
         return f"{self.method}.safetensors"
 
     def _header(self) -> dict[str, str]:
@@ -212,3 +213,24 @@ def _folder(name: str) -> Path:
         why = f"and this is none ({getattr(error, 'strerror', None) or error})"
     need(not why, "tables", f"be a folder {why}; give another path", name)
     return path
+
+
+def tables_of(drafters: Iterable[object], folder: str | Path | None = None) -> list[Tables[Any]]:
+    """The tables of those that have any.
+
+    Args:
+        folder: all will be saved there; None leaves each to its own.
+    Raises:
+        ConfigError: two of them would be saved to one file.
+    """
+    found = [each for each in (getattr(drafter, "tables", None) for drafter in drafters) if isinstance(each, Tables)]
+    files: set[Path] = set()
+    for tables in found:
+        where = Path(folder) if folder is not None else tables.folder and tables.folder.resolve()
+        if where is not None:
+            path = where / tables.file_name
+            rule = f"be a folder for each {tables.method!r} apart: two of them would be saved to one file"
+            remedy = "give one of them another folder" if folder is None else "leave it out, and give each its own 'tables'"
+            need(path not in files, "tables" if folder is None else "folder", f"{rule}; {remedy}", str(path))
+            files.add(path)
+    return found
