@@ -15,6 +15,7 @@ from paceline.drafters.aded import AdedDrafter
 from paceline.drafters.aded_search import search
 from paceline.drafters.aded_table import WAYS, TrigramTable, find
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.tables import OtherOptionError
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Verdict
@@ -90,10 +91,24 @@ def test_tables_are_kept_and_refused() -> None:
         arrays | {"pairs": arrays["pairs"] - 2**60},
         arrays | {"weights": arrays["weights"] * np.nan},
         arrays | {"times": arrays["times"] * 0},
+        arrays | {"times": arrays["times"] + (2**63 - 1 - arrays["times"].max())},
+        arrays | {"times": arrays["times"] + (2**62 + 1 - arrays["times"].max())},
+        arrays | {"followers": np.full_like(arrays["followers"], 7)},
     ]
     for found in wrong:
         with pytest.raises(ValueError, match=r"must|is missing"):
             TrigramTable(64, 3, VOCAB).read_arrays(found)
+
+
+def test_the_latest_times_and_empty_places_are_no_damage() -> None:
+    """Places without a follower are alike; a table goes on counting from the last time that is taken."""
+    one, other = table([1, 2, 3], rows=64, width=3), TrigramTable(64, 3, VOCAB)
+    arrays = dict(one.to_arrays())
+    assert arrays["followers"].tolist() == [[3, -1, -1]]
+    other.read_arrays(arrays | {"times": np.array([2**62])})
+    other.learn([1, 2, 3, 1, 2, 4])
+    assert other.rows[1].max() > 2**62
+    assert followers(other, 1, 2) == pytest.approx({3: 0.9 * 1.9, 4: 1.0})
 
 
 @pytest.mark.parametrize("exploration", [0.0, 1.0, 5.0])
@@ -209,6 +224,30 @@ def test_tenants_learn_apart_unless_told_otherwise(tmp_path: Path) -> None:
         assert propose(kept, begin(kept, [1, 2], "a")).tokens.tolist()[:1] == [3]
     with pytest.raises(DrafterError, match="cannot be read"):
         drafter(table_width=3, tables=str(tmp_path / "False"))
+
+
+def test_tables_of_another_width_are_called_that_and_not_damaged(tmp_path: Path) -> None:
+    one = drafter(tables=str(tmp_path))
+    begin(one, [1, 2, 3, 1, 2], "a")
+    path = one.tables.save()
+    with pytest.raises(DrafterError) as caught:
+        drafter(table_width=3, tables=str(tmp_path))
+    assert str(caught.value) == (
+        f"the tables in {str(path)!r} cannot be read with table_width 3: they were kept with table_width 8; "
+        "set it alike or choose another folder"
+    )
+    assert propose(again := drafter(tables=str(tmp_path)), begin(again, [1, 2], "a")).tokens.tolist()[:1] == [3]
+    for table_rows in (WAYS, 2**17):
+        assert len(drafter(table_rows=table_rows, tables=str(tmp_path)).tables) == 1
+
+
+@pytest.mark.parametrize("width", [0, 5])
+def test_damage_is_damage_at_any_width(width: int) -> None:
+    arrays = {name: np.array(array) for name, array in table(RANDOM, rows=64, width=5).to_arrays().items()}
+    torn = arrays | {name: arrays[name][:, :width] for name in ("followers", "weights")}
+    with pytest.raises(ValueError, match=r"missing|finite") as caught:
+        TrigramTable(64, 3, VOCAB).read_arrays(torn | {"weights": torn["weights"] - 1e9})
+    assert not isinstance(caught.value, OtherOptionError)
 
 
 def test_a_runner_of_chains_gets_chains() -> None:

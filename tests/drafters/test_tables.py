@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
+from toys import ToyRunner
 
+from paceline.config import SpeculativeConfig
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.tables import Arrays, Tables
+from paceline.engine.build import build_parts
+from paceline.engine.crew import Crew
 from paceline.errors import ConfigError, DrafterError
 
 
@@ -128,3 +134,102 @@ def test_saving_needs_a_folder(tmp_path: Path) -> None:
         make().save(tmp_path / "file" / "below")
     with pytest.raises(ConfigError, match="tables must be a folder"):
         Tables("counts", args(), Counts, folder="")
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "there").mkdir()
+    for name, why in (
+        ("file", "a file is there"),
+        ("file/below", "Not a directory"),
+        ("nul\0", "null"),
+        ("long" * 200, "too long"),
+        ("link", "broken link"),
+    ):
+        with pytest.raises(ConfigError, match=f"tables must be a folder and .*{why}") as caught:
+            make(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    for name in ("there", "new", "new/er"):
+        assert make(tmp_path / name).save().parent == tmp_path / name
+
+
+def rewritten(path: Path, tenants: str | None, *, shared: bool = False) -> None:
+    """Put another list of tenants into a file of tables; None takes it out."""
+    with safetensors.safe_open(path, framework="np") as file:
+        header, arrays = dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header.pop("tenants", None)
+    added = {} if tenants is None else {"tenants": tenants}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata={**header, **added, "shared": json.dumps(shared)}))
+
+
+@pytest.mark.parametrize(
+    ("tenants", "why"),
+    [
+        (None, "list of different names"),
+        ('"t0"', "list of different names"),
+        ('{"a": 1, "b": 2}', "list of different names"),
+        ("[1, 2]", "list of different names"),
+        ('["a", null]', "list of different names"),
+        ('["a", "a"]', "list of different names"),
+        ("[]", "every table once, and there are 0 names"),
+        ('["a"]', "every table once, and there are 1 names"),
+        ('["a", "b", "c"]', "every table once, and there are 3 names"),
+        ('["a", "b"', "delimiter"),
+        ("[" * 100_000, "recursion"),
+        ("[" * 100_000 + "]" * 100_000, "recursion"),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_whose_the_tables_are_must_be_clear(tmp_path: Path, tenants: str | None, why: str) -> None:
+    tables = make(tmp_path)
+    tables.of("a").count_n[0], tables.of("b").count_n[0] = 1, 2
+    path = tables.save()
+    rewritten(path, tenants)
+    with pytest.raises(DrafterError, match=f"{path.name}.* cannot be read .*{why}.*; delete the file") as caught:
+        make(tmp_path)
+    assert "\n" not in str(caught.value)
+    rewritten(path, '["b", "a"]')
+    assert make(tmp_path).of("a").count_n[0] == 2
+
+
+def test_shared_tables_have_no_name(tmp_path: Path) -> None:
+    tables = make(tmp_path, shared=True)
+    tables.of("a").count_n[0] = 1
+    path = tables.save()
+    rewritten(path, '["a"]', shared=True)
+    with pytest.raises(DrafterError, match="no names where tables are shared"):
+        make(tmp_path, shared=True)
+    rewritten(path, '[""]', shared=True)
+    assert make(tmp_path, shared=True).of("b").count_n[0] == 1
+
+
+def crew_of(*methods: dict[str, Any]) -> Crew:
+    config = SpeculativeConfig.parse({"method": list(methods)})
+    return build_parts(ToyRunner(), config, load=lambda name: ToyRunner())[1].crew
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("aded", {"table_width": 3}), ("suffix", {"suffix_decoding_max_tree_depth": 9})], ids=str
+)
+def test_two_of_a_method_must_not_save_to_one_file(tmp_path: Path, method: str, option: dict[str, int]) -> None:
+    folder, other = str(tmp_path / "one"), str(tmp_path / "other")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    first = {"method": method, "tables": folder}
+    for same in (folder, f"{folder}/", f"{folder}/../one", str(tmp_path / "link")):
+        with pytest.raises(
+            ConfigError, match=f"tables must be a folder for each '{method}' .* another folder, got .*{method}.safe"
+        ):
+            crew_of(first, {"method": method, "tables": same, **option})
+    crew = crew_of(first, {"method": method, "tables": other, **option})
+    assert [path.parent for path in crew.save_tables()] == [Path(folder), Path(other)]
+    with pytest.raises(ConfigError, match=r"folder must be a folder for each .*; leave it out, and give each its own 'tables'"):
+        crew.save_tables(tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+
+
+def test_methods_of_different_names_share_a_folder(tmp_path: Path) -> None:
+    crew = crew_of({"method": "aded", "tables": str(tmp_path)}, {"method": "suffix", "tables": str(tmp_path)})
+    assert sorted(path.name for path in crew.save_tables()) == ["aded.safetensors", "suffix.safetensors"]
+    assert len(crew_of({"method": "aded"}, {"method": "aded", "table_width": 3}, {"method": "ngram"}).drafters) == 3

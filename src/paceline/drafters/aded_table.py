@@ -12,14 +12,15 @@ Source: ADED (arXiv:2407.12021), whose table is neither bounded nor forgets; bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.checking import MAX_COUNT
 from paceline.drafters.compiled import compiled
-from paceline.drafters.tables import Arrays
+from paceline.drafters.tables import Arrays, OtherOptionError
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
@@ -134,23 +135,36 @@ class TrigramTable:
         """Take over rows; of more than the table holds, the newest.
 
         Raises:
-            ValueError: arrays that are missing, of another shape or dtype, or out of range.
+            OtherOptionError: rows of another width. ValueError: arrays that are missing, of another dtype, or out of range.
         """
         given: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
         count = len(given["pairs"]) if "pairs" in given else -1
-        own = self._by_name()
-        shapes = {name: (count, *array.shape[1:]) for name, array in own.items()}
+        own, width = self._by_name(), self.rows[2].shape[1]
+        kept = given["followers"].shape[-1] or width if "followers" in given and given["followers"].ndim == 2 else width
+        shapes = {name: (count, *[kept] * (array.ndim - 1)) for name, array in own.items()}
         for name, dtype in DTYPES.items():
             if name not in given or given[name].dtype != dtype or given[name].shape != shapes[name]:
                 raise ValueError(f"{name} is missing, or not of dtype {np.dtype(dtype).name} and shape {shapes[name]}")
-        pairs, followers, weights, times = (given[name] for name in ("pairs", "followers", "weights", "times"))
-        tokens = np.concatenate([pairs >> 32, pairs & 0xFFFFFFFF])
-        if ((tokens < 0) | (tokens >= self.vocab_size)).any() or ((followers < -1) | (followers >= self.vocab_size)).any():
-            raise ValueError(f"token ids must lie in 0..{self.vocab_size - 1}")
-        if not np.isfinite(weights).all() or (weights < 0).any() or (times < 1).any():
-            raise ValueError("weights and times must be finite and positive")
-        for index, pair in enumerate(pairs.tolist()):
+        _check(given, self.vocab_size)
+        if kept != width:
+            raise OtherOptionError("table_width", kept, width)
+        for index, pair in enumerate(given["pairs"].tolist()):
             row = place(self.rows, pair)
             for name in ("times", "followers", "weights"):
                 own[name][row] = given[name][index]
-        self.time = int(times.max(initial=0)) + 1
+        self.time = int(given["times"].max(initial=0)) + 1
+
+
+def _check(given: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
+    """Raises ValueError for values that no table has."""
+    pairs, followers, weights, times = (given[name] for name in ("pairs", "followers", "weights", "times"))
+    tokens = np.concatenate([pairs >> 32, pairs & 0xFFFFFFFF])
+    if ((tokens < 0) | (tokens >= vocab_size)).any() or ((followers < -1) | (followers >= vocab_size)).any():
+        raise ValueError(f"token ids must lie in 0..{vocab_size - 1}")
+    if not np.isfinite(weights).all() or (weights < 0).any() or (times < 1).any():
+        raise ValueError("weights and times must be finite and positive")
+    if (times > MAX_COUNT).any():
+        raise ValueError(f"times must be at most {MAX_COUNT}")
+    ordered = np.sort(followers, axis=1)
+    if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
+        raise ValueError("the followers of a pair must differ")

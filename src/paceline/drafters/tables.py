@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeVar
+from stat import S_ISDIR
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,16 +34,24 @@ MAX_TENANTS: Final = 64
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
+class OtherOptionError(ValueError):
+    """Arrays that are whole, of a table that was configured otherwise."""
+
+    def __init__(self, name: str, kept: object, asked: object) -> None:
+        super().__init__(f"with {name} {asked}: they were kept with {name} {kept}")
+
+
 class Table(Protocol):
     """What one tenant has taught a drafter."""
 
     def to_arrays(self) -> Arrays:
-        """All that must be kept, as NumPy arrays of fixed dtypes."""
+        """All that must be kept, as NumPy arrays of fixed dtypes; at least one."""
 
     def read_arrays(self, arrays: Arrays) -> None:
         """Take over what `to_arrays` of an equally configured table gave.
 
         Raises:
+            OtherOptionError: arrays of a table with another option.
             ValueError: arrays that are missing, of another shape or dtype, or out of range.
         """
 
@@ -61,6 +70,7 @@ class Tables(Generic[T]):
         shared: one table for all tenants.
         max_tenants: most tables at a time.
     Raises:
+        ConfigError: a value outside its range, or a `folder` that is a file or cannot be one.
         DrafterError: a file there is damaged, of another method, or made with another tokenizer.
     """
 
@@ -74,15 +84,14 @@ class Tables(Generic[T]):
         shared: bool = False,
         max_tenants: int = MAX_TENANTS,
     ) -> None:
-        need(folder is None or (isinstance(folder, str) and folder != ""), "tables", "be a folder", folder)
         need(isinstance(shared, bool), "shared_tables", "be True or False", shared)
         integer("max_tenants", max_tenants, 1)
         self.method, self.new, self.shared, self.max_tenants = method, new, shared, max_tenants
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else _folder(folder)
         self._args = args
         self._of: OrderedDict[str, T] = OrderedDict()
-        if self.folder is not None and (self.folder / self._name).exists():
-            self._read(self.folder / self._name)
+        if self.folder is not None and (self.folder / self.file_name).exists():
+            self._read(self.folder / self.file_name)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -120,7 +129,7 @@ class Tables(Generic[T]):
             for name, array in table.to_arrays().items()
         }
         header = {"tenants": json.dumps(list(self._of)), "shared": json.dumps(self.shared), **self._header()}
-        path = where / self._name
+        path = where / self.file_name
         half = Part(path)
         try:
             where.mkdir(parents=True, exist_ok=True)
@@ -136,7 +145,8 @@ class Tables(Generic[T]):
         return path
 
     @property
-    def _name(self) -> str:
+    def file_name(self) -> str:
+        """In its folder."""
         return f"{self.method}.safetensors"
 
     def _header(self) -> dict[str, str]:
@@ -150,10 +160,13 @@ class Tables(Generic[T]):
             with safe_open(path, framework="np") as file:
                 header: Mapping[str, str] = file.metadata() or {}
                 self._check(path, header)
-                tenants = json.loads(header.get("tenants", "[]"))
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            self._fill([str(tenant) for tenant in tenants], arrays)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            self._fill(self._tenants(header, arrays), arrays)
+        except OtherOptionError as error:
+            raise DrafterError(
+                f"the tables in {str(path)!r} cannot be read {error}; set it alike or choose another folder"
+            ) from None
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise DrafterError(f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew") from None
 
@@ -166,8 +179,58 @@ class Tables(Generic[T]):
         if header.get("shared") != json.dumps(self.shared):
             raise DrafterError(f"the tables in {str(path)!r} were kept with another 'shared_tables'; set it alike or start anew")
 
+    def _tenants(self, header: Mapping[str, str], arrays: Arrays) -> list[str]:
+        """Whose the tables are, in their order.
+
+        Raises:
+            ValueError: no list of names, or not one for each table. RecursionError: thousands of brackets.
+        """
+        found = json.loads(header.get("tenants", "null"))
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
+            raise ValueError("tenants must be a list of different names")
+        if {name.partition("/")[0] for name in arrays} != {str(index) for index in range(len(found))}:
+            raise ValueError(f"tenants must name every table once, and there are {len(found)} names")
+        if self.shared and any(found):
+            raise ValueError("tenants must have no names where tables are shared")
+        return found
+
     def _fill(self, tenants: list[str], arrays: Arrays) -> None:
         for index, tenant in enumerate(tenants[-self.max_tenants :], start=max(0, len(tenants) - self.max_tenants)):
             table, prefix = self.new(), f"{index}/"
             table.read_arrays({name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)})
             self._of[tenant] = table
+
+
+def _folder(name: str) -> Path:
+    """The path of a folder that is there or may be made: what cannot be saved is refused before anything is learned."""
+    need(isinstance(name, str) and name != "", "tables", "be a folder", name)
+    path, why = Path(name), ""
+    try:
+        why = "" if S_ISDIR(path.stat().st_mode) else "and a file is there"
+    except FileNotFoundError:
+        why = "and a broken link is there" if path.is_symlink() else ""
+    except (OSError, ValueError) as error:
+        why = f"and this is none ({getattr(error, 'strerror', None) or error})"
+    need(not why, "tables", f"be a folder {why}; give another path", name)
+    return path
+
+
+def tables_of(drafters: Iterable[object], folder: str | Path | None = None) -> list[Tables[Any]]:
+    """The tables of those that have any.
+
+    Args:
+        folder: all will be saved there; None leaves each to its own.
+    Raises:
+        ConfigError: two of them would be saved to one file.
+    """
+    found = [each for each in (getattr(drafter, "tables", None) for drafter in drafters) if isinstance(each, Tables)]
+    files: set[Path] = set()
+    for tables in found:
+        where = Path(folder) if folder is not None else tables.folder and tables.folder.resolve()
+        if where is not None:
+            path = where / tables.file_name
+            rule = f"be a folder for each {tables.method!r} apart: two of them would be saved to one file"
+            remedy = "give one of them another folder" if folder is None else "leave it out, and give each its own 'tables'"
+            need(path not in files, "tables" if folder is None else "folder", f"{rule}; {remedy}", str(path))
+            files.add(path)
+    return found

@@ -18,6 +18,7 @@ from paceline.checking_types import check_types
 from paceline.config import SHARED, SpeculativeConfig
 from paceline.config_keys import reject_unknown_keys
 from paceline.drafters.base import Drafter, DrafterArgs, Models
+from paceline.drafters.tables import tables_of
 from paceline.drafters.tree_policies import TreePolicy
 from paceline.engine.crew import Crew
 from paceline.engine.footprint import limited
@@ -60,11 +61,13 @@ def build_parts(
         memory: most bytes of speculation (`EngineConfig.speculative_memory_bytes`).
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with it.
     Raises:
-        ConfigError: an unknown method or option. CapabilityError: a method that this runner cannot serve.
+        ConfigError: an unknown method or option, or tables of two drafters in one file.
+        CapabilityError: a method that this runner cannot serve.
     """
     config, own = split_options(SpeculativeConfig(method=()) if config is None else config)
     methods = sorted(_methods(config, default_draft), key=lambda one: TURNS.get(_kind(one), 0))
     drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
+    tables_of(drafters)  # refuses two for one file
     if config.acceptance_method == "block_verification":
         _refuse_branches(methods, drafters)
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)

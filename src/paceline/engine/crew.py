@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from paceline.checking import need
 from paceline.controllers.base import Controller
 from paceline.drafters.base import Context, Drafter
-from paceline.drafters.tables import Tables
+from paceline.drafters.tables import tables_of
 from paceline.drafters.text import TextDrafter
 from paceline.engine.guard import Guard
 from paceline.engine.listening import BUDGET as LISTENING
@@ -72,11 +72,10 @@ class Crew:
         """Write what the drafters have learned from text; see `Tables.save`.
 
         Raises:
-            ConfigError: a folder that is neither a text nor a path.
+            ConfigError: a folder that is neither a text nor a path, or in which two drafters would save one file.
         """
         need(folder is None or (isinstance(folder, str | Path) and folder != ""), "folder", "be the path of a folder", folder)
-        found = [getattr(drafter, "tables", None) for drafter in self.drafters]
-        return [tables.save(folder) for tables in found if isinstance(tables, Tables)]
+        return [tables.save(folder) for tables in tables_of(self.drafters, folder)]
 
     def begin(self, sequence: Decoding) -> None:
         """Give a sequence its drafter states, right after prefill."""
