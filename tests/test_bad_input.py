@@ -150,7 +150,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         "'collections:UserDict' names no controller class",
     ),
     "a controller without a name": (
-        ("generate", "x", "-s", '{"controller": "nameless:Policy"}'),
+        ("generate", "x", "-s", '{"controller": "nameless:Policy", "num_speculative_tokens": 2}'),
         "is no controller: it has no name",
     ),
     "taps of no list": (("generate", "x", "-s", '{"method": "bad_taps:Word"}'), "must be a tuple of layers in -1.."),
