@@ -21,8 +21,9 @@ from paceline.controllers.auto import APART, AutoController
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.counts import Counts
-from paceline.controllers.cruise import COLD, STEPS, TRIAL
+from paceline.controllers.cruise import COLD, IN_A_ROW, NEAR, STEPS, TRIAL
 from paceline.controllers.fixed import FixedController
+from paceline.controllers.prices import Rates
 from paceline.controllers.watch import SHARE, Mode, Watch
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import NO_BUDGET, Verdict
@@ -114,6 +115,32 @@ def test_steps_of_other_lengths_stay_within_the_limits(nodes: int, deepest: int)
             asked |= {controller.cruise.budget(0, 0, EMPTY_TREE).nodes} if controller.cruising else set()
     assert deepest - 1 in asked, "it does look"
     assert max(asked) == deepest
+
+
+def test_short_requests_look_at_other_lengths_too() -> None:
+    """No stretch between two plans is as long as it takes from one look to the next."""
+    world, looked = World([table(steady(0.95))], lambda rows: PLAIN * (0.9 + 0.1 * rows)), list[bool]()
+    controller = AutoController(world.costs(), world.names)
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        for step in range(12):
+            world.step(controller, step, rng)
+            if controller.cruising and (one := controller.cruise._courses[0][0][0]) is not None and one.near:
+                looked.append(controller.cruise.budget(0, 0, EMPTY_TREE) != one.budget)
+        controller.forget(0)
+        controller.cruise.left = 0
+    assert 0.5 * IN_A_ROW / NEAR < fmean(looked) < 2 * IN_A_ROW / NEAR
+
+
+def test_the_only_drafter_is_judged_by_what_plain_decoding_brings() -> None:
+    """Drafting brings a twentieth more; a rate of a faster minute would say that the drafter loses."""
+    controller = cruising(WORLDS["cheap rows"])
+    controller._rates = Rates()
+    controller._rates.count(1, 1000, 1000 * PLAIN / 10.0, controller.now.table)
+    controller.now.rate = controller._rates.of(1, controller.now.table)
+    plain = 1.0 / controller._gates[0].plain_seconds(1, controller.now.table)
+    assert controller._price({0}) == pytest.approx(plain * controller.gain)
+    assert controller._price({0, 1}) == pytest.approx(10.0 / PLAIN)
 
 
 def turning(step: int, rng: np.random.Generator) -> tuple[float, float]:

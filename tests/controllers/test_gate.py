@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.controllers.gate import AGAIN, FIRST_PLAIN, IN_A_ROW, LEAST, MOST, NEW, SELDOM, Gate
+from paceline.controllers.gate import AGAIN, FIRST_PLAIN, IN_A_ROW, LEAST, MOST, NEW, PAID, SELDOM, SOON, Gate
 
 PLAIN = 1.0
 TABLE = [PLAIN] * 65
@@ -98,6 +98,17 @@ def wait_of_a_new_sequence(gate: Gate) -> int:
         drive(gate, 1, losing)
     assert not gate.admits(new=True)
     return gate.wait
+
+
+@pytest.mark.parametrize("steps", [PAID - 40, PAID + 40])
+def test_what_paid_for_long_is_tried_again_soon(steps: int) -> None:
+    gate = Gate()
+    drive(gate, steps, lambda step: (8, 1.2))
+    drive(gate, 200, lambda step: (4, 40.0))  # then it loses much
+    waited = 0
+    while gate.closed and not gate.admits(new=False):
+        waited += 1
+    assert (waited <= SOON) is (steps > PAID)
 
 
 def test_a_new_sequence_by_itself_waits_less_but_longer_after_every_try_that_lost() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.controllers.cost_model import CostModel
 from paceline.controllers.gate import Gate
 from paceline.controllers.rested import ENOUGH, EVERY, RECENT, Rested
 
@@ -38,3 +39,30 @@ def test_the_gate_hears_of_the_last_ones_every_time() -> None:
         rest(rested, RECENT, 1.0, gate)
     assert gate.plain_seconds(1, TABLE) == pytest.approx(1.0, rel=0.02), "what came before the last ones is old"
     assert rest(rested, EVERY, 1.0, None) is not None, "where there is no gate nobody is told"
+
+
+@pytest.mark.parametrize(
+    ("beside", "learned"),
+    [((1, 5, 2e-4), True), (None, False), ((2, 5, 2e-4), False), ((1, 1, 2e-4), False)],
+    ids=["", "nothing before", "another batch", "no drafts before"],
+)
+def test_a_few_plain_steps_between_drafts_teach_what_they_take_beside_those(
+    beside: tuple[int, int, float] | None, learned: bool
+) -> None:
+    """The machine is twice as slow as when costs were measured: a pass over one row takes half of what one over five takes."""
+    cost, rested = CostModel(probe=lambda rows, context: 8e-5 if rows < 2 else 1e-4), Rested()
+    cost.prepare(6)
+    for _ in range(30):
+        rested.beside = beside
+        for seconds in (9e-4, 9e-4, 1e-4, 1e-4, 1e-4):  # the first ones find cold caches
+            rested.add(seconds, 0.0)
+        rested.teach(None, cost, (1, 10), quick=True)
+        assert rested.beside is None
+    assert cost.verify(1) / cost.verify(5) == pytest.approx(0.5 if learned else 0.8, rel=0.1)
+
+
+def test_what_came_before_waits_for_the_plain_steps() -> None:
+    rested = Rested()
+    rested.beside = (1, 5, 2e-4)
+    rested.teach(None, CostModel(), (1, 10), quick=True)
+    assert rested.beside is not None

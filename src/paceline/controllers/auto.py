@@ -274,8 +274,8 @@ class AutoController(Planner):
             drafted, table, gain = bool(found.asked), self.now.table, self.gain
             gate.record(size, found.tokens, found.seconds, admitted=True, asked=drafted, table=table, steps=found.steps, gain=gain)
         usual, levels = found.usual()
-        like = 1 + found.steps // ALIKE
-        self.cost.observe(size, self._context, usual, self.names, levels, always=True, like=like)
+        self._rested.beside = size, usual.rows, usual.score
+        self.cost.observe(size, self._context, usual, self.names, levels, always=True, like=1 + found.steps // ALIKE)
         self.cost.observe_beside(size, self._context, found.scoring, usual.rows)
         self._rates.count(size, found.tokens, found.seconds, self.now.table, found.steps)
         for one in self.batch:
@@ -289,8 +289,8 @@ class AutoController(Planner):
 
     def _judge_outcomes(self, found: Counts) -> None:
         """Have every asked drafter's guard told what it brought."""
-        trials, self.cruise.trials = self.cruise.trials, set()
-        for (sequence, drafter), worth in found.worths(self.now.rate, self.now.table, self._size).items():
+        trials, self.cruise.trials, price = self.cruise.trials, set(), self._price({drafter for _, drafter in found.asked})
+        for (sequence, drafter), worth in found.worths(price, self.now.table, self._size).items():
             one = self.batch[sequence]
             watch = self._latest[drafter, one.greedy] = one.watches[drafter]
             if (sequence, drafter) in trials:

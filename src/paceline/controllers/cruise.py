@@ -59,7 +59,7 @@ class Cruise:
     """
 
     def __init__(self, drafters: int) -> None:
-        self.left = self.done = 0
+        self.left = self.done = self._round = 0  # the latter: steps in all, whatever the plans
         self.counts = Counts(drafting=[0.0] * drafters)
         self._log: list[Step | Single] = []  # not yet in the counts
         self._last = EMPTY_TREE, -1  # the tree that was trimmed last, and who proposed all of it
@@ -109,7 +109,7 @@ class Cruise:
         if keys != self._keys and not (self._inherits(signals) or self._shrinks(keys)):
             self.left = 0
             return False
-        self.left, self.done = self.left - 1, self.done + 1
+        self.left, self.done, self._round = self.left - 1, self.done + 1, self._round + 1
         self._remaining = [signal.remaining for signal in signals]
         return True
 
@@ -157,8 +157,8 @@ class Cruise:
         if course is None or self._remaining[index] < 2:
             return NO_BUDGET
         budget, asked = course.budget, self.counts.asked
-        if course.near and self.done % NEAR >= NEAR - IN_A_ROW:
-            budget = course.near[self.done // NEAR % len(course.near)]
+        if course.near and self._round % NEAR >= NEAR - IN_A_ROW:
+            budget = course.near[self._round // NEAR % len(course.near)]
         asked[index, drafter] = asked.get((index, drafter), 0) + 1
         depth = min(budget.depth, self._remaining[index] - 1)
         return budget if depth == budget.depth else Budget(min(depth, budget.nodes), depth, budget.go_on)

@@ -18,7 +18,7 @@ from paceline.controllers.buckets import plain_ratio
 FIRST_PLAIN: Final = 4
 """Plain steps that are timed when a batch size comes up."""
 
-AGAIN, IN_A_ROW = 192, 3
+AGAIN, IN_A_ROW = 192, 6
 """Steps from some plain ones to the next while drafting is on, and how many; the engine takes all but the first without asking."""
 
 AHEAD, SELDOM = 1.15, 3
@@ -47,7 +47,7 @@ FRESH: Final = PATIENCE
 SHARE: Final = 0.02
 """About this share of all time goes into tries that lose."""
 
-LEAST, MOST = 48, 1024
+LEAST, SOON, MOST = 48, 192, 1024
 
 NEW: Final = 8
 """Steps that a new sequence waits after one try that lost; twice as many after each further one in a row."""
@@ -212,9 +212,10 @@ class Gate:
                 self._close((self._spent + self._thought - brought) / plain, most)
 
     def _close(self, lost: float, most: int) -> None:
-        """Wait the longer the more tokens were lost, up to `most` steps."""
-        self.lost = min(self.lost + 1, _MOST_LOST) if self._steps <= PAID else 0
-        self.wait = int(min(max(lost / SHARE, LEAST), most))
+        """Wait the longer the more tokens were lost, up to `most` steps; but try again soon what did pay for long."""
+        paid = self._steps > PAID
+        self.lost = 0 if paid else min(self.lost + 1, _MOST_LOST)
+        self.wait = int(min(max(lost / SHARE, LEAST), SOON if paid else most))
         self._begin()
 
     def plain_seconds(self, size: int, table: Sequence[float]) -> float:

@@ -92,12 +92,10 @@ class Planner(Controller):
         self.drafts: tuple[Sequence[TokenTree], Sequence[TokenTree]] = ((), ())
         self.now, self._levels = Outlook(cost_model, self.names), list[int | None]()
         self.thinking, self.asking, self.most = 0.0, [0.0] * len(self.names), inf
-        self.cruises, self.turn, self.gain = False, -1, 1.0
-        self.idle = self._never = False
+        self.cruises = self.idle = self._never = False
+        self.turn, self.gain, self._alone = -1, 1.0, -1  # the latter: who runs by itself
         self._size = self._context = self.resting = 0
-        self.listens, self._ear = list[int](), Ear()
-        self._alone = -1  # who runs by itself
-        self._rested = Rested()
+        self.listens, self._ear, self._rested = list[int](), Ear(), Rested()
 
     def plan(self, signals: Sequence[Signal]) -> None:
         """Look up costs and the current rate for a batch of this size and context."""
@@ -278,6 +276,11 @@ class Planner(Controller):
         self.worths = {(stay[index], drafter): worth for (index, drafter), worth in self.worths.items() if index in stay}
         return self.batch
 
+    def _price(self, asked: set[int]) -> float:
+        """Tokens that a second is worth to those who were asked: one by itself has no more than plain decoding to beat."""
+        plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.now.table)
+        return self.now.rate if len(asked) > 1 else min(self.now.rate, self.gain * self._size / plain)
+
     def _guard(self, tokens: int, seconds: float) -> None:
         """Tell the gate what whole steps took."""
         if self._never or self.cost.disturbed or (self.idle and self.resting):  # asking made it dearer than the steps that rest
@@ -290,6 +293,7 @@ class Planner(Controller):
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""
         asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
-        charge = Charge(self.now.table, self.now.rate, self.now.lines, self._levels)
+        price = self._price({drafter for one in self.batch for drafter, mode in enumerate(one.modes) if mode is not Mode.SKIP})
+        charge = Charge(self.now.table, price, self.now.lines, self._levels)
         for drafter, sequence in judge(asked, self.batch, trees, accepted, times=times, charge=charge):
             self._latest[drafter, sequence.greedy] = sequence.watches[drafter]

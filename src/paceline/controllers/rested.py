@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from paceline.controllers.base import StepTimes
+from paceline.controllers.cost_model import BESIDE
 from paceline.controllers.gate import mean_of
 
 if TYPE_CHECKING:
@@ -27,11 +28,16 @@ that are observed one by one it stands: what rows cost must be known by the cloc
 
 
 class Rested:
-    """Steps since the last time that somebody asked."""
+    """Steps since the last time that somebody asked.
 
-    __slots__ = ("_seconds", "_untold")
+    Attributes:
+        beside: of the drafted steps before them: sequences, rows, seconds of scoring; None where nobody knows.
+    """
+
+    __slots__ = ("_seconds", "_untold", "beside")
 
     def __init__(self) -> None:
+        self.beside: tuple[int, int, float] | None = None
         self._seconds: list[tuple[float, float]] = []
         self._untold = EVERY
 
@@ -46,6 +52,7 @@ class Rested:
             size: sequences. quick: steps are short beside what learning takes.
         """
         last, self._untold = self._seconds[-RECENT:], self._untold + len(self._seconds)
+        last = last if len(last) >= ENOUGH else last[len(last) // 2 :]  # the first ones find caches as drafting left them
         self._seconds = []
         if gate is not None:
             gate.rested(size, [score + rest for score, rest in last])
@@ -55,12 +62,17 @@ class Rested:
         return mean_of([score for score, _ in last]), mean_of([rest for _, rest in last])
 
     def teach(self, gate: Gate | None, cost: CostModel, batch: tuple[int, int], *, quick: bool) -> None:
-        """`end`, and have the cost model learn.
+        """`end`, and have the cost model learn: what such steps take, or, of a few between drafts, what they take beside those.
 
         Args:
             batch: sequences, and tokens of the longest.
         """
-        if (usual := self.end(gate, batch[0], quick=quick)) is not None:
+        size, last, beside = batch[0], self._seconds[len(self._seconds) // 2 :], self.beside
+        self.beside = None if last else beside
+        if (usual := self.end(gate, size, quick=quick)) is not None:
             score, rest = usual
             like = STANDS_FOR if quick else 1
-            cost.observe(*batch, StepTimes((), score, 0.0, rest, batch[0]), always=True, like=like)
+            cost.observe(*batch, StepTimes((), score, 0.0, rest, size), always=True, like=like)
+        elif beside is not None and beside[0] == size != beside[1] and len(last) > 1:
+            means = {size: mean_of([score for score, _ in last]), beside[1]: beside[2]}
+            cost.observe_beside(*batch, {rows: (BESIDE, BESIDE * mean, 0.0) for rows, mean in means.items()}, beside[1])
