@@ -139,8 +139,9 @@ def test_the_only_drafter_is_judged_by_what_plain_decoding_brings() -> None:
     controller._rates.count(1, 1000, 1000 * PLAIN / 10.0, controller.now.table)
     controller.now.rate = controller._rates.of(1, controller.now.table)
     plain = 1.0 / controller._gates[0].plain_seconds(1, controller.now.table)
-    assert controller._price({0}) == pytest.approx(plain * controller.gain)
-    assert controller._price({0, 1}) == pytest.approx(10.0 / PLAIN)
+    assert controller._price() == pytest.approx(plain * controller.gain)
+    controller.names += ("another",)
+    assert controller._price() == pytest.approx(10.0 / PLAIN)
 
 
 def turning(step: int, rng: np.random.Generator) -> tuple[float, float]:

@@ -289,7 +289,7 @@ class AutoController(Planner):
 
     def _judge_outcomes(self, found: Counts) -> None:
         """Have every asked drafter's guard told what it brought."""
-        trials, self.cruise.trials, price = self.cruise.trials, set(), self._price({drafter for _, drafter in found.asked})
+        trials, self.cruise.trials, price = self.cruise.trials, set(), self._price()
         for (sequence, drafter), worth in found.worths(price, self.now.table, self._size).items():
             one = self.batch[sequence]
             watch = self._latest[drafter, one.greedy] = one.watches[drafter]

@@ -276,10 +276,10 @@ class Planner(Controller):
         self.worths = {(stay[index], drafter): worth for (index, drafter), worth in self.worths.items() if index in stay}
         return self.batch
 
-    def _price(self, asked: set[int]) -> float:
-        """Tokens that a second is worth to those who were asked: one by itself has no more than plain decoding to beat."""
+    def _price(self) -> float:
+        """Tokens that a second is worth when a drafter is judged: the only one there is has no more than plain decoding to beat."""
         plain = self._gates[batch_bucket(self._size)].plain_seconds(self._size, self.now.table)
-        return self.now.rate if len(asked) > 1 else min(self.now.rate, self.gain * self._size / plain)
+        return self.now.rate if len(self.names) > 1 else min(self.now.rate, self.gain * self._size / plain)
 
     def _guard(self, tokens: int, seconds: float) -> None:
         """Tell the gate what whole steps took."""
@@ -293,7 +293,6 @@ class Planner(Controller):
     def _judge(self, trees: Sequence[TokenTree], accepted: Sequence[Sequence[int]], times: StepTimes) -> None:
         """Have every asked drafter's guard told what it brought."""
         asked = [name if self.cost.knows(name, len(trees)) else None for name in self.names]
-        price = self._price({drafter for one in self.batch for drafter, mode in enumerate(one.modes) if mode is not Mode.SKIP})
-        charge = Charge(self.now.table, price, self.now.lines, self._levels)
+        charge = Charge(self.now.table, self._price(), self.now.lines, self._levels)
         for drafter, sequence in judge(asked, self.batch, trees, accepted, times=times, charge=charge):
             self._latest[drafter, sequence.greedy] = sequence.watches[drafter]
