@@ -218,8 +218,8 @@ class AutoController(Planner):
             (worth,) = self._select_trees(trees) if source < 0 else self._select_chain(trees, source)
             return [self.guesses.select(trees[0], worth)]
         if self.cruising:
-            chosen = [self.cruise.trim(index, tree) for index, tree in enumerate(trees)]
-            self.now.prepare(len(trees) + sum([len(tree.tokens) for tree in chosen]), self._context)
+            chosen, rows = self.cruise.trim(trees)
+            self.now.prepare(rows, self._context)
             self.drafts = trees, chosen
             return chosen
         start = self.clock()

@@ -43,6 +43,26 @@ class Course(NamedTuple):
     least: list[float]
     near: tuple[Budget, ...] = ()
 
+    def count(self, confidence: Sequence[float]) -> int:
+        """How many nodes of a chain are worth their rows."""
+        raw, count = 1.0, 0
+        for sure, least in zip(confidence, self.least, strict=False):
+            raw *= sure
+            if raw < least:
+                break
+            count += 1
+        return count
+
+    def nodes(self, tree: TokenTree) -> list[int]:
+        """The nodes of a tree with branches that are worth their rows."""
+        least, kept = self.least, []
+        rows = zip(path_products(tree), tree.parents.tolist(), tree.depths.tolist(), strict=True)
+        for node, (raw, parent, depth) in enumerate(rows):
+            floor = least[min(max(depth, 2), len(least)) - 1] if node else 0.0  # siblings of the first pay as the next level does
+            if raw >= floor and (parent < 0 or parent in kept):
+                kept.append(node)
+        return kept
+
 
 class Courses:
     """Makes courses from plans.

@@ -17,7 +17,7 @@ from paceline.controllers.acceptance import Acceptance
 from paceline.controllers.buckets import batch_bucket
 from paceline.controllers.counts import Counts, Single, Singles, Step
 from paceline.controllers.course import Course, Courses, alike
-from paceline.controllers.pick import chain_count, cut, fixed_shape, keep, levels_by_source, path_products
+from paceline.controllers.pick import chain_count, cut, fixed_shape, keep, levels_by_source
 from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
 from paceline.tree.token_tree import EMPTY_TREE
@@ -105,12 +105,15 @@ class Cruise:
         """Whether this step needs no plan: the same sequences run, or one after another, and it is not yet time."""
         if not self.left:
             return False
-        keys = [signal.key for signal in signals]
+        keys: list[int] = []
+        remaining: list[int] = []
+        for signal in signals:
+            keys.append(signal.key)
+            remaining.append(signal.remaining)
         if keys != self._keys and not (self._inherits(signals) or self._shrinks(keys)):
             self.left = 0
             return False
-        self.left, self.done, self._round = self.left - 1, self.done + 1, self._round + 1
-        self._remaining = [signal.remaining for signal in signals]
+        self.left, self.done, self._round, self._remaining = self.left - 1, self.done + 1, self._round + 1, remaining
         return True
 
     def _inherits(self, signals: Sequence[Signal]) -> bool:
@@ -163,8 +166,15 @@ class Cruise:
         depth = min(budget.depth, self._remaining[index] - 1)
         return budget if depth == budget.depth else Budget(min(depth, budget.nodes), depth, budget.go_on)
 
-    def trim(self, index: int, tree: TokenTree) -> TokenTree:
-        """The tree without nodes that are not worth their rows; whole if it has drawn trials or probes."""
+    def trim(self, trees: Sequence[TokenTree]) -> tuple[list[TokenTree], int]:
+        """The trees without nodes that are not worth their rows, whole if they have drawn trials or probes; rows of all of them."""
+        rows, chosen = len(trees), []
+        for index, tree in enumerate(trees):
+            chosen.append(kept := self._trim(index, tree))
+            rows += len(kept.tokens)
+        return chosen, rows
+
+    def _trim(self, index: int, tree: TokenTree) -> TokenTree:
         source = lone_source(tree)
         if source < 0:
             return self._trim_tree(index, tree)
@@ -179,19 +189,14 @@ class Cruise:
     def _worth(self, source: int, tree: TokenTree, course: Course) -> int:
         """How many nodes of a chain are worth their rows, one at least, so that misses show: of a sequence by itself by calibrated
         chances, else by its course."""
-        planner, raw, count = self._planner, 1.0, 0
-        if planner is not None and len(self._batch) == 1:
-            known, now = planner.acceptance.chances(self._batch[0].own, source), planner.now
-            return max(chain_count(known, tree.confidence.tolist(), now.drafted, now.rate), 1)
-        for sure, least in zip(tree.confidence.tolist(), course.least, strict=False):
-            raw *= sure
-            if raw < least:
-                break
-            count += 1
-        return count
+        planner, confidence = self._planner, tree.confidence.tolist()
+        if planner is None or len(self._batch) > 1:
+            return course.count(confidence)
+        known, now = planner.acceptance.chances(self._batch[0].own, source), planner.now
+        return max(chain_count(known, confidence, now.drafted, now.rate), 1)
 
     def _trim_tree(self, index: int, tree: TokenTree) -> TokenTree:
-        """`trim` for a tree with branches, or by several drafters."""
+        """`_trim` for a tree with branches, or by several drafters."""
         planner, levels, deepest = self._planner, self.counts.levels, levels_by_source(tree)
         for source, depth in deepest.items():
             levels[source] = levels.get(source, 0) + depth
@@ -201,15 +206,7 @@ class Cruise:
             reach = planner.acceptance.reach(self._batch[index].own, tree)
             return keep([tree], [(reach, ())], planner.now.table, planner.now.rate)[0][0]
         course = self._courses[index][next(iter(deepest))][0]
-        if course is None or not course.least:
-            return tree
-        least, kept = course.least, list[int]()
-        rows = zip(path_products(tree), tree.parents.tolist(), tree.depths.tolist(), strict=True)
-        for node, (raw, parent, depth) in enumerate(rows):
-            floor = least[min(max(depth, 2), len(least)) - 1] if node else 0.0  # siblings of the first pay as the next level does
-            if raw >= floor and (parent < 0 or parent in kept):
-                kept.append(node)
-        return cut(tree, kept, len(tree))
+        return tree if course is None or not course.least else cut(tree, course.nodes(tree), len(tree))
 
     def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes, apart: float = 0.0) -> None:
         """The outcome of one step, to be summed up with others': one after the other that takes a third of the time.
@@ -225,15 +222,16 @@ class Cruise:
             times, self.counts.seconds = times.without(apart, (0.0,) * len(times.draft)), self.counts.seconds + apart
         self.counts.steps += 1
         known, source = self._last
-        if len(trees) == 1 and trees[0] is not known:
+        size, scored, stood = len(trees), len(trees[0].tokens), len(verdicts[0].path)
+        if size == 1 and trees[0] is not known:
             source = lone_source(trees[0])
-        if len(trees) == 1 and (source >= 0 or not len(trees[0].tokens)):
-            self._log.append(Single(self._batch, source, len(trees[0].tokens), len(verdicts[0].path), times))
+        if size == 1 and (source >= 0 or not scored):
+            self._log.append(Single(self._batch, source, scored, stood, times))
         else:
             self._log.append(Step(self._batch, trees, verdicts, times))
-        if verdicts[0].path or any(verdict.path for verdict in verdicts):
+        if stood or (size > 1 and any(verdict.path for verdict in verdicts)):
             self._misses = 0
-        elif times.rows > len(trees):
+        elif times.rows > size:
             self._misses += 1
             self.left = 0 if self._misses >= _MISSES else self.left
 
