@@ -12,7 +12,7 @@ from paceline.drafters import suffix_grow
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.drafters.suffix_cache import SuffixCache
-from paceline.drafters.suffix_lookup import LEVELS, NODES, draft, step
+from paceline.drafters.suffix_lookup import ABOVE, CHANCE, LEVELS, NODES, TOKEN, draft, step
 from paceline.drafters.suffix_nodes import CHAIN, CHILD, COUNT, EDGE, FREE, LIVE, NEXT, PARENT, POS, USED, child_of
 from paceline.drafters.suffix_tree import SuffixTree
 
@@ -206,9 +206,12 @@ def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
         tokens = rng.integers(0, 3, count).tolist()
         grown.grow(ints(tokens))
         expected = draft(grown.arrays, grown.size, past.arrays, 0, desk), desk.best.copy()
-        made = step(stepped.arrays, stepped.write(tokens), stepped.size, past.arrays, 0, desk)
+        made = step(stepped.record, stepped.write(tokens), stepped.size, past.record, 0, drafter._record, 8, 8)
         assert made == expected[0]
         assert np.array_equal(desk.best[1 : made + 1], expected[1][1 : made + 1])
+        assert np.array_equal(desk.tokens[:made], desk.best[1 : made + 1, TOKEN])
+        assert np.array_equal(desk.parents[:made], desk.best[1 : made + 1, ABOVE] - 1)
+        assert np.array_equal(desk.chances[:made], desk.best_f[1 : made + 1, CHANCE].astype(np.float32))
         drafts += made
         assert stepped.size == grown.size
     assert counts(stepped) == counts(grown)

@@ -24,8 +24,9 @@ from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_of
 from paceline.drafters.suffix_cache import SuffixCache
-from paceline.drafters.suffix_lookup import ABOVE, CHANCE, COLUMNS, LEVELS, MOST_CHILDREN, NODES, TOKEN, Desk, step
+from paceline.drafters.suffix_lookup import COLUMNS, MOST_CHILDREN, Desk, step
 from paceline.drafters.suffix_nodes import MAX_DEPTH, MAX_VOCAB
+from paceline.drafters.suffix_record import record_of
 from paceline.drafters.suffix_tree import SuffixTree
 from paceline.drafters.tables import MAX_TENANTS, Tables
 from paceline.drafters.text import SingleDrafter
@@ -133,21 +134,20 @@ class SuffixDrafter(SingleDrafter[_State]):
         return self.tables.of(context.tenant) if self.keeps else None
 
     def _propose(self, state: _State, budget: Budget) -> TokenTree:
-        tree, past, desk = state.tree, NO_TREE if state.cache is None else state.cache.tree, self._desk
+        tree, past = state.tree, NO_TREE if state.cache is None else state.cache.tree
         most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
-            desk = self._make_room(most)
-        desk.limits[NODES], desk.limits[LEVELS] = most, budget.depth
-        start = tree.write(state.context.tokens[tree.size :])
-        made = step(tree.arrays, start, tree.size, past.arrays, past.size if past.count else 0, desk)
+            self._make_room(most)
+        start, desk = tree.write(state.context.tokens[tree.size :]), self._desk
+        made = step(tree.record, start, tree.size, past.record, past.size, self._record, most, budget.depth)
         if not made:
             return EMPTY_TREE
-        tokens, chances = desk.best[1 : made + 1, TOKEN].copy(), desk.best_f[1 : made + 1, CHANCE].astype(np.float32)
+        tokens, chances = desk.tokens[:made].copy(), desk.chances[:made].copy()
         if not self.branches:
             return chain_of(tokens, chances, self.index)
-        return TokenTree.build(tokens, desk.best[1 : made + 1, ABOVE] - 1, confidence=chances, sources=self.index)
+        return TokenTree.build(tokens, desk.parents[:made].copy(), confidence=chances, sources=self.index)
 
-    def _make_room(self, most: int) -> Desk:
+    def _make_room(self, most: int) -> None:
         """Rows for drafts of so many nodes and the paths that they leave open."""
         drafted, opened = most + 2, most + 2 + (most + 1) * (MOST_CHILDREN if self.branches else 1)
         self._most = most
@@ -160,8 +160,11 @@ class SuffixDrafter(SingleDrafter[_State]):
             best_f=np.zeros((drafted, 2)),
             work=np.zeros((opened, COLUMNS), np.int32),
             work_f=np.zeros((opened, 2)),
+            tokens=np.zeros(drafted, np.int32),
+            parents=np.zeros(drafted, np.int32),
+            chances=np.zeros(drafted, np.float32),
         )
-        return self._desk
+        self._record = record_of(self._desk)
 
 
 def _flag(name: str, value: object) -> None:

@@ -1,7 +1,7 @@
 """What to draft from suffix trees: for every match length a draft as long as the match is worth, and the best of them.
 
-In: the arrays of two trees, and where the last 1, 2, 3, ... tokens of the text stand in them. Out: tokens, parents, chances. Not
-here: growing a tree, checking options, making a `TokenTree`.
+In: the arrays of two trees, or their records. Out: tokens, parents, chances. Not here: growing a tree, checking options, making a
+`TokenTree`.
 
 From a match of m tokens at most `factor * m` tokens are drafted, depth of the tree and budget permitting. A path starts with
 probability 1, which is multiplied by count(child) / count(node) where edges meet and stays as it is inside an edge; paths below
@@ -21,13 +21,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.drafters.compiled import compiled
 from paceline.drafters.suffix_grow import OPEN, extend
 from paceline.drafters.suffix_nodes import ACTIVE, CHILD, COUNT, EDGE, NEXT, POS, Arrays, Int, Ints, Longs, child_of
-
-Floats = npt.NDArray[np.float64]
+from paceline.drafters.suffix_record import Floats, Singles, float_table, floats, int_table, ints, longs, singles
 
 TOKEN: Final = 0
 """Columns of work and best; ABOVE is the parent's row, AT and MATCHED the place in the suffix tree."""
@@ -63,6 +61,7 @@ class Desk(NamedTuple):
         points: (depth + 1, 2) int32, nodes and tokens matched on their edges, longest match first.
         best, best_f: (rows, 5) int32 and (rows, 2) float64: row 0 is the root of the draft, then come its nodes.
         work, work_f: the same for the draft being made; behind its nodes come the paths that are still open.
+        tokens, parents, chances: (rows,) int32, int32, float32 of the best draft's nodes, as a `TokenTree` has them; by `step`.
     """
 
     limits: Longs
@@ -73,6 +72,9 @@ class Desk(NamedTuple):
     best_f: Floats
     work: Ints
     work_f: Floats
+    tokens: Ints
+    parents: Ints
+    chances: Singles
 
 
 class View(NamedTuple):
@@ -87,12 +89,45 @@ class View(NamedTuple):
 
 @compiled
 def step(  # noqa: PLR0917 - compiled code has no keyword arguments
-    own: Arrays, start: Int, size: Int, past: Arrays, past_size: Int, desk: Desk
+    own: Longs, start: Int, size: Int, past: Longs, past_size: Int, desk: Longs, nodes: Int, levels: Int
 ) -> Int:
-    """Take `text[start:size]` into the tree of a text, then `draft`: a step of a decoding loop in one call."""
+    """Take `text[start:size]` into the tree of a text, then `draft` within limits: a step of a decoding loop in one call.
+
+    `own`, `past` and `desk` are records (`suffix_record`) of `Arrays` and of a `Desk`.
+    """
+    tree, room = arrays_of(own), desk_of(desk)
+    room.limits[NODES], room.limits[LEVELS] = nodes, levels
     if size > start:
-        extend(own, start, size, OPEN, desk.limits[DEPTH])
-    return draft(own, size, past, past_size, desk)
+        extend(tree, start, size, OPEN, room.limits[DEPTH])
+    made = draft(tree, size, arrays_of(past), past_size, room)
+    for k in range(made):
+        room.tokens[k], room.parents[k] = room.best[k + 1, TOKEN], room.best[k + 1, ABOVE] - 1
+        room.chances[k] = room.best_f[k + 1, CHANCE]
+    return made
+
+
+@compiled
+def arrays_of(record: Longs) -> Arrays:
+    """The arrays of a tree."""
+    return Arrays(ints(record, 0), int_table(record, 1), ints(record, 2), longs(record, 3), int_table(record, 4))
+
+
+@compiled
+def desk_of(record: Longs) -> Desk:
+    """The arrays of a desk."""
+    return Desk(
+        longs(record, 0),
+        floats(record, 1),
+        floats(record, 2),
+        int_table(record, 3),
+        int_table(record, 4),
+        float_table(record, 5),
+        int_table(record, 6),
+        float_table(record, 7),
+        ints(record, 8),
+        ints(record, 9),
+        singles(record, 10),
+    )
 
 
 @compiled
@@ -103,7 +138,7 @@ def draft(own: Arrays, size: Int, past: Arrays, past_size: Int, desk: Desk) -> I
     """
     count = own.meta[ACTIVE]
     score, made, match = best_of(View(own.text, own.nodes, own.active, size, count), desk, count, 0.0, 0)
-    if past_size:
+    if past_size and past.nodes[0, COUNT]:
         found = find_points(own.text, size, past, desk.points, desk.limits[DEPTH] - 1)
         other = best_of(View(past.text, past.nodes, desk.points, past_size, 0), desk, found, score, match)[1]
         made = other if other else made

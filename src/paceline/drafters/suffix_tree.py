@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.drafters import suffix_grow
 from paceline.drafters.suffix_nodes import COUNT, FIELDS, LIVE, MAX_DEPTH, POS, USED, Arrays, Ints, rehash
+from paceline.drafters.suffix_record import record_of
 
 CHUNK: Final = 2048
 """Tokens taken in at a time, so that little room is kept for what may not be needed."""
@@ -29,10 +30,11 @@ class SuffixTree:
         room: tokens that it can take before it grows, with two nodes for each.
     Attributes:
         arrays: see `suffix_nodes.Arrays`; replaced when the tree outgrows them.
+        record: of them (`suffix_record`), for `suffix_lookup.step`.
         size: tokens in the text.
     """
 
-    __slots__ = ("arrays", "depth", "size")
+    __slots__ = ("arrays", "depth", "record", "size")
 
     def __init__(self, depth: int, room: int = 32) -> None:
         if not 1 <= depth <= MAX_DEPTH:
@@ -40,13 +42,18 @@ class SuffixTree:
         self.depth, self.size = depth, 0
         nodes: Ints = np.empty((2 * room, FIELDS), np.int32)
         nodes[0] = (-1, 0, -1, 0, 0, -1, -1, 0)
-        self.arrays = Arrays(
-            text=np.empty(room, np.int32),
-            nodes=nodes,
-            heads=np.full(1 << (2 * room - 1).bit_length(), -1, np.int32),
-            meta=np.array([1, -1, 1, 0], np.int64),
-            active=np.zeros((depth + 1, 2), np.int32),
+        self._hold(
+            Arrays(
+                text=np.empty(room, np.int32),
+                nodes=nodes,
+                heads=np.full(1 << (2 * room - 1).bit_length(), -1, np.int32),
+                meta=np.array([1, -1, 1, 0], np.int64),
+                active=np.zeros((depth + 1, 2), np.int32),
+            )
         )
+
+    def _hold(self, arrays: Arrays) -> None:
+        self.arrays, self.record = arrays, record_of(arrays)
 
     def grow(self, tokens: Ints) -> None:
         """Append to the one sequence of this tree, which stays open."""
@@ -88,7 +95,8 @@ class SuffixTree:
         """An independent copy."""
         twin = SuffixTree(self.depth)
         text, nodes, heads, meta, active = self.arrays
-        twin.size, twin.arrays = self.size, Arrays(text.copy(), nodes.copy(), heads.copy(), meta.copy(), active.copy())
+        twin.size = self.size
+        twin._hold(Arrays(text.copy(), nodes.copy(), heads.copy(), meta.copy(), active.copy()))
         return twin
 
     @property
@@ -105,7 +113,7 @@ class SuffixTree:
         """Copy tokens into the text and make room for their nodes, a chunk at a time."""
         end = self.size + len(tokens)
         if end > len(self.arrays.text):
-            self.arrays = self.arrays._replace(text=_larger(self.arrays.text, end, self.size))
+            self._hold(self.arrays._replace(text=_larger(self.arrays.text, end, self.size)))
         self.arrays.text[self.size : end] = tokens
         while self.size < end:
             start, self.size = self.size, min(self.size + CHUNK, end)
@@ -120,7 +128,7 @@ class SuffixTree:
         if len(nodes) > len(heads):
             heads = np.full(1 << (len(nodes) - 1).bit_length(), -1, np.int32)
             rehash(nodes, heads, used)
-        self.arrays = self.arrays._replace(nodes=nodes, heads=heads)
+        self._hold(self.arrays._replace(nodes=nodes, heads=heads))
 
 
 def _larger(array: Ints, length: int, used: int) -> Ints:
