@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 
@@ -29,3 +31,13 @@ def test_chances_above_one_by_rounding_are_cut_and_shared_columns_cannot_be_writ
     assert tree.confidence.tolist() == [1.0, 0.5]
     with pytest.raises(ValueError, match="read-only"):
         tree.parents[0] = 1
+
+
+def test_a_quick_chain_is_as_frozen_as_any_tree() -> None:
+    tree, checked = chain_tree([1, 2], [0.9, 0.5], 0), TokenTree.chain([1, 2])
+    assert type(tree) is TokenTree
+    for one in (tree, checked):
+        assert dict(one.trials) == dict(one.also) == {}
+        with pytest.raises(FrozenInstanceError):
+            one.tokens = one.slots  # type: ignore[misc]
+    assert tree.replace(tokens=tree.tokens + 1).tokens.tolist() == [2, 3]

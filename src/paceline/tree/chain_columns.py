@@ -70,16 +70,19 @@ def is_sound_chain(tree: TokenTree, vocab_size: int, source: int | None = None) 
         source: proposed by this drafter, as the shared column says it; None for any.
     """
     tokens, sources, confidence = tree.tokens, tree.sources, tree.confidence
-    columns = chain_columns(n := len(tokens))
-    if tree.trials or tree.parents is not columns.parents or tree.depths is not columns.depths:
+    parents, depths, slots, kinds = chain_columns(n := len(tokens))
+    if tree.parents is not parents or tree.depths is not depths or tree.slots is not slots or tree.kinds is not kinds:
         return False
-    if tree.slots is not columns.slots or tree.kinds is not columns.kinds or not n:
+    if tree.trials or not n or tokens.dtype != INT or not tokens.shape == confidence.shape == (n,):
         return False
-    if source is not None and sources is not chain_sources(n, source):
+    if source is None:
+        if sources.dtype != INT or sources.shape != (n,):
+            return False
+    elif sources is not chain_sources(n, source):
         return False
-    if tokens.dtype != INT or sources.dtype != INT or not tokens.shape == sources.shape == confidence.shape == (n,):
-        return False
-    ids: list[int] = tokens.tolist()
-    chances: list[float] = confidence.tolist()
-    # A sum of numbers in 0..1 is a number: with a NaN among them, least and most may not show it.
-    return min(ids) >= 0 and max(ids) < vocab_size and min(chances) >= 0.0 and max(chances) <= 1.0 and sum(chances) >= 0.0
+    for token, chance in zip(tokens.tolist(), confidence.tolist(), strict=True):
+        if not (0 <= token < vocab_size and 0.0 <= chance <= 1.0):  # a NaN is not in 0..1 either
+            break
+    else:
+        return True
+    return False
