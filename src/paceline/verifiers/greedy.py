@@ -93,22 +93,21 @@ def _walk(tree: TokenTree, largest: Sequence[float], tokens: Sequence[int]) -> V
     drafted: list[int] = tree.tokens.tolist()
     path: tuple[int, ...] = ()
     if drafted:
-        chain = tree.kinds is chain_columns(len(drafted)).kinds and tree.is_chain
+        columns = chain_columns(len(drafted))
+        chain = tree.kinds is columns.kinds and (tree.parents is columns.parents or tree.is_chain)
         path = _chain_path(drafted, tokens) if chain else _tree_path(tree, drafted, tokens)
-    accepted = tuple([drafted[node] for node in path])
     row = path[-1] + 1 if path else 0
+    accepted = tuple(drafted[:row]) if row == len(path) else tuple([drafted[node] for node in path])
     if tokens[row] < 0:
         return before_bad_row(path, accepted) if path else bad_row(largest[row], 0)
     return Verdict(path, accepted, tokens[row])
 
 
 def _chain_path(drafted: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
-    count = 0
-    for token, best in zip(drafted, tokens, strict=False):
-        if token != best:
-            break
-        count += 1
-    return first_nodes(count)
+    for count, token in enumerate(drafted):
+        if token != tokens[count]:
+            return first_nodes(count)
+    return first_nodes(len(drafted))
 
 
 def _tree_path(tree: TokenTree, drafted: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
