@@ -38,7 +38,7 @@ than so many times what was worth a row of the last one, and some more."""
 SPARE, LEAST = 0.25, 2
 """Share of a plain step that the tokens of a guess may take to be found; tokens that are asked for whatever they take."""
 
-FIRST, TAUGHT = 64, 4
+FIRST, TAUGHT = 64, 8
 """Guesses that all teach what to expect of them, and of further ones each how-manieth."""
 
 
