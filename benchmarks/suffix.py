@@ -223,8 +223,8 @@ def pass_seconds(plain: LLM, most: int, behind: int, turns: int = 10) -> list[li
 
 
 def hindsight(costs: list[float], accepted: list[int]) -> float:
-    """Times plain decoding, where passes are all that takes time, every guess costs nothing, and only tokens that stand are scored:
-    what no drafter passes whose tokens are those of the deepest suffix trees."""
+    """Times plain decoding, where passes are all that takes time, every guess costs nothing, and only tokens of the deepest
+    suffix trees that stand are scored. No bound: plain steps take time outside their passes too, for each of their tokens."""
     return sum(1 + count for count in accepted) * costs[0] / sum(costs[count] for count in accepted)
 
 
