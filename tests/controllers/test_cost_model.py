@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from paceline.controllers.buckets import batch_bucket, context_bucket
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.curve import GRID
+from paceline.controllers.doubts import SHARE
 from paceline.errors import ConfigError
 from paceline.user_cache import user_cache
 
@@ -27,8 +28,12 @@ class Probe:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def __call__(self, rows: int, context: int) -> float:
-        self.asked.append(rows)
+    def __call__(self, counts: Sequence[int], context: int) -> Iterator[float]:
+        for rows in counts:
+            self.asked.append(rows)
+            yield self.seconds(rows)
+
+    def seconds(self, rows: int) -> float:
         return 0.010 + 0.001 * rows
 
 
@@ -50,8 +55,7 @@ def test_only_what_is_needed_is_measured_and_only_once() -> None:
 class Quick(Probe):
     """A model of short passes, beside which something else runs at first; then as fast as it is, but for one number of rows."""
 
-    def __call__(self, rows: int, context: int) -> float:
-        self.asked.append(rows)
+    def seconds(self, rows: int) -> float:
         busy = self.asked.count(rows) == 1 or rows == 4
         return (1e-4 + 2e-5 * rows) * (5.0 if busy else 1.0)
 
@@ -67,7 +71,7 @@ def test_a_quick_model_is_measured_repeatedly_and_no_fewer_rows_cost_more() -> N
 
 def test_points_measured_on_a_slower_machine_fit_those_from_before() -> None:
     probe = Probe()
-    cost = CostModel(probe=lambda rows, context: slow * probe(rows, context))
+    cost = CostModel(probe=lambda counts, context: (slow * seconds for seconds in probe(counts, context)))
     slow = 1.0
     cost.prepare(8)
     slow = 1.7
@@ -127,16 +131,20 @@ def test_a_step_that_probed_does_not_count_the_probe_as_overhead() -> None:
 def test_a_failing_probe_is_said_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     asked = []
 
-    def probe(rows: int, context: int) -> float:
-        asked.append(rows)
-        raise RuntimeError("no memory")
+    def probe(counts: Sequence[int], context: int) -> Iterator[float]:
+        for rows in counts:
+            asked.append(rows)
+            if rows > 2:
+                raise RuntimeError("no memory")
+            yield 0.010 + 0.001 * rows
 
     cost = CostModel(probe=probe)
     with caplog.at_level(logging.INFO, "paceline.controllers"):
         cost.prepare(8)
         cost.prepare(8)
-    assert asked == [1]
+    assert asked == [1, 2, 3]
     assert "no memory" in caplog.text
+    assert cost.verify(2) == pytest.approx(0.012), "what could be measured is known"
 
 
 def test_what_was_measured_is_there_in_the_next_process(tmp_path: Path) -> None:
@@ -160,8 +168,8 @@ class Busy(Probe):
         super().__init__()
         self.factor, self.first = factor, first
 
-    def __call__(self, rows: int, context: int) -> float:
-        return super().__call__(rows, context) * (self.factor if rows >= self.first else 1.0)
+    def seconds(self, rows: int) -> float:
+        return super().seconds(rows) * (self.factor if rows >= self.first else 1.0)
 
 
 def test_costs_measured_on_a_busy_machine_are_measured_again(tmp_path: Path) -> None:
@@ -172,16 +180,17 @@ def test_costs_measured_on_a_busy_machine_are_measured_again(tmp_path: Path) -> 
     assert [quiet.verify(rows) for rows in (1, 2, 8)] == [fresh.verify(rows) for rows in (1, 2, 8)]
 
 
-class Clock:
+class Clock(Probe):
     """Tells the time; measuring one number of rows takes `spent` seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, spent: float) -> None:
+        super().__init__()
         self.now, self.spent = 1000.0, spent
         monkeypatch.setattr(cost_model, "perf_counter", lambda: self.now)
 
-    def __call__(self, rows: int, context: int) -> float:
+    def seconds(self, rows: int) -> float:
         self.now += self.spent
-        return 0.010 + 0.001 * rows
+        return super().seconds(rows)
 
 
 def implausible(cost: CostModel) -> None:
@@ -195,18 +204,21 @@ def contradicted(cost: CostModel) -> None:
 
 
 @pytest.mark.parametrize("doubt", [implausible, contradicted])
-@pytest.mark.parametrize(("waited", "again"), [(0.9, False), (1.1, True)])
-def test_costs_that_steps_contradict_are_measured_again_where_that_takes_little_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, doubt: Callable[[CostModel], None], waited: float, again: bool
+@pytest.mark.parametrize(("decoded", "idle", "again"), [(0.9, 0.0, False), (0.0, 1e6, False), (1.1, 0.0, True)])
+def test_costs_that_steps_contradict_are_measured_again_where_that_takes_little_of_decoding(
+    monkeypatch: pytest.MonkeyPatch, doubt: Callable[[CostModel], None], decoded: float, idle: float, again: bool
 ) -> None:
-    clock = Clock(monkeypatch, 0.004)
+    """Time in which nothing is decoded earns nothing."""
+    clock = Clock(monkeypatch, spent := 4.0)
     cost = CostModel(probe=clock if doubt is contradicted else Busy(50.0, first=2))
     cost.prepare(8)
-    cost.probe, measuring = clock, 0.004 * 6 if doubt is contradicted else 0.0
+    cost.probe, measuring = clock, 6 * spent
     assert cost.implausible is (doubt is implausible)
     if doubt is implausible:
-        cost._paid = clock.now + (measuring := 0.024) / cost_model.SHARE
-    clock.now += waited * measuring / cost_model.SHARE
+        cost._doubts.spend(measuring)
+    for _ in range(10):
+        cost.observe(1, 50, StepTimes((), cost.verify(1), 0.0, decoded * measuring / SHARE / 10 - cost.verify(1), 1))
+    clock.now += idle
     doubt(cost)
     assert cost.stale is again
     cost.prepare(8)

@@ -6,7 +6,7 @@ Worlds as in `test_auto`, but of a model so quick that `auto` does not plan ever
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
@@ -94,10 +94,11 @@ def test_a_number_of_rows_that_only_seems_cheap_is_left_again(monkeypatch: pytes
         monkeypatch.setattr(course, "_near", lambda depth, most: ())
     world, probed = World([table(steady(0.75))], lambda rows: PLAIN * (0.7 + 0.3 * rows)), Counter[int]()
 
-    def probe(rows: int, context: int) -> float:
-        probed[rows] += 1
-        wrong = {2: 1.25, 3: 1.25, 4: 1.25, 6: 1.25, 8: 0.75} if probed[rows] <= 3 else {}
-        return world.seconds(rows) * wrong.get(rows, 1.0)
+    def probe(counts: Sequence[int], context: int) -> Iterator[float]:
+        for rows in counts:
+            probed[rows] += 1
+            wrong = {2: 1.25, 3: 1.25, 4: 1.25, 6: 1.25, 8: 0.75} if probed[rows] <= 3 else {}
+            yield world.seconds(rows) * wrong.get(rows, 1.0)
 
     controller = AutoController(CostModel(probe=probe), world.names)
     rates = [world.run(controller, 150, seed=seed) for seed in range(60)]

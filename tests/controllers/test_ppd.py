@@ -36,7 +36,7 @@ def rising(rows: int) -> float:
 
 
 def made(seconds: Seconds = rising, **options: Any) -> PPDController:
-    return PPDController(CostModel(probe=lambda rows, context: seconds(rows)), ["draft"], **options)
+    return PPDController(CostModel(probe=lambda counts, context: map(seconds, counts)), ["draft"], **options)
 
 
 def drawn_ranks(chances: Sequence[float], rng: np.random.Generator, depth: int) -> list[int]:
@@ -169,7 +169,7 @@ class Fixed(CostModel):
 
 
 def steady() -> PPDController:
-    return PPDController(Fixed(probe=lambda rows, context: 1.0), ["draft"])
+    return PPDController(Fixed(probe=lambda counts, context: [1.0] * len(counts)), ["draft"])
 
 
 @pytest.mark.parametrize("policy", ["dyspec", "ppd"])

@@ -50,7 +50,7 @@ def test_a_few_plain_steps_between_drafts_teach_what_they_take_beside_those(
     beside: tuple[int, int, float] | None, learned: bool
 ) -> None:
     """The machine is twice as slow as when costs were measured: a pass over one row takes half of what one over five takes."""
-    cost, rested = CostModel(probe=lambda rows, context: 8e-5 if rows < 2 else 1e-4), Rested()
+    cost, rested = CostModel(probe=lambda counts, context: [8e-5 if rows < 2 else 1e-4 for rows in counts]), Rested()
     cost.prepare(6)
     for _ in range(30):
         rested.beside = beside

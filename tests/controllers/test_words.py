@@ -117,7 +117,7 @@ def test_the_words_of_auto_agree_with_its_budgets() -> None:
 
 
 def test_the_words_hold_for_each_sequence_of_a_batch_and_outlive_observe() -> None:
-    controller = AutoController(CostModel(probe=lambda rows, context: 1e-2 + 1e-5 * rows), ["draft"])
+    controller = AutoController(CostModel(probe=lambda counts, context: [1e-2 + 1e-5 * rows for rows in counts]), ["draft"])
     controller.plan(signals(2))
     for index in range(2):
         controller.budget(index, 0, EMPTY_TREE)
@@ -128,7 +128,7 @@ def test_the_words_hold_for_each_sequence_of_a_batch_and_outlive_observe() -> No
 
 
 def test_auto_says_why_it_is_off() -> None:
-    costs = CostModel(probe=lambda rows, context: 1e-2)
+    costs = CostModel(probe=lambda counts, context: [1e-2] * len(counts))
     crowd = AutoController(costs, ["draft"], disable_by_batch_size=2)
     crowd.plan(signals(2))
     assert crowd.explain(1) == "Nothing is drafted: 2 sequences at once, and disable_by_batch_size is 2."

@@ -122,7 +122,7 @@ class World:
 
     def costs(self, *, probe: bool = True) -> CostModel:
         """A cost model that may probe this world."""
-        return CostModel(probe=(lambda rows, context: self.seconds(rows)) if probe else None)
+        return CostModel(probe=(lambda counts, context: map(self.seconds, counts)) if probe else None)
 
     def run(self, controller: Any, steps: int, *, seed: int = 0, start: int = 0) -> float:
         """Tokens per second of true (unjittered) time over so many steps."""

@@ -141,17 +141,22 @@ def test_a_tree_wider_than_any_before_is_cut_to_the_room(
 def test_the_probe_stays_within_the_room(folder: str, ample: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = capped(folder, ample).runner
     probe, pool = Probe(runner), runner.arena.pool
-    assert probe(8, 300) > 0
+    assert all(seconds > 0 for seconds in probe([1, 8], 300))
     assert len(pool.counts) <= CAP
     with pytest.raises(RuntimeError, match="64 rows need three times theirs"):
-        probe(64, 300)
+        list(probe([64], 300))
+    timed = probe([1, 64], 300)
+    assert next(iter(timed)) > 0, "those that fit are timed"
+    with pytest.raises(RuntimeError, match="64 rows"):
+        list(timed)
+    assert runner.memory.left() == runner.memory.capacity
     cost = CostModel(probe=probe)
     cost.prepare(64)
     assert cost.probe is None
     assert len(pool.counts) <= CAP
     assert runner.memory.left() == runner.memory.capacity
     monkeypatch.setattr(Probe, "_fitting", lambda self, rows, context: context)
-    probe(8, 300)
+    list(probe([8], 300))
     assert len(pool.counts) > CAP
 
 

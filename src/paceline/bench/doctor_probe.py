@@ -83,7 +83,7 @@ def probe(
     """
     timer = PassTimer(llm.runner)
     rows = min(DEPTH + 1, llm.runner.info.max_context // 4)
-    seconds = {number: timer(number, CONTEXT) for number in (1, rows)}
+    seconds = dict(zip((1, rows), timer((1, rows), CONTEXT), strict=True))
     crew = llm.engine.parts.crew
     found = []
     for number, method in enumerate(llm.drafter_methods):

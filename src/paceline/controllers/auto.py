@@ -47,9 +47,6 @@ FIRST: Final = 8
 APART: Final = 128
 """Quick steps in which nobody drafts that go by, at most, without a word to the controller."""
 
-ALIKE: Final = 32
-"""Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
-
 
 class AutoController(Planner):
     """Maximises expected tokens per second.
@@ -275,7 +272,7 @@ class AutoController(Planner):
             gate.record(size, found.tokens, found.seconds, admitted=True, asked=drafted, table=table, steps=found.steps, gain=gain)
         usual, levels = found.usual()
         self._rested.beside = size, usual.rows, usual.score
-        self.cost.observe(size, self._context, usual, self.names, levels, always=True, like=1 + found.steps // ALIKE)
+        self.cost.observe(size, self._context, usual, self.names, levels, always=True, steps=found.steps)
         self.cost.observe_beside(size, self._context, found.scoring, usual.rows)
         self._rates.count(size, found.tokens, found.seconds, self.now.table, found.steps)
         for one in self.batch:

@@ -12,7 +12,7 @@ and batch bucket.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -24,10 +24,11 @@ from paceline.controllers.cost_document import as_document, from_document
 from paceline.controllers.cost_store import CostKey, CostStore
 from paceline.controllers.cost_words import describe
 from paceline.controllers.curve import GRID, PRIOR_LEVEL, Curve, Line, Overhead, points
+from paceline.controllers.doubts import Doubts
 
 logger = logging.getLogger("paceline.controllers")
 
-Probe = Callable[[int, int], float]
+Probe = Callable[[Sequence[int], int], Iterable[float]]
 Bucket = tuple[int, int]
 
 _REBUILD = 0.03
@@ -48,11 +49,11 @@ _SCALE: Final = 0.85
 _CHANGED: Final = 1.5
 """A cost on disk that is off by this factor today is measured again, with all others."""
 
-SHARE: Final = 0.01
-"""Costs that real steps contradict are measured again only once measuring has taken less than this share of all time since."""
-
 BESIDE: Final = 4
 """Passes of one number of rows whose mean says something; it counts for as many."""
+
+ALIKE: Final = 32
+"""Steps that went as planned teach what they cost as one in so many would have that were observed one by one."""
 
 _LEAST = 1e-9
 
@@ -69,8 +70,8 @@ class CostModel:
 
     Args:
         key: what the measurements belong to; None keeps nothing on disk.
-        probe: `probe(rows, context) -> seconds` of one scoring pass of a single sequence, warmed up and repeated as needed to be
-            trusted; None learns from real steps alone.
+        probe: `probe(counts, context)` gives for each number of rows the seconds of one scoring pass of a single sequence, warmed
+            up and repeated as needed to be trusted; None learns from real steps alone.
         directory: folder of the files on disk; None is the platform's cache folder.
     """
 
@@ -83,8 +84,7 @@ class CostModel:
         self.steps = 0
         self.stale = self.disturbed = False
         self._tables: dict[tuple[int, int, int], list[float]] = {}
-        self._drift = self._paid = 0.0  # the latter: when measuring will have taken no more than its share of all time
-        self._doubts = 0  # contradictions in a row
+        self._drift, self._doubts = 0.0, Doubts()
         if self.store is not None and (costs := self.store.load()) is not None:
             self._restore(costs)
             self.stale = True
@@ -157,16 +157,15 @@ class CostModel:
             if turn and not 0.0 < found.get(1, curve.at(1)) < _QUICK:
                 break
             new = points(known, max(rows, _AT_ONCE) if turn else rows)
-            for point in [known, *new] if known and new else new:
-                if seconds := self._probe(point, context):
-                    found[point] = min(seconds, found.get(point, inf))
+            for point, seconds in self._probe([known, *new] if known and new else new, context):
+                found[point] = min(seconds, found.get(point, inf))
         speed = curve.at(known) / found[known] if known in found else 1.0  # the machine's, then over now
         for point in sorted(found.keys() - {known}):
             curve.set(point, found[point] * speed)
         curve.level()
         curve.smooth(_BENT)
         self._tables.clear()
-        self._paid = max(self._paid, start) + (perf_counter() - start) / SHARE
+        self._doubts.spend(perf_counter() - start)
         self.save()
 
     def _must_measure_again(self, curve: Curve, context: int) -> bool:
@@ -174,7 +173,7 @@ class CostModel:
         stale, self.stale = self.stale, False
         if not stale or not curve:
             return False
-        seconds = self._probe(1, context)
+        seconds = sum(seconds for _, seconds in self._probe([1], context))
         ratio = seconds / curve.at(1) if seconds else 1.0
         if seconds < _QUICK or self.implausible or not 1 / _CHANGED < ratio < _CHANGED:
             curve.forget()
@@ -182,14 +181,14 @@ class CostModel:
             return True
         return False
 
-    def _probe(self, rows: int, context: int) -> float:
-        """Seconds by the probe; 0, and no probe any more, if it fails."""
+    def _probe(self, counts: Sequence[int], context: int) -> Iterator[tuple[int, float]]:
+        """Numbers of rows with their seconds by the probe, up to the first where it fails: then there is no probe any more."""
         try:
-            return self.probe(rows, context) if self.probe is not None else 0.0
+            if self.probe is not None:
+                yield from zip(counts, self.probe(counts, context), strict=True)
         except RuntimeError as error:
-            logger.warning("measuring %d rows failed (%s); learning from real steps instead", rows, error)
+            logger.warning("measuring %s rows failed (%s); learning from real steps instead", counts, error)
             self.probe = None
-            return 0.0
 
     @property
     def implausible(self) -> bool:
@@ -210,7 +209,7 @@ class CostModel:
         *,
         always: bool = False,
         cold: bool = False,
-        like: int = 1,
+        steps: int = 1,
     ) -> None:
         """Learn from a real step.
 
@@ -219,9 +218,11 @@ class CostModel:
             times: what the step took; `times.draft` in the order of `drafters`.
             levels: levels that each drafter drafted (0: it found nothing); None where it was not asked, or nobody knows.
             always: learn even where most steps are passed over to save time.
-            cold: after planning, scoring takes longer than it mostly does: learn of drafts alone. like: it stands for so many.
+            cold: after planning, scoring takes longer than it mostly does: learn of drafts alone. steps: it stands for so many.
         """
+        like = 1 + steps // ALIKE
         before, self.steps = self.steps, self.steps + like
+        self._doubts.earn(steps * (times.score + times.verify + times.other + sum(times.draft)))
         disturbed, self.disturbed = self.disturbed, False
         if self.steps > _SETTLED and self.steps % _EVERY and not (always or cold):
             return
@@ -237,12 +238,12 @@ class CostModel:
             self._drift = 0.0
             self._tables.clear()
         if self.steps >= _SETTLED and self.steps.bit_length() > before.bit_length():
-            self.stale = self.stale or (self._affordable and self.implausible)
+            self.stale = self.stale or (self._doubts.affordable and self.implausible)
             self.save()
 
     def observe_beside(self, batch: int, context: int, passes: Mapping[int, tuple[int, float, float]], usual: int) -> None:
         """Learn what other numbers of rows cost beside the usual one, from passes of the same moment. What contradicts the curve of
-        single sequences, the one that is probed, twice in a row, has all measured again.
+        single sequences, the one that is probed, has it looked at again.
 
         Args:
             passes: by rows, how many there were and the sum of their seconds; see `Counts.scoring`.
@@ -256,17 +257,7 @@ class CostModel:
         errors = {rows: curve.observe(rows, speed * mean, 0.0, BESIDE) for rows, mean in others.items()}
         self._tables.clear()
         if off := [abs(error) > _BENT for rows, error in errors.items() if batch == 1 < rows]:
-            self._doubt(contradicted=any(off))
-
-    def _doubt(self, *, contradicted: bool) -> None:
-        """Measure again what was contradicted twice in a row."""
-        self._doubts = self._doubts + 1 if contradicted else 0
-        if self._doubts > 1 and self._affordable:
-            self._doubts, self.stale = 0, True
-
-    @property
-    def _affordable(self) -> bool:
-        return perf_counter() >= self._paid
+            self.stale = self._doubts.hear(contradicted=any(off)) or self.stale
 
     def _own_curve(self, batch: int, context: int) -> Curve:
         """The bucket's curve, at first a copy of the nearest one's."""

@@ -22,9 +22,9 @@ ENOUGH: Final = 16
 RECENT: Final = 24
 """The last so many of them say it."""
 
-EVERY, STANDS_FOR = 96, 4
-"""Quick steps at rest from one word to the cost model to the next, since it takes as long as half a step, and for how many steps
-that are observed one by one it stands: what rows cost must be known by the clock of the plain steps that they are held against."""
+EVERY: Final = 96
+"""Quick steps at rest from one word to the cost model to the next, since it takes as long as half a step: what rows cost must be
+known by the clock of the plain steps that they are held against."""
 
 
 class Rested:
@@ -71,8 +71,7 @@ class Rested:
         self.beside = None if last else beside
         if (usual := self.end(gate, size, quick=quick)) is not None:
             score, rest = usual
-            like = STANDS_FOR if quick else 1
-            cost.observe(*batch, StepTimes((), score, 0.0, rest, size), always=True, like=like)
+            cost.observe(*batch, StepTimes((), score, 0.0, rest, size), always=True, steps=EVERY if quick else 1)
         elif beside is not None and beside[0] == size != beside[1] and len(last) > 1:
             means = {size: mean_of([score for score, _ in last]), beside[1]: beside[2]}
             cost.observe_beside(*batch, {rows: (BESIDE, BESIDE * mean, 0.0) for rows, mean in means.items()}, beside[1])

@@ -5,12 +5,13 @@ In: a runner. Out: seconds of one scoring pass for a number of rows and a contex
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from paceline.models.base import Runner, memory_of
+from paceline.models.base import Runner, SequenceCache, memory_of
 from paceline.tree.token_tree import TokenTree
 
-REPEATS = 5
+REPEATS = 3
 
 
 class Probe:
@@ -23,23 +24,35 @@ class Probe:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    def __call__(self, rows: int, context: int) -> float:
-        """Least seconds of scoring a root and a chain of rows - 1 nodes after `context` cached tokens, fewer where no more fit.
+    def __call__(self, counts: Sequence[int], context: int) -> Iterator[float]:
+        """Least seconds of scoring a root and a chain, for each number of rows of the two together.
 
+        Args:
+            counts: numbers of rows, at least 1.
+            context: cached tokens before them; fewer where no more fit.
         Raises:
-            RuntimeError: the caches of the running sequences leave no room for so many rows.
+            RuntimeError: after those that could be timed, the caches of the running sequences leave no room for so many rows.
         """
-        info = self.runner.info
-        context = self._fitting(rows, max(1, min(context, info.max_context - rows - 1)))
-        cache = self.runner.open()
+        fitting, error = self._fit(counts, context)
+        if fitting:
+            cache = self.runner.open()
+            try:
+                self._fill(cache, min(fitting))
+                yield from (self._least(cache, count) for count in counts[: len(fitting)])
+            finally:
+                self.runner.release(cache)
+        if error is not None:
+            raise error
+
+    def _fit(self, counts: Sequence[int], context: int) -> tuple[list[int], RuntimeError | None]:
+        """The context before each number of rows, up to the first for which there is no room; why there is none."""
+        most, found = self.runner.info.max_context, list[int]()
         try:
-            for start in range(0, context, 512):
-                self.runner.extend([cache], [[(7 * i) % info.vocab_size for i in range(start, min(context, start + 512))]])
-            tree = TokenTree.chain([(11 * i) % info.vocab_size for i in range(rows - 1)])
-            self._once(cache, tree)
-            return min(self._once(cache, tree) for _ in range(REPEATS))
-        finally:
-            self.runner.release(cache)
+            for count in counts:
+                found.append(self._fitting(count, max(1, min(context, most - count - 1))))
+        except RuntimeError as error:
+            return found, error
+        return found, None
 
     def _fitting(self, rows: int, context: int) -> int:
         """The context, halved until the cache has room for it; a sequence that grows holds three times its size while it moves."""
@@ -55,8 +68,20 @@ class Probe:
             context //= 2
         return context
 
-    def _once(self, cache: object, tree: TokenTree) -> float:
+    def _fill(self, cache: SequenceCache, context: int) -> None:
+        """Cache so many tokens."""
+        vocabulary = self.runner.info.vocab_size
+        for start in range(0, context, 512):
+            self.runner.extend([cache], [[(7 * i) % vocabulary for i in range(start, min(context, start + 512))]])
+
+    def _least(self, cache: SequenceCache, rows: int) -> float:
+        """Of several passes, after one that warms up."""
+        tree = TokenTree.chain([(11 * i) % self.runner.info.vocab_size for i in range(rows - 1)])
+        self._once(cache, tree)
+        return min(self._once(cache, tree) for _ in range(REPEATS))
+
+    def _once(self, cache: SequenceCache, tree: TokenTree) -> float:
         start = perf_counter()
-        scores = self.runner.score([cache], [0], [tree])  # type: ignore[list-item]  # the runner's own handle
+        scores = self.runner.score([cache], [0], [tree])
         scores.logits[-1, 0].item()
         return perf_counter() - start
