@@ -18,10 +18,11 @@ from controllers.worlds import Guesser, World, informed, judged, overconfident, 
 from paceline.controllers import course
 from paceline.controllers.acceptance import Acceptance, Own
 from paceline.controllers.auto import APART, AutoController
+from paceline.controllers.auto_learning import learn
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.counts import Counts
-from paceline.controllers.cruise import COLD, IN_A_ROW, NEAR, STEPS, TRIAL
+from paceline.controllers.cruise import COLD, IN_A_ROW, NEAR, STEPS, TRIAL, Cruise
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.prices import Rates
 from paceline.controllers.watch import SHARE, Mode, Watch
@@ -61,10 +62,10 @@ class Watching(AutoController):
 
     planned = gone_on = 0
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        super().plan(signals)
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         self.gone_on += self.cruising
         self.planned += not self.cruising
+        super().observe(trees, verdicts, times)
 
 
 def best_fixed(world: World) -> float:
@@ -116,6 +117,64 @@ def test_steps_of_other_lengths_stay_within_the_limits(nodes: int, deepest: int)
             asked |= {controller.cruise.budget(0, 0, EMPTY_TREE).nodes} if controller.cruising else set()
     assert deepest - 1 in asked, "it does look"
     assert max(asked) == deepest
+
+
+def grown(controller: AutoController, remaining: int) -> tuple[list[int], int]:
+    """By how much each step's budget was too deep for a sequence that takes every token; steps that nobody planned."""
+    over, unplanned = list[int](), 0
+    while remaining > 1:
+        if steady := controller.steady > 0:
+            controller.steady, unplanned = controller.steady - 1, unplanned + 1
+        else:
+            controller.plan(signals(0, remaining=remaining))
+        depth = controller.budget(0, 0, EMPTY_TREE).depth
+        over.append(depth - (remaining - 1))
+        tree = TokenTree.chain([1] * depth, confidence=[0.8] * depth) if depth else EMPTY_TREE
+        (tree,) = [tree] if steady else controller.select([tree])
+        depth = len(tree)
+        times = StepTimes((1e-5,), PLAIN, 0.0, 0.0, 1 + depth)
+        controller.observe([tree], [Verdict(tuple(range(depth)), (1,) * depth, 1)], times)
+        remaining -= 1 + depth
+    return over, unplanned
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_steps_that_need_no_look_stay_within_what_the_sequence_may_grow(monkeypatch: pytest.MonkeyPatch, careful: bool) -> None:
+    controller = cruising(World([table(steady(0.9))], lambda rows: PLAIN * (0.95 + 0.05 * rows)))
+    assert controller.cruise.whole
+    if not careful:
+        monkeypatch.setattr(Cruise, "steady", property(lambda cruise: cruise.left - 1))
+    over, unplanned = grown(controller, 600)
+    assert unplanned > 5
+    assert (max(over) <= 0) is careful
+
+
+def test_steps_that_need_no_look_are_counted_and_explained_like_others() -> None:
+    controller = cruising(World([table(steady(0.9))], lambda rows: PLAIN * (0.95 + 0.05 * rows)))
+    controller.cruise.take(controller.acceptance)
+    controller.cruise.left = STEPS
+    controller.plan(signals(0))
+    for scored in (3, 1):
+        controller.budget(0, 0, EMPTY_TREE)
+        tree = TokenTree.chain([1] * scored, confidence=[0.8] * scored)
+        controller.observe([tree], [Verdict((0,), (1,), 1)], StepTimes((1e-5,), PLAIN, 0.0, 0.0, 1 + scored))
+        assert [[len(tree) for tree in trees] for trees in controller.drafts] == [[scored], [scored]]
+    counts = controller.cruise.take(controller.acceptance)
+    assert (counts.steps, counts.levels, counts.asked) == (2, {0: 4}, {(0, 0): 2})
+    assert controller.cruise.left == STEPS - 2
+
+
+def test_twelve_misses_in_a_row_end_the_steps_that_need_no_look() -> None:
+    controller = cruising(World([table(steady(0.9))], lambda rows: PLAIN * (0.95 + 0.05 * rows)))
+    controller.cruise.left, controller.cruise._misses = STEPS, 0
+    controller.plan(signals(0))
+    assert controller.steady > 12
+    for _ in range(12):
+        depth = controller.budget(0, 0, EMPTY_TREE).depth
+        tree = TokenTree.chain([1] * depth, confidence=[0.8] * depth)
+        assert controller.steady > 0
+        controller.observe([tree], [Verdict((), (), 1)], StepTimes((1e-5,), PLAIN, 0.0, 0.0, 1 + depth))
+    assert controller.steady == 0
 
 
 def test_short_requests_look_at_other_lengths_too() -> None:
@@ -377,7 +436,7 @@ def test_a_drafter_that_sleeps_is_tried_by_many_steps_in_a_row_the_first_of_whic
         controller.observe([tree], [judged(tree)], StepTimes((1e-5,), 2e-4, 1e-6, 2e-6, 4))
     assert (cruise.counts.steps, cruise.left) == (TRIAL - COLD, 0)
     assert one.watches[0].asleep
-    controller._learn()
+    learn(controller)
     assert not one.watches[0].asleep
 
 

@@ -12,7 +12,7 @@ from controllers.worlds import World, informed
 
 from paceline.controllers.base import StepTimes
 from paceline.controllers.course import Course
-from paceline.controllers.cruise import ALL, TAUGHT
+from paceline.controllers.outcomes import ALL, TAUGHT
 from paceline.controllers.pick import path_products
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import Budget, Verdict

@@ -135,7 +135,10 @@ class World:
 
     def step(self, controller: Any, step: int, rng: np.random.Generator) -> tuple[int, float]:
         """One step of the loop; tokens and seconds."""
-        controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
+        if steady := controller.steady > 0:
+            controller.steady -= 1
+        else:
+            controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
         trees = [EMPTY_TREE] * self.batch
         draft = []
         for source, drafter in enumerate(self.drafters):
@@ -148,7 +151,7 @@ class World:
                     trees[i] = join(trees[i], found, confidence, source)
             asked = any(budget.nodes for budget in budgets)
             draft.append(drafter.fixed + drafter.per_level * deepest if asked else 0.0)
-        proposed, trees = trees, controller.select(trees)
+        proposed, trees = trees, trees if steady else controller.select(trees)
         verdicts = [judged(tree, whole) for tree, whole in zip(trees, proposed, strict=True)]
         rows = self.batch + sum(len(tree) for tree in trees)
         score = self.seconds(rows)

@@ -62,7 +62,7 @@ def pass_seconds(runner: Runner, threads: Sequence[int]) -> dict[int, float]:
     try:
         for number in threads:
             torch.set_num_threads(number)
-            found[number] = PassTimer(runner)(1, CONTEXT)
+            (found[number],) = PassTimer(runner)([1], CONTEXT)
     finally:
         torch.set_num_threads(before)
     return found

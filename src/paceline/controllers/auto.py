@@ -20,11 +20,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from paceline.checking import number
+from paceline.controllers.auto_learning import learn
 from paceline.controllers.auto_words import explain
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.buckets import batch_bucket
 from paceline.controllers.cost_model import CostModel
-from paceline.controllers.counts import Counts
 from paceline.controllers.cruise import Cruise
 from paceline.controllers.ear import EVERY
 from paceline.controllers.guesses import Guesses
@@ -92,23 +92,21 @@ class AutoController(Planner):
     def plan(self, signals: Sequence[Signal]) -> None:
         """Go on as planned where that was said, else plan this step."""
         if self.cruising and self.cruise.goes_on(signals):
-            if self.cruise.silent:  # a sequence that follows another for which nobody drafts
-                self._rest(signals)
+            self._go_on(signals)
             return
         if self.bursting and self._guesses_again(signals):
             return
-        self.asks = None
+        self.asks, self.steady = None, 0
         self.guesses.burst.give_back(self.resting)
         if self._silent or self._gone_by:
             self._end_silence()
         self.bursting, self.cruising = False, self.cruise.goes_on(signals)
         if self.cruising:
-            if self.cruise.silent:
-                self._rest(signals)
+            self._go_on(signals)
             return
         start = self.clock()
         self.gain = self.guesses.gain if len(signals) == 1 else 1.0
-        self._learn()
+        learn(self)
         self._signals = signals
         if self.cruises:  # a trial takes some dozen steps: one drafter at a time
             self.turn = (self.turn + 1) % max(len(self.names), 1)
@@ -119,10 +117,19 @@ class AutoController(Planner):
         self.cruises = self.now.table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
 
+    def _go_on(self, signals: Sequence[Signal]) -> None:
+        """This step goes as planned."""
+        if self.cruise.silent:
+            self._rest(signals)
+            return
+        self.asks, self.steady = self.cruise.asks, self.cruise.steady
+        if self.steady:
+            self.now.prepare(self.cruise.deepest + 1, self._context)
+
     def _rest(self, signals: Sequence[Signal]) -> None:
         """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""
         self.listens = self._cheap() if self._size == 1 else []
-        self.cruising, self.idle, self.resting = False, True, self.cruise.skip(self._pause(signals, EVERY) - 1)
+        self.cruising, self.idle, self.resting = False, True, self.cruise.skip(self._pause(signals, EVERY)) - 1
         if self.bursting:
             self._guess(signals[0])
             return
@@ -227,8 +234,12 @@ class AutoController(Planner):
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
         """Count the outcome, or learn from it and say how the next steps go."""
         if self.cruising:
+            if self.cruise.whole:
+                self.drafts = trees, trees
             self.cruise.count(trees, verdicts, times, self._learning)
             self._learning = 0.0
+            if not self.cruise.left:
+                self.steady = 0
             return
         if self.bursting:
             if not self.idle:
@@ -249,7 +260,7 @@ class AutoController(Planner):
         start = self.clock()
         self.cruise.forget(key)
         if not self.cruise.left or self.cruise.trials or self.memory.is_due or len(self.batch) > 1:
-            self._learn()
+            learn(self)
         if (gate := self._gates.get(batch_bucket(self._size))) is not None and gate.closed:
             self.cruise.left = 0
         self.memory.keep()
@@ -259,38 +270,3 @@ class AutoController(Planner):
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
         return explain(self, index)
-
-    def _learn(self) -> None:
-        """Learn what the steps since the last plan brought."""
-        if not self.cruise.counts.steps:
-            return
-        found, size = self.cruise.take(self.acceptance), self._size
-        gate = self._gates[batch_bucket(size)]
-        gate.passed(found.steps)
-        if not self.cost.disturbed:
-            drafted, table, gain = bool(found.asked), self.now.table, self.gain
-            gate.record(size, found.tokens, found.seconds, admitted=True, asked=drafted, table=table, steps=found.steps, gain=gain)
-        usual, levels = found.usual()
-        self._rested.beside = size, usual.rows, usual.score
-        self.cost.observe(size, self._context, usual, self.names, levels, always=True, steps=found.steps)
-        self.cost.observe_beside(size, self._context, found.scoring, usual.rows)
-        self._rates.count(size, found.tokens, found.seconds, self.now.table, found.steps)
-        for one in self.batch:
-            for watch in one.watches:
-                watch.passed(found.steps)
-        self._judge_outcomes(found)
-        for drafter in range(len(self.names)):
-            asked, proposed = found.found(drafter)
-            if asked:
-                self._yields[drafter] += (1.0 - 0.95**asked) * (proposed / asked - self._yields[drafter])
-
-    def _judge_outcomes(self, found: Counts) -> None:
-        """Have every asked drafter's guard told what it brought."""
-        trials, self.cruise.trials, price = self.cruise.trials, set(), self._price()
-        for (sequence, drafter), worth in found.worths(price, self.now.table, self._size).items():
-            one = self.batch[sequence]
-            watch = self._latest[drafter, one.greedy] = one.watches[drafter]
-            if (sequence, drafter) in trials:
-                watch.after_trial(worth.mean, worth.times)
-            elif not watch.asleep:
-                watch.record_many(worth.mean, worth.variance, worth.times)

@@ -64,6 +64,8 @@ class Controller:
             later says what came of it (`engine.listening`).
         resting: set by `plan` or `observe`: for so many further steps of the same sequences nothing is drafted, and neither of the
             two is called, only `passed`; the engine counts it down.
+        steady: set by `plan`: for so many further steps of the same sequences neither `plan` nor `select` is called: budgets stay,
+            trees are scored as they come; the engine counts it down.
         patient: the engine may set `resting` too, for as long as all drafters say that they have nothing to propose.
         asks: drafters who may get a budget in this step, set by `plan`; nobody else is asked. None: any may.
     """
@@ -72,6 +74,7 @@ class Controller:
     idle: bool = False
     listens: Sequence[int] = ()
     resting: int = 0
+    steady: int = 0
     patient: bool = False
     asks: Sequence[int] | None = None
 

@@ -220,8 +220,7 @@ class CostModel:
             always: learn even where most steps are passed over to save time.
             cold: after planning, scoring takes longer than it mostly does: learn of drafts alone. steps: it stands for so many.
         """
-        like = 1 + steps // ALIKE
-        before, self.steps = self.steps, self.steps + like
+        before, self.steps = self.steps, self.steps + (like := 1 + steps // ALIKE)
         self._doubts.earn(steps * (times.score + times.verify + times.other + sum(times.draft)))
         disturbed, self.disturbed = self.disturbed, False
         if self.steps > _SETTLED and self.steps % _EVERY and not (always or cold):

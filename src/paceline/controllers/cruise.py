@@ -1,22 +1,18 @@
-"""Steps that go as the last plan said: budgets and thresholds that stay, outcomes that are counted and learned from together.
+"""Steps that go as the last plan said: budgets and thresholds that stay.
 
-In: a planned step of a Planner; trees and verdicts of the steps that follow. Out: budgets, cut trees, and what there is to learn.
-Not here: whether to go on without planning (`controllers.auto`), how a drafter goes on (`controllers.course`), any estimate.
+In: a planned step of a Planner; trees and verdicts of the steps that follow. Out: budgets, cut trees. Not here: whether to go on
+without planning (`controllers.auto`), how a drafter goes on (`controllers.course`), what the steps teach (`controllers.outcomes`),
+any estimate.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby
-from math import inf
 from typing import TYPE_CHECKING
 
-from paceline.controllers.acceptance import Acceptance
 from paceline.controllers.buckets import batch_bucket
-from paceline.controllers.counts import Counts, Single, Singles, Step
 from paceline.controllers.course import Course, Courses, alike
+from paceline.controllers.outcomes import Outcomes
 from paceline.controllers.pick import chain_count, cut, fixed_shape, keep, levels_by_source
 from paceline.controllers.watch import Mode
 from paceline.tree.chain_columns import lone_source
@@ -24,7 +20,9 @@ from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
+    from paceline.controllers.acceptance import Acceptance
     from paceline.controllers.base import Signal, StepTimes
+    from paceline.controllers.counts import Counts
     from paceline.controllers.planner import Planner
     from paceline.controllers.voice import Drafting
     from paceline.tree.token_tree import TokenTree
@@ -36,9 +34,6 @@ somebody drafts and while nobody does."""
 
 TRIAL, COLD = 28, 4
 """Steps in a row that try a sleeping drafter; of these so many that find caches cold do not count."""
-
-ALL, TAUGHT = 64, 4
-"""Trees with branches of which each teaches what to expect of such, and of further ones each how-manieth."""
 
 NEAR, IN_A_ROW = 64, 6
 """Of so many steps the last so many draft a little less or more than planned, where drafts are all of one length. In a row, since
@@ -54,15 +49,14 @@ class Cruise:
         drafters: how many there are.
     Attributes:
         left: further steps that need no plan. done: steps since the last plan.
-        counts: what they brought. trials: (sequence, drafter) of drafters that sleep and are tried.
-        silent: nobody drafts for anybody.
+        outcomes: what they brought. trials: (sequence, drafter) of drafters that sleep and are tried.
+        asks: who drafts for somebody. silent: nobody does. whole: one drafter does, for a sequence by itself, and what it drafts is
+            scored as it comes. deepest: most levels.
     """
 
     def __init__(self, drafters: int) -> None:
         self.left = self.done = self._round = 0  # the latter: steps in all, whatever the plans
-        self.counts = Counts(drafting=[0.0] * drafters)
-        self._log: list[Step | Single] = []  # not yet in the counts
-        self._last = EMPTY_TREE, -1  # the tree that was trimmed last, and who proposed all of it
+        self.outcomes = Outcomes(drafters)
         self._keys, self._remaining = list[int](), list[int]()
         self._makes = Courses(drafters)
         self._known: dict[int, list[list[Course | None]]] = {}  # key -> per drafter: by itself, beside an earlier one
@@ -70,8 +64,7 @@ class Cruise:
         self._batch: Sequence[Drafting] = ()
         self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
         self._planner: Planner | None = None
-        self._trees = 0  # with branches, so far
-        self._misses, self._most, self._stride, self._cold = 0, inf, STEPS, 0
+        self._misses, self._stride, self._cold = 0, STEPS, 0
         self.trials: set[tuple[int, int]] = set()
 
     def start(self, planner: Planner, signals: Sequence[Signal], most: float) -> None:
@@ -81,7 +74,7 @@ class Cruise:
             most: seconds that a step takes at most unless it was interrupted.
         """
         self.done, self._misses, steady = 0, 0, True
-        self._planner, self._batch, self._most, self.trials = planner, list(planner.batch), most, set()
+        self._planner, self._batch, self.outcomes.most, self.trials = planner, list(planner.batch), most, set()
         self._keys = [signal.key for signal in signals]
         all_courses = [self._known.setdefault(key, [[None, None] for _ in planner.names]) for key in self._keys]
         for index, (one, courses) in enumerate(zip(self._batch, all_courses, strict=True)):
@@ -106,15 +99,20 @@ class Cruise:
         if not self.left:
             return False
         keys: list[int] = []
-        remaining: list[int] = []
+        self._remaining = remaining = list[int]()
         for signal in signals:
             keys.append(signal.key)
             remaining.append(signal.remaining)
         if keys != self._keys and not (self._inherits(signals) or self._shrinks(keys)):
             self.left = 0
             return False
-        self.left, self.done, self._round, self._remaining = self.left - 1, self.done + 1, self._round + 1, remaining
         return True
+
+    @property
+    def steady(self) -> int:
+        """Further steps behind this one whose budgets and trees need no look: a sequence by itself is far from its end then."""
+        deep = self.deepest + 1
+        return max(min(self.left - 1, self._remaining[0] // deep - 2), 0) if self.whole else 0
 
     def _inherits(self, signals: Sequence[Signal]) -> bool:
         """Whether a sequence that runs by itself follows one that did, and may go on as that one did."""
@@ -144,8 +142,10 @@ class Cruise:
 
     def _set_out(self, courses: list[list[list[Course | None]]]) -> None:
         """Take these courses from now on."""
-        self._courses = courses
-        self.silent = all(course is None for own in courses for pair in own for course in pair)
+        flat = [(i, course) for own in courses for i, pair in enumerate(own) for course in pair if course is not None]
+        self._courses, self.asks, self.silent = courses, sorted({drafter for drafter, _ in flat}), not flat
+        self.whole = len(courses) == 1 and len(flat) == 1 and not flat[0][1].least
+        self.deepest = max([budget.depth for _, course in flat for budget in (course.budget, *course.near)], default=0)
 
     def skip(self, most: int) -> int:
         """Count up to `most` further steps as gone on, below 0 so many fewer; returns how many."""
@@ -155,19 +155,22 @@ class Cruise:
 
     def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
         """As planned, but no deeper than the sequence may still grow, and beside what there is."""
-        taken = len(so_far)
-        course = self._courses[index][drafter][taken > 0]
-        if course is None or self._remaining[index] < 2:
+        taken = 0 if so_far is EMPTY_TREE else len(so_far)
+        course, remaining = self._courses[index][drafter][taken > 0], self._remaining[index]
+        if course is None or remaining < 2:
             return NO_BUDGET
-        budget, asked = course.budget, self.counts.asked
+        budget, asked = course.budget, self.outcomes.counts.asked
         if course.near and self._round % NEAR >= NEAR - IN_A_ROW:
             budget = course.near[self._round // NEAR % len(course.near)]
         asked[index, drafter] = asked.get((index, drafter), 0) + 1
-        depth = min(budget.depth, self._remaining[index] - 1)
-        return budget if depth == budget.depth else Budget(min(depth, budget.nodes), depth, budget.go_on)
+        if remaining > (depth := budget.depth):
+            return budget
+        return Budget(min(remaining - 1, budget.nodes), min(remaining - 1, depth), budget.go_on)
 
     def trim(self, trees: Sequence[TokenTree]) -> tuple[list[TokenTree], int]:
         """The trees without nodes that are not worth their rows, whole if they have drawn trials or probes; rows of all of them."""
+        if self.whole:
+            return list(trees), 1 + len(trees[0].tokens)
         rows, chosen = len(trees), []
         for index, tree in enumerate(trees):
             chosen.append(kept := self._trim(index, tree))
@@ -178,13 +181,11 @@ class Cruise:
         source = lone_source(tree)
         if source < 0:
             return self._trim_tree(index, tree)
-        levels = self.counts.levels
-        levels[source] = levels.get(source, 0) + len(tree.tokens)
+        self.outcomes.note_levels(source, len(tree.tokens))
         course = self._courses[index][source][0]
-        if course is not None and course.least:
-            tree = cut(tree, range(self._worth(source, tree, course)), len(tree.tokens))
-        self._last = tree, source
-        return tree
+        if course is None or not course.least:
+            return tree
+        return cut(tree, range(self._worth(source, tree, course)), len(tree.tokens))
 
     def _worth(self, source: int, tree: TokenTree, course: Course) -> int:
         """How many nodes of a chain are worth their rows, one at least, so that misses show: of a sequence by itself by calibrated
@@ -197,9 +198,9 @@ class Cruise:
 
     def _trim_tree(self, index: int, tree: TokenTree) -> TokenTree:
         """`_trim` for a tree with branches, or by several drafters."""
-        planner, levels, deepest = self._planner, self.counts.levels, levels_by_source(tree)
+        planner, deepest = self._planner, levels_by_source(tree)
         for source, depth in deepest.items():
-            levels[source] = levels.get(source, 0) + depth
+            self.outcomes.note_levels(source, depth)
         if planner is None or not deepest or fixed_shape(tree):
             return tree
         if len(deepest) > 1:
@@ -209,89 +210,37 @@ class Cruise:
         return tree if course is None or not course.least else cut(tree, course.nodes(tree), len(tree))
 
     def count(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes, apart: float = 0.0) -> None:
-        """The outcome of one step, to be summed up with others': one after the other that takes a third of the time.
+        """The outcome of one step, to be learned from with others.
 
         Args:
             apart: seconds within that are time spent, but say nothing of steps like this one.
         """
+        self.done += 1
+        self._round += 1
+        if self.left:
+            self.left -= 1
         if self._cold:
             self._cold -= 1
-            self.counts, self._log = Counts(drafting=[0.0] * len(self.counts.drafting)), []
+            self.outcomes.clear()
             return
-        if apart:
-            times, self.counts.seconds = times.without(apart, (0.0,) * len(times.draft)), self.counts.seconds + apart
-        self.counts.steps += 1
-        known, source = self._last
-        size, scored, stood = len(trees), len(trees[0].tokens), len(verdicts[0].path)
-        if size == 1 and trees[0] is not known:
-            source = lone_source(trees[0])
-        if size == 1 and (source >= 0 or not scored):
-            self._log.append(Single(self._batch, source, scored, stood, times))
-        else:
-            self._log.append(Step(self._batch, trees, verdicts, times))
-        if stood or (size > 1 and any(verdict.path for verdict in verdicts)):
+        self.outcomes.add(self._batch, trees, verdicts, times, apart=apart, sole=self.asks[0] if self.whole else -1)
+        if verdicts[0].path or (len(verdicts) > 1 and any(verdict.path for verdict in verdicts)):
             self._misses = 0
-        elif times.rows > size:
+        elif times.rows > len(trees):
             self._misses += 1
             self.left = 0 if self._misses >= _MISSES else self.left
 
-    def _sum(self, step: Step) -> None:
-        """Add one step's outcome to the counts."""
-        batch, trees, verdicts, times = step
-        counts, drafting, accepted = self.counts, self.counts.drafting, 0
-        for index, (tree, verdict) in enumerate(zip(trees, verdicts, strict=True)):
-            if scored := len(tree.tokens):
-                accepted += (stood := len(verdict.path))
-                source = lone_source(tree)
-                if source < 0:
-                    self._mixed(index, batch[index], tree, verdict)
-                else:
-                    key = (index, source, scored, stood)
-                    counts.chains[key] = counts.chains.get(key, 0) + 1
-        for drafter, seconds in enumerate(times.draft):
-            drafting[drafter] += min(seconds, self._most)
-        counts.tokens += accepted + len(trees)
-        rest = times.verify + times.other
-        counts.seconds += min(times.score + sum(times.draft) + rest, self._most)
-        times_seen, score, others = counts.scoring.get(times.rows, (0, 0.0, 0.0))
-        counts.scoring[times.rows] = times_seen + 1, score + min(times.score, self._most / 2), others + min(rest, self._most / 2)
-
-    def _mixed(self, index: int, one: Drafting, tree: TokenTree, verdict: Verdict) -> None:
-        """Count a tree by several drafters, or with branches; a part of them teach, for learning from one takes long."""
-        sources, self._trees = tree.sources.tolist(), self._trees + 1
-        if self._planner is not None and (self._trees <= ALL or not self._trees % TAUGHT):
-            self._planner.acceptance.observe(one.own, tree, verdict.path)
-        stood = Counter(sources[node] for node in verdict.path)
-        for drafter, scored in Counter(sources).items():
-            key = (index, drafter, scored, stood[drafter])
-            self.counts.mixed[key] = self.counts.mixed.get(key, 0) + 1
-
     def take(self, acceptance: Acceptance) -> Counts:
         """Teach `acceptance` what the chains brought; returns the counts and begins new ones."""
-        made, self._log, chains = self._log, [], Counter[tuple[int, int, int, int]]()
-        for _, steps in groupby(made, key=_whose):  # a batch, and who went on as it did
-            self.counts.chains, singles = {}, Singles(self._most)
-            for step in steps:
-                if isinstance(step, Single):
-                    singles.add(step, self.counts.drafting)
-                else:
-                    self._sum(step)
-            self.counts.join(singles)
-            outcomes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-            chains.update(self.counts.chains)
-            for (index, source, scored, stood), times in self.counts.chains.items():
-                outcomes.setdefault((index, source), []).append((scored, stood, times))
-            for (index, source), found in outcomes.items():
-                acceptance.observe_chains(step.batch[index].own, source, found)
-        counts, self.counts = replace(self.counts, chains=chains), Counts(drafting=[0.0] * len(self.counts.drafting))
-        return counts
+        return self.outcomes.take(acceptance, whole=self.whole)
+
+    @property
+    def counts(self) -> Counts:
+        """What the steps since the last plan brought."""
+        return self.outcomes.counts
 
     def forget(self, key: int) -> None:
         """The sequence has ended. One that ran by itself leaves its courses to the next; others go on without it."""
         courses = self._known.pop(key, None)
         self._heritage = courses if self._keys == [key] else None
         self.left = self.left if self._heritage or key in self._keys else 0
-
-
-def _whose(step: Step | Single) -> int:
-    return id(step.batch)

@@ -11,6 +11,7 @@ second than plain ones. Off, it is tried again for some steps, the sooner the le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Final
 
 from paceline.controllers.buckets import plain_ratio
@@ -45,7 +46,10 @@ FRESH: Final = PATIENCE
 """Steps after which plain ones are timed again before drafting that seems to lose ends: the machine may have become slower."""
 
 SHARE: Final = 0.02
-"""About this share of all time goes into tries that lose."""
+"""About this share of all time goes into tries that lose; drafting that loses no more than that goes on."""
+
+WAVER: Final = 0.15
+"""Over n steps, drafting may seem to lose this much divided by the root of n before it ends: that is chance as often as not."""
 
 LEAST, SOON, MOST = 48, 192, 1024
 
@@ -58,7 +62,8 @@ DISTURBED: Final = 3.0
 CUT: Final = 2.0
 """An interrupted plain step counts as so many usual ones."""
 
-_DECAY = 0.98
+_DECAY = 0.99
+_MEMORY: Final = 1.0 / (1.0 - _DECAY)
 _RATE = 0.2
 _CLIP = 1.5
 _SETTLING = 4
@@ -205,11 +210,12 @@ class Gate:
     def _judge(self, brought: float, plain: float, asked: bool, most: int) -> None:
         """Close where plain steps would have brought the same in less time than was spent."""
         patient = asked and brought > CLEARLY * self._spent
-        enough = ALMOST if asked and not self.settled else 1.0
+        enough = 1.0 - SHARE - WAVER / sqrt(min(self._steps, _MEMORY)) if asked else 1.0
+        enough = ALMOST if asked and not self.settled else enough
         if self._steps >= (PATIENCE if patient else TRY) and brought < enough * self._spent:
             self._doubted = self._seen > FRESH
             if not self._doubted:
-                self._close((self._spent + self._thought - brought) / plain, most)
+                self._close(((1.0 - SHARE) * self._spent + self._thought - brought) / plain, most)
 
     def _close(self, lost: float, most: int) -> None:
         """Wait the longer the more tokens were lost, up to `most` steps; but try again soon what did pay for long."""

@@ -69,6 +69,7 @@ class Engine:
         self.times = TimeSplit()
         self.watchers: list[Watcher] = []
         self._planned: list[int] = []  # keys of the sequences that the controller planned for last
+        self._same = False  # they run in this step too
         self._learning = 0.0  # seconds that the controller took to learn from the step before
         self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
@@ -160,7 +161,8 @@ class Engine:
     def _rests(self, batch: Seq[Sequence]) -> bool:
         """Whether the controller asked to be left alone in this step; counted down here."""
         controller, keys = self.parts.controller, [sequence.key for sequence in batch]
-        if controller.resting > 0 and keys == self._planned:
+        self._same = keys == self._planned
+        if self._same and controller.resting > 0:
             controller.resting -= 1
             return True
         self._planned = keys
@@ -170,12 +172,15 @@ class Engine:
         """The trees to score, those proposed, and the seconds that each drafter took."""
         crew, controller, start = self.parts.crew, self.parts.controller, perf_counter()
         try:
-            controller.plan([sequence.signal() for sequence in batch])
-            self._start_clocks(batch, perf_counter() - start)
+            if steady := self._same and controller.steady > 0:
+                controller.steady -= 1
+            else:
+                controller.plan([sequence.signal() for sequence in batch])
+                self._start_clocks(batch, perf_counter() - start)
             proposed, seconds = crew.propose(batch, controller)
             if controller.patient:
                 controller.resting = 0 if any(map(len, proposed)) else crew.rest(batch)
-            return self.scheduler.fit(batch, controller.select(proposed)), proposed, seconds
+            return self.scheduler.fit(batch, proposed if steady else controller.select(proposed)), proposed, seconds
         except Exception as error:
             self._drop_controller(error)
             none = [EMPTY_TREE] * len(batch)

@@ -38,6 +38,7 @@ PARTS: Final = (
     "asks",
     "listens",
     "resting",
+    "steady",
     "patient",
     "plan",
     "budget",
