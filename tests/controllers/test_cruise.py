@@ -22,7 +22,7 @@ from paceline.controllers.auto_learning import learn
 from paceline.controllers.base import Signal, StepTimes
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.counts import Counts
-from paceline.controllers.cruise import COLD, IN_A_ROW, NEAR, STEPS, TRIAL, Cruise
+from paceline.controllers.cruise import COLD, IN_A_ROW, LONGEST, NEAR, STEPS, TRIAL, Cruise
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.prices import Rates
 from paceline.controllers.watch import SHARE, Mode, Watch
@@ -142,11 +142,12 @@ def grown(controller: AutoController, remaining: int) -> tuple[list[int], int]:
 def test_steps_that_need_no_look_stay_within_what_the_sequence_may_grow(monkeypatch: pytest.MonkeyPatch, careful: bool) -> None:
     controller = cruising(World([table(steady(0.9))], lambda rows: PLAIN * (0.95 + 0.05 * rows)))
     assert controller.cruise.whole
+    controller.cruise.left, controller.cruise._misses = LONGEST, 0
     if not careful:
         monkeypatch.setattr(Cruise, "steady", property(lambda cruise: cruise.left - 1))
-    over, unplanned = grown(controller, 600)
-    assert unplanned > 5
-    assert (max(over) <= 0) is careful
+    runs = [grown(controller, remaining) for remaining in (600, 601, 602)]
+    assert runs[0][1] > 5
+    assert (max(max(over) for over, _ in runs) <= 0) is careful
 
 
 def test_steps_that_need_no_look_are_counted_and_explained_like_others() -> None:
@@ -175,6 +176,17 @@ def test_twelve_misses_in_a_row_end_the_steps_that_need_no_look() -> None:
         assert controller.steady > 0
         controller.observe([tree], [Verdict((), (), 1)], StepTimes((1e-5,), PLAIN, 0.0, 0.0, 1 + depth))
     assert controller.steady == 0
+
+
+def test_a_batch_needs_no_look_as_long_as_the_one_nearest_to_its_end() -> None:
+    controller = cruising(replace(WORLDS["batch of 4"], drafters=[table(steady(0.9))]))
+    assert controller.cruise.whole
+    controller.cruise.left = LONGEST
+    far, near = signals(0, 1, 2, 3, remaining=1000), signals(0, 1, 2, 3, remaining=1000)
+    controller.plan(far)
+    before = controller.steady
+    controller.plan([*near[:3], near[3]._replace(remaining=100)])
+    assert 0 < controller.steady < before
 
 
 def test_short_requests_look_at_other_lengths_too() -> None:

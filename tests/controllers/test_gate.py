@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
+import numpy as np
 import pytest
 
+from paceline.controllers import gate as gate_module
 from paceline.controllers.gate import AGAIN, FIRST_PLAIN, IN_A_ROW, LEAST, MOST, NEW, PAID, SELDOM, SOON, Gate
 
 PLAIN = 1.0
@@ -52,6 +55,34 @@ def test_a_gate_that_never_closes_fails_that_check() -> None:
 def test_what_pays_goes_on_but_for_the_plain_steps_that_are_timed() -> None:
     _, admitted = drive(Gate(), 1000, lambda step: (8, 1.2))
     assert 1000 - FIRST_PLAIN - IN_A_ROW * (1000 // AGAIN + 1) <= admitted < 1000
+
+
+def wavering(gain: float, seed: int) -> Brings:
+    """Drafts of two tokens, half of which come: seven quarters of a token a step on the average."""
+    rng = np.random.default_rng(seed)
+
+    def brings(step: int) -> tuple[int, float]:
+        first, second = rng.random(2) < 0.5
+        return 1 + int(first) + int(first and second), 1.75 * PLAIN / (1.0 + gain)
+
+    return brings
+
+
+def shares(gain: float) -> list[float]:
+    """Of 20,000 steps those that drafted, a few times."""
+    return [drive(Gate(), 20_000, wavering(gain, seed), size=1)[1] / 20_000 for seed in range(4)]
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_what_pays_a_little_goes_on_though_it_wavers(monkeypatch: pytest.MonkeyPatch, patient: bool) -> None:
+    if not patient:
+        for name, value in {"SHARE": 1e-9, "WAVER": 0.0, "_DECAY": 0.98}.items():
+            monkeypatch.setattr(gate_module, name, value)
+    assert (fmean(shares(0.06)) > 0.85) is patient
+
+
+def test_what_loses_a_little_more_than_may_be_lost_ends() -> None:
+    assert fmean(shares(-0.06)) < 0.35
 
 
 def test_plain_steps_are_timed_less_often_while_drafting_is_far_ahead() -> None:

@@ -124,7 +124,7 @@ class AutoController(Planner):
             return
         self.asks, self.steady = self.cruise.asks, self.cruise.steady
         if self.steady:
-            self.now.prepare(self.cruise.deepest + 1, self._context)
+            self.now.prepare(self._size * (self.cruise.deepest + 1), self._context)
 
     def _rest(self, signals: Sequence[Signal]) -> None:
         """Nobody drafts before the next plan, so that the engine need not ask in the steps up to there."""

@@ -50,8 +50,8 @@ class Cruise:
     Attributes:
         left: further steps that need no plan. done: steps since the last plan.
         outcomes: what they brought. trials: (sequence, drafter) of drafters that sleep and are tried.
-        asks: who drafts for somebody. silent: nobody does. whole: one drafter does, for a sequence by itself, and what it drafts is
-            scored as it comes. deepest: most levels.
+        asks: who drafts for somebody. silent: nobody does. whole: one drafter does, and what it drafts is scored as it comes.
+        deepest: most levels.
     """
 
     def __init__(self, drafters: int) -> None:
@@ -110,9 +110,8 @@ class Cruise:
 
     @property
     def steady(self) -> int:
-        """Further steps behind this one whose budgets and trees need no look: a sequence by itself is far from its end then."""
-        deep = self.deepest + 1
-        return max(min(self.left - 1, self._remaining[0] // deep - 2), 0) if self.whole else 0
+        """Further steps behind this one whose budgets and trees need no look: all sequences are far from their ends then."""
+        return max(min(self.left - 1, min(self._remaining) // (self.deepest + 1) - 2), 0) if self.whole else 0
 
     def _inherits(self, signals: Sequence[Signal]) -> bool:
         """Whether a sequence that runs by itself follows one that did, and may go on as that one did."""
@@ -144,7 +143,7 @@ class Cruise:
         """Take these courses from now on."""
         flat = [(i, course) for own in courses for i, pair in enumerate(own) for course in pair if course is not None]
         self._courses, self.asks, self.silent = courses, sorted({drafter for drafter, _ in flat}), not flat
-        self.whole = len(courses) == 1 and len(flat) == 1 and not flat[0][1].least
+        self.whole = len(self.asks) == 1 and not any(course.least for _, course in flat)
         self.deepest = max([budget.depth for _, course in flat for budget in (course.budget, *course.near)], default=0)
 
     def skip(self, most: int) -> int:
@@ -170,7 +169,7 @@ class Cruise:
     def trim(self, trees: Sequence[TokenTree]) -> tuple[list[TokenTree], int]:
         """The trees without nodes that are not worth their rows, whole if they have drawn trials or probes; rows of all of them."""
         if self.whole:
-            return list(trees), 1 + len(trees[0].tokens)
+            return list(trees), sum([1 + len(tree.tokens) for tree in trees])
         rows, chosen = len(trees), []
         for index, tree in enumerate(trees):
             chosen.append(kept := self._trim(index, tree))
