@@ -268,7 +268,7 @@ def test_another_sequence_calls_for_a_plan() -> None:
     controller.plan(signals(0, 1))
     assert not controller.cruising
     controller.plan(signals(0))
-    assert not controller.cruising
+    assert controller.cruising, "as it did before"
 
 
 def test_others_go_on_as_planned_when_a_sequence_of_their_batch_ends() -> None:
@@ -289,6 +289,57 @@ def test_others_go_on_as_planned_when_a_sequence_of_their_batch_ends() -> None:
     controller.forget(3)
     controller.plan(signals(0, 2))
     assert not controller.cruising, "costs of another bucket are others"
+
+
+def switched(controller: AutoController, *keys: int) -> bool:
+    """Whether a step of these sequences goes as planned, once all others have ended; the step is seen to its end."""
+    for key in {*controller.cruise._keys} - {*keys}:
+        controller.forget(key)
+    controller.plan(signals(*keys))
+    went, size = controller.cruising, len(keys)
+    depths = [controller.budget(index, 0, EMPTY_TREE).depth for index in range(size)]
+    trees = [TokenTree.chain([1] * depth, confidence=[0.8] * depth) if depth else EMPTY_TREE for depth in depths]
+    rows = size + sum(map(len, trees := controller.select(trees)))
+    controller.observe(trees, [judged(tree) for tree in trees], StepTimes((1e-5,), PLAIN, 0.0, 0.0, rows))
+    return went
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_batch_goes_on_as_the_last_one_of_its_size_did(monkeypatch: pytest.MonkeyPatch, resumes: bool) -> None:
+    if not resumes:
+        monkeypatch.setattr(AutoController, "_resumes", lambda self, signals: False)
+    controller = cruising(replace(WORLDS["batch of 4"], drafters=[table(steady(0.9))]))
+    assert switched(controller, 0, 1, 2, 3)
+    planned, steps = controller.cruise._courses[0], controller.cost.steps
+    assert not switched(controller, 0), "of one by itself nothing is known yet"
+    assert switched(controller, 4, 5, 6, 7) is resumes
+    if resumes:
+        assert controller.cruise._courses == [planned] * 4
+        assert "as planned" in controller.explain(3)
+        assert "table is asked" in controller.explain(3)
+        assert controller.cost.steps > steps, "what came before was learned"
+        assert controller.cruise.take(controller.acceptance).asked == {(index, 0): 1 for index in range(4)}
+
+
+@pytest.mark.parametrize("why", ["gate", "asleep", "sampled", "limit", "over"])
+def test_it_is_planned_anew_where_that_may_say_something_else(why: str) -> None:
+    controller = cruising(replace(WORLDS["batch of 4"], drafters=[table(steady(0.9))]))
+    assert switched(controller, 0, 1, 2, 3)
+    switched(controller, 0)
+    leg = controller.cruise.legs[2]
+    if why == "gate":
+        controller._gates[2].wait = 5
+    elif why == "asleep":
+        controller._latest[0, True].sleep()
+    elif why == "sampled":
+        controller.cruise.legs[2] = leg._replace(greedy=False)
+    elif why == "limit":
+        controller.disable_by_batch_size = 4
+    else:
+        controller.cruise.legs[2] = leg._replace(left=0)
+    controller.forget(0)
+    controller.plan(signals(4, 5, 6, 7))
+    assert not controller.cruising
 
 
 @pytest.mark.parametrize(("ended", "goes_on"), [((1, 6), True), ((1, 3, 4, 6), False)], ids=["same bucket", "another bucket"])

@@ -100,7 +100,7 @@ class AutoController(Planner):
         self.guesses.burst.give_back(self.resting)
         if self._silent or self._gone_by:
             self._end_silence()
-        self.bursting, self.cruising = False, self.cruise.goes_on(signals)
+        self.bursting, self.cruising = False, self.cruise.goes_on(signals) or self._resumes(signals)
         if self.cruising:
             self._go_on(signals)
             return
@@ -116,6 +116,26 @@ class AutoController(Planner):
             return
         self.cruises = self.now.table[1] < self.short_step
         self.thinking, self.asking = self.clock() - start + self._learning, [0.0] * len(self.names)
+
+    def _resumes(self, signals: Sequence[Signal]) -> bool:
+        """Whether other sequences go on as a batch of about their number did before: planning takes as long as several steps do."""
+        size, bucket = len(signals), batch_bucket(len(signals))
+        leg, gate = self.cruise.legs.pop(bucket, None), self._gates.get(bucket)
+        if leg is None or not leg.left or gate is None or gate.wait or size >= (self.disable_by_batch_size or inf):
+            return False
+        batch = [self.begin(signal) for signal in signals]
+        if not leg.suits(batch):
+            return False
+        learn(self)
+        self.batch, self._size, self._context = batch, size, max([signal.length for signal in signals])
+        self._alone, self.gain = (signals[0].key, self.guesses.gain) if size == 1 else (-1, 1.0)
+        self.worths = {(index, drafter): worth for index in range(size) for drafter, worth in leg.worths.items()}
+        for one in batch:
+            one.modes = list(leg.modes)
+        self.idle, self._signals = False, signals
+        self.now.look(size, self._context, self.max_nodes, gate, self._rates)
+        self.cruise.resume(leg, signals, batch)
+        return True
 
     def _go_on(self, signals: Sequence[Signal]) -> None:
         """This step goes as planned."""

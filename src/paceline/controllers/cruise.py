@@ -8,7 +8,7 @@ any estimate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.controllers.buckets import batch_bucket
 from paceline.controllers.course import Course, Courses, alike
@@ -42,13 +42,36 @@ the first step over another number of rows takes longer than those behind it."""
 _MISSES = 12
 
 
+class Leg(NamedTuple):
+    """How a batch went on when the sequences changed, for the next one of about its size.
+
+    Attributes:
+        courses: of each sequence, all alike. worths: by drafter, worth and depth as planned. modes: of each drafter.
+        greedy: so are its sequences.
+        left, stride, most: steps up to the next plan, and from plan to plan; seconds of a step unless it is interrupted.
+    """
+
+    courses: list[list[Course | None]]
+    worths: dict[int, tuple[float, int]]
+    modes: list[Mode]
+    greedy: bool
+    left: int
+    stride: int
+    most: float
+
+    def suits(self, batch: Sequence[Drafting]) -> bool:
+        """Whether these sequences may go on so: nobody who drafts has been put to sleep for them."""
+        asked = [drafter for drafter, pair in enumerate(self.courses) if any(pair)]
+        return all(one.greedy is self.greedy and not any(one.watches[i].asleep for i in asked) for one in batch)
+
+
 class Cruise:
     """The steps between two plans.
 
     Args:
         drafters: how many there are.
     Attributes:
-        left: further steps that need no plan. done: steps since the last plan.
+        left: further steps that need no plan. done: steps since the last plan. legs: by bucket, how batches of such sizes went on.
         outcomes: what they brought. trials: (sequence, drafter) of drafters that sleep and are tried.
         asks: who drafts for somebody. silent: nobody does. whole: one drafter does, and what it drafts is scored as it comes.
         deepest: most levels.
@@ -63,6 +86,7 @@ class Cruise:
         self._set_out([])
         self._batch: Sequence[Drafting] = ()
         self._heritage: list[list[Course | None]] | None = None  # courses of the sequence that ended last
+        self.legs: dict[int, Leg] = {}
         self._planner: Planner | None = None
         self._misses, self._stride, self._cold = 0, STEPS, 0
         self.trials: set[tuple[int, int]] = set()
@@ -104,9 +128,27 @@ class Cruise:
             keys.append(signal.key)
             remaining.append(signal.remaining)
         if keys != self._keys and not (self._inherits(signals) or self._shrinks(keys)):
-            self.left = 0
+            self._leave()
             return False
         return True
+
+    def _leave(self) -> None:
+        """Keep how these sequences went on, if they all did so alike; others run now."""
+        own, planner = self._courses, self._planner
+        pairs = [(old, new) for other in own[1:] for a, b in zip(own[0], other, strict=True) for old, new in zip(a, b, strict=True)]
+        if planner is not None and not (self.silent or self.trials) and all(alike(old, new) for old, new in pairs):
+            worths = {drafter: worth for (index, drafter), worth in planner.worths.items() if not index}
+            one, most = self._batch[0], self.outcomes.most
+            self.legs[batch_bucket(len(own))] = Leg(own[0], worths, one.modes, one.greedy, self.left, self._stride, most)
+        self.left = 0
+
+    def resume(self, leg: Leg, signals: Sequence[Signal], batch: Sequence[Drafting]) -> None:
+        """Let these sequences go on as others of about their number did."""
+        self._keys, self._remaining = [signal.key for signal in signals], [signal.remaining for signal in signals]
+        self._known |= dict.fromkeys(self._keys, leg.courses)
+        self._set_out([leg.courses] * len(batch))
+        self._batch, self.left, self._stride, self.outcomes.most = list(batch), leg.left, leg.stride, leg.most
+        self.done = self._misses = 0
 
     @property
     def steady(self) -> int:
@@ -123,7 +165,7 @@ class Cruise:
         if heir.greedy is not self._batch[0].greedy:
             return False
         key = signals[0].key
-        self._keys, self._known[key] = [key], heritage
+        self._keys, self._known[key], heir.modes = [key], heritage, self._batch[0].modes
         self._set_out([heritage])
         self._batch = planner.batch = [heir]
         return True
