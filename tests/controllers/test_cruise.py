@@ -315,6 +315,8 @@ def test_a_batch_goes_on_as_the_last_one_of_its_size_did(monkeypatch: pytest.Mon
     assert switched(controller, 4, 5, 6, 7) is resumes
     if resumes:
         assert controller.cruise._courses == [planned] * 4
+        controller.cruise._courses[0][0][0] = None
+        assert controller.cruise._courses[1] == planned, "each goes its own way from here"
         assert "as planned" in controller.explain(3)
         assert "table is asked" in controller.explain(3)
         assert controller.cost.steps > steps, "what came before was learned"

@@ -145,8 +145,9 @@ class Cruise:
     def resume(self, leg: Leg, signals: Sequence[Signal], batch: Sequence[Drafting]) -> None:
         """Let these sequences go on as others of about their number did."""
         self._keys, self._remaining = [signal.key for signal in signals], [signal.remaining for signal in signals]
-        self._known |= dict.fromkeys(self._keys, leg.courses)
-        self._set_out([leg.courses] * len(batch))
+        courses = [[[*pair] for pair in leg.courses] for _ in batch]
+        self._known.update(zip(self._keys, courses, strict=True))
+        self._set_out(courses)
         self._batch, self.left, self._stride, self.outcomes.most = list(batch), leg.left, leg.stride, leg.most
         self.done = self._misses = 0
 

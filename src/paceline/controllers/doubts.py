@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SHARE: Final = 0.01
+SHARE: Final = 0.005
 """Of the time that steps took, what measuring may take."""
 
 IN_A_ROW: Final = 2
