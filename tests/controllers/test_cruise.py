@@ -291,6 +291,18 @@ def test_others_go_on_as_planned_when_a_sequence_of_their_batch_ends() -> None:
     assert not controller.cruising, "costs of another bucket are others"
 
 
+def test_those_who_stay_may_be_those_for_whom_nobody_drafts() -> None:
+    controller = cruising(replace(WORLDS["batch of 4"], drafters=[table(steady(0.9))]))
+    controller.cruise.left = LONGEST
+    controller.plan(signals(0, 1, 2, 3))
+    assert controller.steady > 0
+    for index in (0, 2, 3):
+        controller.cruise._courses[index][0][0] = None
+    controller.forget(1)
+    controller.plan(signals(0, 2, 3))
+    assert (controller.cruise.silent, controller.idle, controller.steady) == (True, True, 0)
+
+
 def switched(controller: AutoController, *keys: int) -> bool:
     """Whether a step of these sequences goes as planned, once all others have ended; the step is seen to its end."""
     for key in {*controller.cruise._keys} - {*keys}:

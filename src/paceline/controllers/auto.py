@@ -139,10 +139,10 @@ class AutoController(Planner):
 
     def _go_on(self, signals: Sequence[Signal]) -> None:
         """This step goes as planned."""
+        self.asks, self.steady = self.cruise.asks, self.cruise.steady
         if self.cruise.silent:
             self._rest(signals)
             return
-        self.asks, self.steady = self.cruise.asks, self.cruise.steady
         if self.steady:
             self.now.prepare(self._size * (self.cruise.deepest + 1), self._context)
 
