@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline.controllers.watch import FIRST_INTERVAL, NEW_SEQUENCE_INTERVAL, Mode, Watch
+from paceline.controllers.watch import FIRST_INTERVAL, NEW_SEQUENCE_INTERVAL, SHARE, Mode, Watch
 
 
 def feed(watch: Watch, mean: float, steps: int, seed: int = 0) -> list[Mode]:
@@ -71,3 +71,11 @@ def test_a_new_sequence_inherits_the_finding_but_looks_soon() -> None:
     other = watch.for_new_sequence()
     assert other.asleep
     assert other.wait == NEW_SEQUENCE_INTERVAL
+
+
+def test_trials_that_lose_much_take_no_more_than_their_share() -> None:
+    watch = Watch()
+    watch.sleep()
+    for _ in range(12):
+        watch.after_trial(-1.0, 28)
+    assert 28 / (28 + watch.interval) <= SHARE

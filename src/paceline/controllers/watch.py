@@ -25,7 +25,7 @@ SHARE: Final = 0.015
 _DECAY = 0.99
 _FEW, _MANY = 6, 50
 _HITS = 2
-_LONGEST = 1024
+_LONGEST = 4096
 _KEPT = 40.0  # steps that what earlier sequences brought weighs in a new one
 
 
