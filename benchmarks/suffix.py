@@ -7,7 +7,8 @@ load   requests that share long parts and edit earlier outputs: plain decoding a
        tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a near tie. Kinds:
        *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed token, to be written
        on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times with and without the prompt's;
-       and, with hindsight, what passes over the tokens that stood would take, behind the load's mean context, nothing else counted.
+       and, with hindsight, what passes over the tokens that stood would take, behind the load's mean context, nothing else counted;
+       and, with foresight, the same with what plain and drafted steps take outside their passes.
 
 DIR holds folders of benchmark prompts that the bundled target was not trained on (humaneval, gsm8k, mt-redundant; the README of
 src/paceline/bundled names what it has seen). Without it the bundled prompts make the load, and the texts of `tree` are synthetic.
@@ -23,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -166,13 +167,15 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
     runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in llms}
     behind = int(mean(len(ids) + len(answer) / 2 for (_, ids), answer in zip(requests, base, strict=True)))
     passes: list[list[float]] = []
-    agreement, accepted, rng = dict[str, int](), dict[int, list[int]](), np.random.default_rng(0)
+    agreement, rng = dict[str, int](), np.random.default_rng(0)
+    seen: dict[str, dict[int, list[Seen]]] = {"plain": {}, DEEP: {}}
     for turn in range(repeats + 1):
         passes += pass_seconds(plain, METHODS[DEEP]["num_speculative_tokens"], behind)
         made: dict[str, list[tuple[list[int], float, float, int]]] = {name: [] for name in llms}
         for number, (_, ids) in enumerate(requests):
             for name in rng.permutation(list(llms)).tolist():
-                with watching(llms[name].engine, accepted.setdefault(number, [])) if name == DEEP and not turn else nullcontext():
+                watched = not turn and name in seen
+                with watching(llms[name].engine, seen[name].setdefault(number, [])) if watched else nullcontext():
                     made[name].append(decode(llms[name], ids, tokens, f"turn {turn}"))
         for name, own in made.items():
             differing = [i for i, one in enumerate(own) if one[0] != base[i]]
@@ -183,20 +186,30 @@ def load(plain: LLM, data: Path | None, repeats: int, count: int, tokens: int) -
             if turn:  # the first turn warms up
                 runs[name].append(own)
     costs = [median(one) for one in zip(*passes, strict=True)]
-    found: dict[str, Any] = {"identical": agreement, "mean context": behind, "pass seconds by rows": costs}
+    outside = {name: outside_of(steps) for name, steps in seen.items()}
+    found: dict[str, Any] = {"identical": agreement, "mean context": behind, "pass seconds by rows": costs, "outside": outside}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
         picked = [i for i, (one, _) in enumerate(requests) if kind in ("all", one)]
         found[kind] = summary(runs, picked)
-        found[kind]["with hindsight"] = hindsight(costs, [count for i in picked for count in accepted[i]])
+        steps = [one for i in picked for one in seen[DEEP][i]]
+        found[kind] |= {"with hindsight": hindsight(costs, steps), "with foresight": foresight(costs, steps, outside)}
     return found
 
 
+class Seen(NamedTuple):
+    """A step: drafted tokens that it accepted, whether it scored any, and seconds outside the pass."""
+
+    accepted: int
+    drafted: bool
+    outside: float
+
+
 @contextmanager
-def watching(engine: Any, accepted: list[int]) -> Iterator[None]:
-    """Note how many drafted tokens each step accepts."""
+def watching(engine: Any, seen: list[Seen]) -> Iterator[None]:
+    """Note every step."""
 
     def note(record: Any) -> None:
-        accepted.append(len(record.verdicts[0].path))
+        seen.append(Seen(len(record.verdicts[0].path), len(record.trees[0]) > 0, record.times.total - record.times.score))
 
     engine.watchers.append(note)
     try:
@@ -222,10 +235,24 @@ def pass_seconds(plain: LLM, most: int, behind: int, turns: int = 10) -> list[li
     return times
 
 
-def hindsight(costs: list[float], accepted: list[int]) -> float:
+def hindsight(costs: list[float], steps: list[Seen]) -> float:
     """Times plain decoding, where passes are all that takes time, every guess costs nothing, and only tokens of the deepest
     suffix trees that stand are scored. No bound: plain steps take time outside their passes too, for each of their tokens."""
-    return sum(1 + count for count in accepted) * costs[0] / sum(costs[count] for count in accepted)
+    return sum(1 + step.accepted for step in steps) * costs[0] / sum(costs[step.accepted] for step in steps)
+
+
+def outside_of(seen: dict[int, list[Seen]]) -> list[float]:
+    """Median seconds outside the pass of steps that score nothing that is drafted, and of those that do, if there are any."""
+    steps = [one for own in seen.values() for one in own]
+    return [median(one.outside for one in steps if one.drafted is whether) for whether in sorted({one.drafted for one in steps})]
+
+
+def foresight(costs: list[float], steps: list[Seen], outside: dict[str, list[float]]) -> float:
+    """The same with what steps take outside their passes: what the deepest trees would bring with this engine if they knew how many
+    of their tokens stand."""
+    (plain,), (asked, drafted) = outside["plain"], outside[DEEP]
+    spent = sum(costs[one.accepted] + (drafted if one.accepted else asked) for one in steps)
+    return sum(1 + one.accepted for one in steps) * (costs[0] + plain) / spent
 
 
 def summary(runs: dict[str, list[list[tuple[list[int], float, float, int]]]], picked: list[int]) -> dict[str, Any]:
@@ -260,7 +287,7 @@ def main() -> None:
         for kind, one in result["load"].items():
             for what in ("with prompts", "decoding") if isinstance(one, dict) and "with hindsight" in one else ():
                 ratios = {name: round(r["median"], 2) for name, r in one[what]["speedup over plain"].items()}
-                print(kind, what, ratios, "with hindsight", round(one["with hindsight"], 2))
+                print(kind, what, ratios, {key: round(one[key], 2) for key in ("with hindsight", "with foresight")})
     save(given.name, kept(given.name) | result, parts=list(result))
 
 
