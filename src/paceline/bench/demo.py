@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,8 +19,17 @@ from paceline.bench.verify import plain_from
 from paceline.config import SamplingParams
 from paceline.engine.outputs import RequestOutput
 from paceline.llm import BUNDLED, LLM
+from paceline.user_cache import user_cache
 
 BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
+
+SMOLLM2 = "SmolLM2-135M-Instruct"
+"""The real model of the benchmarks; `benchmarks/real_models.py` makes its folder."""
+
+
+def smollm2_folder() -> Path:
+    """Where the real model of the benchmarks lies, if it was made."""
+    return user_cache("models") / SMOLLM2
 
 
 @dataclass(frozen=True, slots=True)
