@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.cost_model import CostModel
+from paceline.controllers.auto.costs import Costs
+from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Verdict
+from paceline.tree.types import NO_BUDGET, Budget, Verdict
 
 RIGHT = 1
 Chance = Callable[[int, np.random.Generator], tuple[float, float]]
@@ -115,14 +115,17 @@ class World:
     jitter: float = 0.05
     outliers: float = 0.01
     remaining: int = 1000
+    _plan: Plan = Plan(())
+    _left: int = 0
+    _outcome: Outcome | None = None
 
     @property
     def names(self) -> list[str]:
         return [drafter.name for drafter in self.drafters]
 
-    def costs(self, *, probe: bool = True) -> CostModel:
+    def costs(self, *, probe: bool = True) -> Costs:
         """A cost model that may probe this world."""
-        return CostModel(probe=(lambda counts, context: map(self.seconds, counts)) if probe else None)
+        return Costs(probe=(lambda counts, context: map(self.seconds, counts)) if probe else None)
 
     def run(self, controller: Any, steps: int, *, seed: int = 0, start: int = 0) -> float:
         """Tokens per second of true (unjittered) time over so many steps."""
@@ -134,24 +137,26 @@ class World:
         return tokens / elapsed
 
     def step(self, controller: Any, step: int, rng: np.random.Generator) -> tuple[int, float]:
-        """One step of the loop; tokens and seconds."""
-        if steady := controller.steady > 0:
-            controller.steady -= 1
-        else:
-            controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
+        """One step of the loop; tokens and seconds. Sequences are the same in every step, so a plan ends by itself alone."""
+        if self._left < 1:
+            self._plan = controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
+            self._left, self._outcome = self._plan.steps, None
+        self._left -= 1
         trees = [EMPTY_TREE] * self.batch
         draft = []
         for source, drafter in enumerate(self.drafters):
-            budgets = [controller.budget(i, source, trees[i]) for i in range(self.batch)]
-            deepest = 0
+            budgets = [row[source] if row else NO_BUDGET for row in self._plan.budgets]
+            deepest, asked = 0, False
             for i, budget in enumerate(budgets):
+                if budget.fallback and len(trees[i]):
+                    continue
+                asked = asked or budget.nodes > 0
                 found, confidence, levels = drafter.propose(step, budget, rng)
                 deepest = max(deepest, levels)
                 if found:
                     trees[i] = join(trees[i], found, confidence, source)
-            asked = any(budget.nodes for budget in budgets)
             draft.append(drafter.fixed + drafter.per_level * deepest if asked else 0.0)
-        proposed, trees = trees, trees if steady else controller.select(trees)
+        proposed, trees = trees, controller.select(trees) if any(map(len, trees)) else trees
         verdicts = [judged(tree, whole) for tree, whole in zip(trees, proposed, strict=True)]
         rows = self.batch + sum(len(tree) for tree in trees)
         score = self.seconds(rows)
@@ -159,5 +164,9 @@ class World:
             rng.random(len(draft) + 1) < self.outliers, 20, 1
         )
         noisy = [seconds * factor for seconds, factor in zip([*draft, score], noise.tolist(), strict=True)]
-        controller.observe(trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows))
-        return sum(len(verdict.path) for verdict in verdicts) + self.batch, score + sum(draft)
+        tokens = sum(len(verdict.path) for verdict in verdicts) + self.batch
+        outcome = Outcome(1, tokens, sum(noisy), proposed, trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows))
+        self._outcome = outcome if self._outcome is None else outcome.merged(self._outcome)
+        if self._left < 1:
+            controller.observe(self._outcome)
+        return tokens, score + sum(draft)

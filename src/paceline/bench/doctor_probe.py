@@ -13,12 +13,11 @@ from typing import Any
 from paceline import registry
 from paceline.bench.checks_facts import Guess, Probe
 from paceline.config import SamplingParams
-from paceline.controllers.base import Controller, Signal
+from paceline.controllers.base import Controller, Plan, Signal
 from paceline.engine.probe import Probe as PassTimer
 from paceline.engine.record import StepRecord, watching
 from paceline.llm import LLM
 from paceline.models.base import Runner
-from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import NO_BUDGET, Budget, Verdict
 
 TOKENS = 50
@@ -34,24 +33,19 @@ class OnlyOne(Controller):
     """A controller that lets one drafter draft a fixed number of tokens, and the others nothing.
 
     Args:
-        drafter: its number.
+        drafter: its number. drafters: how many there are.
         tokens: nodes and levels.
     """
 
     name = "probe"
 
-    def __init__(self, drafter: int, tokens: int = DEPTH) -> None:
-        self.drafter, self.tokens = drafter, tokens
-        self._signals: Sequence[Signal] = ()
+    def __init__(self, drafter: int, drafters: int, tokens: int = DEPTH) -> None:
+        self.drafter, self.drafters, self.tokens = drafter, drafters, tokens
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        """Remember how far each sequence may go."""
-        self._signals = signals
-
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
+    def plan(self, signals: Sequence[Signal]) -> Plan:
         """All for the one."""
-        depth = min(self.tokens, self._signals[index].remaining - 1)
-        return Budget(self.tokens, depth) if drafter == self.drafter and depth > 0 else NO_BUDGET
+        budgets = [Budget(self.tokens, self.tokens) if drafter == self.drafter else NO_BUDGET for drafter in range(self.drafters)]
+        return Plan([budgets] * len(signals))
 
 
 def pass_seconds(runner: Runner, threads: Sequence[int]) -> dict[int, float]:
@@ -89,7 +83,7 @@ def probe(
     for number, method in enumerate(llm.drafter_methods):
         progress("probing drafters", number, len(llm.drafter_methods))
         one = llm.with_speculative_config(llm.speculative)
-        one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number))
+        one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number, len(crew.names)))
         records, dropped = _decode(one, prompts, tokens)
         drafter, kind = crew.drafters[number], registry.lookup("drafters", method).kind
         spent = [r.draft_seconds[number] / tree.max_depth for r in records for tree in r.proposed if len(tree)]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.controllers.base import Controller, Signal
+from paceline.controllers.base import Controller, Plan, Signal
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.tree.types import Budget
 
 Lengths = dict[int, int]
 """Length of the text -> tokens of the next draft that will stand."""
@@ -52,14 +52,12 @@ class LengthRecorder(Controller):
             found[length] = next((i for i, (a, b) in enumerate(zip(proposal, true, strict=False)) if a != b), len(proposal))
         return found
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        """Remember where each sequence is."""
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """All that the sequences may still grow by."""
         self._signals = signals
-
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        """All that the sequence may still grow by."""
-        depth = min(self.most, self._signals[index].remaining - 1)
-        return Budget(self.most, depth) if depth > 0 else NO_BUDGET
+        for signal in signals:
+            self._proposals.setdefault(signal.key, {})
+        return Plan([[Budget(self.most, self.most)]] * len(signals))
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Note the proposals; none is scored."""
@@ -80,20 +78,16 @@ class OracleLength(Controller):
     def __init__(self) -> None:
         self.told: list[Lengths] = []
         self._known: dict[int, Lengths] = {}
-        self._signals: Sequence[Signal] = ()
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        """Recognise the sequences; a new one takes the next record that was told, or none."""
-        self._signals = signals
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """The recorded numbers; a new sequence takes the next record that was told, or none."""
+        budgets = []
         for signal in signals:
             if signal.key not in self._known:
                 self._known[signal.key] = self.told.pop(0) if self.told else {}
-
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        """The recorded number."""
-        signal = self._signals[index]
-        number = min(self._known[signal.key].get(signal.length, 0), signal.remaining - 1)
-        return Budget(number, number) if number > 0 else NO_BUDGET
+            number = self._known[signal.key].get(signal.length, 0)
+            budgets.append([Budget(number, number)] if number > 0 else [])
+        return Plan(budgets)
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""

@@ -48,6 +48,7 @@ from paceline import __version__
 from paceline.bench.replay_step import Heard, plain_step
 from paceline.checking import need
 from paceline.config import SamplingParams
+from paceline.controllers.base import Plan
 from paceline.engine.detokenize import IncrementalDetokenizer
 from paceline.engine.outputs import RequestOutput, StreamChunk
 from paceline.engine.prompts import Prompt
@@ -59,47 +60,26 @@ from paceline.tree.types import Budget
 Data = dict[str, Any]
 
 
-RESTED = "Nobody was asked: all drafters had said that they had nothing to propose yet."
-"""On a step that went by while all drafters rested."""
-
-
 class _Listening:
-    """A controller's stand-in: passes everything on, and remembers the budgets and stops of the step."""
+    """A controller's stand-in: passes everything on, and remembers the budgets and stops of the plan."""
 
     def __init__(self, controller: Any) -> None:
         self.controller = controller
         self.heard: dict[tuple[int, int], Heard] = {}
         self.first_plan: float | None = None
-        self.rested = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
 
-    @property
-    def resting(self) -> int:
-        """The controller's own, which the engine counts down."""
-        return int(self.controller.resting)
-
-    @resting.setter
-    def resting(self, steps: int) -> None:
-        self.controller.resting = steps
-
-    def passed(self, score: float, rest: float) -> None:
-        self.heard, self.rested = {}, self.controller.patient
-        self.controller.passed(score, rest)
-
-    def words(self, index: int) -> str:
-        """Why the step went as it did."""
-        return RESTED if self.rested else str(self.controller.explain(index))
-
-    def plan(self, signals: Any) -> None:
-        self.heard, self.rested, start = {}, False, perf_counter()
-        self.controller.plan(signals)
+    def plan(self, signals: Any) -> Plan:
+        """The controller's plan, its budgets overheard."""
+        self.heard, start = {}, perf_counter()
+        plan: Plan = self.controller.plan(signals)
         if self.first_plan is None:
             self.first_plan = perf_counter() - start
+        return replace(plan, budgets=[[self._hear(i, j, one) for j, one in enumerate(row)] for i, row in enumerate(plan.budgets)])
 
-    def budget(self, index: int, drafter: int, so_far: Any) -> Budget:
-        budget: Budget = self.controller.budget(index, drafter, so_far)
+    def _hear(self, index: int, drafter: int, budget: Budget) -> Budget:
         if budget.nodes < 1 or budget.depth < 1:
             return budget
         heard = self.heard[index, drafter] = Heard(budget.nodes, budget.depth)
@@ -170,13 +150,15 @@ class Recorder:
         for i, sequence in enumerate(record.sequences):
             made = self._made.setdefault(sequence.request.id, _Made([], []))
             heard = {drafter: one for (at, drafter), one in ear.heard.items() if at == i}
-            step, tokens = plain_step(record, i, heard, ear.words(i))
+            step, tokens = plain_step(record, i, heard, str(ear.explain(i)))
             step["start"] = len(made.tokens)
             if not made.steps and ear.first_plan is not None:
                 self._planning = min(ear.first_plan, step["seconds"]["other"])
                 step["seconds"]["other"] -= self._planning
             made.tokens += [token | {"step": len(made.steps)} for token in tokens]
             made.steps.append(step)
+        for one in ear.heard.values():
+            one.stop = None
         self._recording += perf_counter() - start
 
     def data(self) -> Data:

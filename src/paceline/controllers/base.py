@@ -1,6 +1,6 @@
-"""What a controller is: decides how much each drafter may guess, for each sequence and step.
+"""What a controller is: decides how much each drafter may draft, for each sequence, in this step or in the next few.
 
-In: signals (acceptance, sizes, measured times). Out: budgets. Not here: drafting, verifying, any model.
+In: signals (sizes, measured times, outcomes). Out: plans. Not here: drafting, verifying, any model, counting steps (the engine).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
@@ -46,63 +46,98 @@ class StepTimes:
     other: float
     rows: int
 
-    def without(self, thinking: float, asking: Sequence[float]) -> StepTimes:
-        """The same step without seconds that went into planning it, and into the budgets of each drafter."""
-        draft = tuple(max(seconds - asked, 0.0) for seconds, asked in zip(self.draft, asking, strict=True))
-        return replace(self, draft=draft, other=max(self.other - thinking, 0.0))
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return sum(self.draft) + self.score + self.verify + self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is drafted until the next plan.
+
+    Attributes:
+        budgets: per sequence, in the order of the signals, a budget for each drafter, or nothing for "no drafts". The engine keeps
+            every draft within what a sequence may still grow.
+        steps: for so many steps the same budgets hold, unless a sequence joins or ends before.
+    """
+
+    budgets: Sequence[Sequence[Budget]]
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"a plan holds for 1 step or more, got {self.steps}")
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anybody may draft anything."""
+        return any(budget.nodes > 0 for budgets in self.budgets for budget in budgets)
+
+    @classmethod
+    def nothing(cls, sequences: int, steps: int = 1) -> Plan:
+        """Plain decoding."""
+        return cls([()] * sequences, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan: the sums of its steps, and the last of them as a sample.
+
+    Attributes:
+        steps: that were made; fewer than planned where a sequence joined or ended.
+        tokens: that all of them committed.
+        seconds: that all of them took, with planning and learning.
+        proposed: the sample's merged trees, before `select`, in the order of the plan's signals.
+        trees: as they were scored. verdicts: on them.
+        times: of the sample, without planning and learning.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+    proposed: Sequence[TokenTree]
+    trees: Sequence[TokenTree]
+    verdicts: Sequence[Verdict]
+    times: StepTimes
+
+    def merged(self, earlier: Outcome) -> Outcome:
+        """With the sums of the plan's earlier steps."""
+        return replace(
+            self,
+            steps=self.steps + earlier.steps,
+            tokens=self.tokens + earlier.tokens,
+            seconds=self.seconds + earlier.seconds,
+        )
 
 
 class Controller:
-    """Plans the drafting of one step for a batch of sequences and learns from its outcome.
+    """Plans what is drafted for a batch of sequences and learns from the outcome.
 
-    A policy derives from this class and overrides what it needs; left as it is, it drafts nothing and learns nothing.
-
-    Attributes:
-        idle: true from `plan` on where no sequence gets a budget in this step: nobody is asked then, neither for budgets nor for
-            drafts.
-        listens: drafters, one of whom is asked for a guess that is not scored while the policy is idle on a single sequence; `hear`
-            later says what came of it (`engine.listening`).
-        resting: set by `plan` or `observe`: for so many further steps of the same sequences nothing is drafted, and neither of the
-            two is called, only `passed`; the engine counts it down.
-        steady: set by `plan`: for so many further steps of the same sequences neither `plan` nor `select` is called: budgets stay,
-            trees are scored as they come; the engine counts it down.
-        patient: the engine may set `resting` too, for as long as all drafters say that they have nothing to propose.
-        asks: drafters who may get a budget in this step, set by `plan`; nobody else is asked. None: any may.
+    The engine calls `plan`, then in each of the plan's steps `select`, and `observe` once when the plan has ended, before the next
+    `plan` and before `forget` of the sequences that ended with it. A policy derives from this class and overrides what it needs;
+    left as it is, it drafts nothing and learns nothing.
     """
 
     name: str
-    idle: bool = False
-    listens: Sequence[int] = ()
-    resting: int = 0
-    steady: int = 0
-    patient: bool = False
-    asks: Sequence[int] | None = None
+    drafters: int = 1
+    """How many drafters there are; the engine says so before the first plan."""
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        """A new step begins with these sequences; called before any budget is asked for."""
-
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        """How much drafter number `drafter` may propose for sequence `index` of the plan, given what the drafters before it have
-        proposed (cheap drafters come first). NO_BUDGET skips it."""
-        return NO_BUDGET
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """Budgets for the next steps of these sequences."""
+        return Plan.nothing(len(signals))
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """The merged trees, cut to the nodes worth their verification time (see `tree.select` for what may be cut)."""
         return list(trees)
 
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
-        """The outcome of the step, sequences in the order of the plan."""
-
-    def passed(self, score: float, rest: float) -> None:
-        """One of the steps that rested took so many seconds for scoring, and for all else."""
-
-    def hear(self, drafter: int, matched: int) -> None:
-        """So many tokens of a guess that was not scored came true."""
+    def observe(self, outcome: Outcome) -> None:
+        """What came of the last plan."""
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
 
-    def explain(self, index: int) -> str:
+    def explain(self, index: int | None = None) -> str:
         """The decision on sequence number `index` of the last plan in words, a line per decision, true from the end of `select`
-        until the next `plan`; called for logs and explanations only."""
+        until the next `plan`; without an index, the policy or its beliefs. It changes nothing."""
         return ""

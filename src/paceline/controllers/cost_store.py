@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline.controllers")
 
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,21 @@ class CostKey:
             torch=torch.__version__,
             paceline=__version__,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKey:
+    """What estimates belong to; another value in any field is another file.
+
+    Attributes:
+        costs: machine, versions and shape of the target.
+        model: name of the target.
+        methods: drafters with their options, as text.
+    """
+
+    costs: CostKey
+    model: str
+    methods: str
 
 
 class CostStore:

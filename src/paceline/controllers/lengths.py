@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from paceline.checking import integer
 from paceline.config import GREEDY_EPSILON
-from paceline.controllers.base import Controller, Signal, StepTimes
+from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.words import count
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.tree.select import select
+from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
     from paceline.controllers.stops import Voice
@@ -69,6 +70,7 @@ class LengthController(Controller, ABC, Generic[M]):
         self.num_speculative_tokens, self.disable_by_batch_size = num_speculative_tokens, disable_by_batch_size
         self._courses: dict[int, Course[M]] = {}
         self._batch: list[Course[M]] = []
+        self._idle = False
 
     # The policy's part
 
@@ -93,10 +95,10 @@ class LengthController(Controller, ABC, Generic[M]):
 
     # The controller's part
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        """Ask the policy for every sequence's length."""
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """Ask the policy for every sequence's length; every drafter may propose so much."""
         limit, most = self.disable_by_batch_size, self.num_speculative_tokens
-        self.idle = most == 0 or (limit is not None and len(signals) >= limit)
+        self._idle = most == 0 or (limit is not None and len(signals) >= limit)
         self._batch = []
         for signal in signals:
             course = self._courses.get(signal.key)
@@ -106,32 +108,36 @@ class LengthController(Controller, ABC, Generic[M]):
             length = self._length(course.memory)
             course.clear(signal.remaining, length if most is None else min(length, most))
             self._batch.append(course)
+        return Plan.nothing(len(signals)) if self._idle else Plan([self._budgets(course) for course in self._batch])
 
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        """The nodes that earlier drafters left, no deeper than the policy and the sequence allow."""
-        course = self._batch[index]
-        most = course.length * self.width
-        nodes = most if self.num_speculative_tokens is None else min(most, self.num_speculative_tokens)
-        nodes -= self._taken(course, so_far) if len(so_far) else 0
+    def _budgets(self, course: Course[M]) -> list[Budget]:
+        nodes = self._most(course)
         depth = min(course.length, nodes, course.remaining - 1)
-        return NO_BUDGET if self.idle or depth < 1 else self._grant(course, drafter, nodes, depth)
+        return [] if depth < 1 else [self._grant(course, drafter, nodes, depth) for drafter in range(self.drafters)]
 
-    def _taken(self, course: Course[M], so_far: TokenTree) -> int:
-        """Nodes of earlier drafters that count."""
-        return len(so_far)
+    def _most(self, course: Course[M]) -> int:
+        """Nodes of a sequence's tree."""
+        most = course.length * self.width
+        return most if self.num_speculative_tokens is None else min(most, self.num_speculative_tokens)
 
     def _grant(self, course: Course[M], drafter: int, nodes: int, depth: int) -> Budget:
         return Budget(nodes, depth)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """All trees as they are: budgets keep them within the length."""
+        """Every tree as it is: budgets keep them within the length, but for joined ones, which are cut to it."""
+        chosen = []
         for course, tree in zip(self._batch, trees, strict=True):
-            course.sizes = len(tree), len(tree)
-        return list(trees)
+            chosen.append(self._within(course, tree))
+            course.sizes = len(tree), len(chosen[-1])
+        return chosen
 
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+    def _within(self, course: Course[M], tree: TokenTree) -> TokenTree:
+        most = self._most(course)
+        return tree if self.drafters == 1 or len(tree) <= most else select(tree, most)
+
+    def observe(self, outcome: Outcome) -> None:
         """Tell the policy what became of every tree that had nodes."""
-        for course, tree, verdict in zip(self._batch, trees, verdicts, strict=True):
+        for course, tree, verdict in zip(self._batch, outcome.trees, outcome.verdicts, strict=True):
             if len(tree):
                 self._learn(course, tree, verdict)
 
@@ -147,7 +153,7 @@ class LengthController(Controller, ABC, Generic[M]):
             return f"{self.name}: {self._policy()}{off}"
         if self.num_speculative_tokens == 0:
             return "Nothing is drafted: 0 speculative tokens are plain decoding."
-        if self.idle:
+        if self._idle:
             running = count(len(self._batch), "sequence")
             return f"Nothing is drafted: {running} at once, and disable_by_batch_size is {self.disable_by_batch_size}."
         course = self._batch[index]

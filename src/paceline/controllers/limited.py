@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.controllers.base import Controller, Signal, StepTimes
+from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.tree.select import select
 from paceline.tree.token_tree import PROBE
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
 
 logger = logging.getLogger("paceline.controllers")
 
@@ -80,7 +79,7 @@ class LimitedController(Controller):
 
     def __init__(self, inner: Controller, footprint: Footprint, limit: int) -> None:
         self.inner, self.footprint, self.limit = inner, footprint, limit
-        self.name, self.patient = inner.name, inner.patient
+        self.name = inner.name
         self.nodes: list[int] = []
         self._signals: Sequence[Signal] = ()
         self._held: dict[int, int] = {}  # key -> bytes in caches of draft models
@@ -89,33 +88,25 @@ class LimitedController(Controller):
         self._told = False
         self._opened = footprint.caches(0)
 
-    @property
-    def idle(self) -> bool:  # type: ignore[override]  # variables of the base, looked up here
-        return self.inner.idle or not any(self.nodes)
-
-    @property
-    def listens(self) -> Sequence[int]:  # type: ignore[override]
-        return self.inner.listens if self.inner.idle else ()
-
-    @property
-    def resting(self) -> int:
-        return self.inner.resting
-
-    @resting.setter
-    def resting(self, steps: int) -> None:
-        self.inner.resting = steps
-
-    @property
-    def asks(self) -> Sequence[int] | None:  # type: ignore[override]
-        return self.inner.asks
-
-    def plan(self, signals: Sequence[Signal]) -> None:
-        """Find out what fits, and let the other plan within it."""
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """Find out what fits, and let the other plan within it, for one step: texts grow."""
+        self.inner.drafters = self.drafters
         self._signals = signals
         self._fit(signals)
         if self._planner is not None:
             self._planner.max_nodes = max(min(self._most, max(self.nodes, default=0)), 1)
-        self.inner.plan(signals)
+        plan = self.inner.plan(signals)
+        return Plan([self._within(index, budgets) for index, budgets in enumerate(plan.budgets)])
+
+    def _within(self, index: int, budgets: Sequence[Budget]) -> list[Budget]:
+        """The other's budgets, as far as they fit."""
+        signal, most = self._signals[index], self.nodes[index]
+        nodes = max((budget.nodes for budget in budgets), default=0)
+        if nodes < 1 or most < 1:
+            return []
+        reached = self.footprint.drafts(signal.length, min(nodes, most))
+        self._held[signal.key] = max(self._held.get(signal.key, 0), reached)
+        return [replace(one, nodes=min(one.nodes, most), depth=min(one.depth, most)) for one in budgets]
 
     def _fit(self, signals: Sequence[Signal]) -> None:
         """As many sequences as fit with one node, then as many nodes as fit for these."""
@@ -149,40 +140,23 @@ class LimitedController(Controller):
             nodes += self.footprint.nodes(count, signal.temperature)
         return nodes + sum(found.values())
 
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        """The other's, as far as it fits beside `so_far`."""
-        left = self.nodes[index] - len(so_far)
-        if left < 1:
-            return NO_BUDGET
-        found = self.inner.budget(index, drafter, so_far)
-        if found.nodes < 1 or found.depth < 1:
-            return found
-        signal, nodes = self._signals[index], min(found.nodes, left)
-        reached = self.footprint.drafts(signal.length, len(so_far) + nodes)
-        self._held[signal.key] = max(self._held.get(signal.key, 0), reached)
-        return Budget(nodes, min(found.depth, left), found.go_on)
-
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """The other's, cut where a fusion of several drafts went beyond what fits."""
+        """The other's, cut where several drafts together went beyond what fits."""
         return [
             tree if len(tree) <= nodes else select(tree, nodes - int((tree.kinds == PROBE).sum()))
             for tree, nodes in zip(self.inner.select(trees), self.nodes, strict=True)
         ]
 
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
-        self.inner.observe(trees, verdicts, times)
-
-    def passed(self, score: float, rest: float) -> None:
-        self.inner.passed(score, rest)
-
-    def hear(self, drafter: int, matched: int) -> None:
-        self.inner.hear(drafter, matched)
+    def observe(self, outcome: Outcome) -> None:
+        self.inner.observe(outcome)
 
     def forget(self, key: int) -> None:
         self._held.pop(key, None)
         self.inner.forget(key)
 
-    def explain(self, index: int) -> str:
+    def explain(self, index: int | None = None) -> str:
         """The other's decision, and what fits."""
+        if index is None:
+            return f"{self.inner.explain()}\nspeculation within {self.limit} bytes of memory"
         most = f"at most {self.nodes[index]} nodes within {self.limit} bytes of memory"
         return f"{self.inner.explain(index)}\n{most}"

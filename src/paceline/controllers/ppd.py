@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.checking import integer
-from paceline.controllers.base import Controller, Signal, StepTimes
-from paceline.controllers.buckets import batch_bucket, context_bucket
-from paceline.controllers.cost_model import CostModel
-from paceline.controllers.pick import levels_by_source
+from paceline.controllers.auto.choice import levels_by_source
+from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
+from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.words import count
+from paceline.tree.select import select
 from paceline.tree.static_shapes import PRIOR, Choice, RankAcceptance, Shape, ShapedBudget, best_shapes, choose
-from paceline.tree.types import NO_BUDGET, Budget
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
@@ -73,7 +72,7 @@ class PPDController(Controller):
 
     def __init__(
         self,
-        cost_model: CostModel,
+        cost_model: Costs,
         drafters: Sequence[str],
         *,
         max_nodes: int = 32,
@@ -85,10 +84,9 @@ class PPDController(Controller):
         self.cost, self.names = cost_model, tuple(drafters)
         self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
         self.acceptance = RankAcceptance()
-        self._off = False
+        self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
         self._choices: dict[_Place, tuple[int, Choice, Shape, Shape]] = {}  # batch and context -> step when made, `_choose`
-        self._ready: dict[int, int] = {}  # context -> rows that were measured
         self._steps = self._plain = 0
         self._wait = WAIT
         self._now = Choice(0, 0, 0.0, 0.0)
@@ -98,15 +96,14 @@ class PPDController(Controller):
 
     # The step
 
-    def plan(self, signals: Sequence[Signal]) -> None:
+    def plan(self, signals: Sequence[Signal]) -> Plan:
         """Find the size for a batch and context like this one, or take the one found lately."""
         size, limit = len(signals), self.disable_by_batch_size
         self._signals, self._levels = signals, [None] * len(self.names)
         self._steps += 1
-        self._off = not self.names or (limit is not None and size >= limit)
-        self.idle = self._off
+        self._off = self._idle = not self.names or (limit is not None and size >= limit)
         if self._off or not signals:
-            return
+            return Plan.nothing(size)
         context = max(signal.length for signal in signals)
         place = batch_bucket(size), context_bucket(context)
         made = self._choices.get(place)
@@ -119,35 +116,36 @@ class PPDController(Controller):
             self._plain, self._wait = 0, WAIT
         else:
             self._wait_or_try(place)
+        return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
 
     def _wait_or_try(self, place: _Place) -> None:
         """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain steps."""
-        self.idle = self._plain < self._wait
+        self._idle = self._plain < self._wait
         self._plain += 1
         if self._plain >= self._wait + TRY_STEPS:
             self._plain, self._wait = 0, LONGEST if self._hopeless else min(2 * self._wait, LONGEST)
             del self._choices[place]
 
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        """The chosen shape for the first drafter, what is left of its size for the others; no deeper than the sequence may grow."""
-        nodes = len(self._shape) - len(so_far)
-        depth = min(int(self._shape.depths_n.max(initial=0)), self._signals[index].remaining - 1)
-        if self.idle or nodes < 1 or depth < 1:
-            return NO_BUDGET
-        return ShapedBudget(nodes, depth, shape=self._shape.cut(nodes, depth))
+    def _budgets(self, signal: Signal) -> list[ShapedBudget]:
+        """The chosen shape for every drafter, no deeper than the sequence may grow."""
+        nodes, depth = len(self._shape), min(int(self._shape.depths_n.max(initial=0)), signal.remaining - 1)
+        if nodes < 1 or depth < 1:
+            return []
+        return [ShapedBudget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """All trees as they are: budgets already keep them within the size."""
+        """Every tree as it is: budgets keep them within the size, but for joined ones, which are cut to it."""
         for tree in trees:
             for source, levels in levels_by_source(tree).items() if len(tree) else ():
                 self._levels[source] = max(self._levels[source] or 0, levels)
-        return list(trees)
+        most = len(self._shape)
+        return [tree if len(self.names) == 1 or len(tree) <= most else select(tree, most) for tree in trees]
 
-    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Learn what the target took of which rank, and what the step cost."""
         context = max((signal.length for signal in self._signals), default=0)
-        self.cost.observe(len(trees), context, times, self.names, self._levels)
-        for tree, verdict in zip(trees, verdicts, strict=True):
+        self.cost.observe(len(outcome.trees), context, outcome.times, self.names, self._levels)
+        for tree, verdict in zip(outcome.trees, outcome.verdicts, strict=True):
             if len(tree):
                 self._learn(tree, verdict)
 
@@ -163,7 +161,7 @@ class PPDController(Controller):
             return "Nothing is drafted: this is the last token."
         rates = f"{now.rate:.0f} tokens/s expected, {now.plain:.0f} without drafts"
         if not now.nodes:
-            tried = "" if self.idle else f" A tree of {count(len(self._shape), 'node')} is tried to learn."
+            tried = "" if self._idle else f" A tree of {count(len(self._shape), 'node')} is tried to learn."
             return f"Nothing would pay: {rates}.{tried}"
         return f"A static tree of {count(now.nodes, 'node')} and {count(now.depth, 'level')}: {rates}."
 
@@ -171,10 +169,8 @@ class PPDController(Controller):
 
     def _choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
         """The best size, its shape, and one of that size which looks at more ranks; small ones where nothing pays."""
-        rows, bucket = size * (1 + self.max_nodes), context_bucket(context)
-        if self.cost.stale or self._ready.get(bucket, 0) < rows:
-            self.cost.prepare(rows, context)
-            self._ready[bucket] = rows
+        rows = size * (1 + self.max_nodes)
+        self.cost.measure_up_to(size, context, rows)
         chances = self.acceptance.chances()
         shapes = best_shapes(chances, self.max_nodes, max_depth=self.max_depth)
         lines = [self.cost.line(name, size) for name in self.names]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.controllers.auto.choice import cut, fixed_shape
 from paceline.controllers.lengths import Course, LengthController, M
-from paceline.controllers.pick import cut, fixed_shape
 from paceline.controllers.words import count
 from paceline.tree.types import Budget
 
@@ -80,16 +80,13 @@ class StopController(LengthController[M]):
         voice = course.voices[drafter] = Voice(partial(self._follow, course.memory))
         return Budget(nodes, depth, voice)
 
-    def _taken(self, course: Course[M], so_far: TokenTree) -> int:
-        return len(so_far) if fixed_shape(so_far) else len(self._kept(course, so_far))
-
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Trees of points without the nodes below one that crossed the threshold; those with drawn trials or probes whole."""
         chosen = []
         for course, tree in zip(self._batch, trees, strict=True):
-            kept = tree if not len(tree) or fixed_shape(tree) else cut(tree, self._kept(course, tree), len(tree))
-            course.sizes = len(tree), len(kept)
-            chosen.append(kept)
+            kept = tree if not len(tree) or fixed_shape(tree) else cut(tree, self._kept(course, tree))
+            chosen.append(self._within(course, kept))
+            course.sizes = len(tree), len(chosen[-1])
         return chosen
 
     def _kept(self, course: Course[M], tree: TokenTree) -> list[int]:

@@ -15,13 +15,11 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from paceline.checking import need
-from paceline.controllers.base import Controller
+from paceline.controllers.base import Plan
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import tables_of
 from paceline.drafters.text import TextDrafter
 from paceline.engine.guard import Guard
-from paceline.engine.listening import BUDGET as LISTENING
-from paceline.engine.listening import Listening
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
@@ -50,7 +48,6 @@ class Crew:
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
-        self._listening = Listening()
         self._listeners = [drafter for drafter in drafters if not getattr(drafter, "catches_up", False)]
         self._unheard = 0  # steps without drafts since the last one that was told
         self._askers: list[Any] = [drafter for drafter in drafters if hasattr(drafter, "score_taps")]
@@ -58,7 +55,6 @@ class Crew:
         self.helper = Helper()
         own = [drafter for drafter in drafters if getattr(drafter, "runs_target", False)]
         self._resuming = [i for i, drafter in enumerate(drafters) if own == [drafter] and hasattr(drafter, "resume")]
-        self._resters: list[Any] = [] if any(not hasattr(drafter, "rest") for drafter in drafters) else list(drafters)
         self._observing = [i for i, one in enumerate(drafters) if getattr(one.observe, "__func__", None) is not TextDrafter.observe]
 
     @property
@@ -116,32 +112,31 @@ class Crew:
                 text.extend(new)
         sequence.told = len(tokens)
 
-    def propose(self, batch: Sequence[Decoding], controller: Controller) -> tuple[list[TokenTree], tuple[float, ...]]:
+    def propose(self, batch: Sequence[Decoding], plan: Plan) -> tuple[list[TokenTree], tuple[float, ...]]:
         """One merged tree per sequence, and the seconds that each drafter took."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
-        if controller.idle:
-            if controller.listens:
-                self._tell(first := batch[0])
-                self._listening.step(first, controller, lambda index: self._overhear(index, first))
+        if not plan.drafts:
             return trees, (0.0,) * len(self.drafters)
         for sequence in batch:
             self._tell(sequence)
         seconds = [0.0] * len(self.drafters)
-        for index in range(len(self.drafters)) if controller.asks is None else controller.asks:
-            seconds[index] = self._ask(index, batch, controller, trees)
+        for index in range(len(self.drafters)):
+            seconds[index] = self._ask(index, batch, plan.budgets, trees)
         return trees, tuple(seconds)
 
-    def _ask(self, index: int, batch: Sequence[Decoding], controller: Controller, trees: list[TokenTree]) -> float:
+    def _ask(self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]) -> float:
         """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
         start = perf_counter()
         asked: list[int] = []
         budgets: list[Budget] = []
         for i, sequence in enumerate(batch):
-            if sequence.states[index] is not None:
-                budget = controller.budget(i, index, trees[i])
-                if budget.nodes > 0 and budget.depth > 0 and not (self.chains_only and len(trees[i])):
-                    asked.append(i)
-                    budgets.append(budget)
+            if sequence.states[index] is None or not planned[i]:
+                continue
+            budget, first = planned[i][index], not len(trees[i])
+            depth = min(budget.depth, sequence.remaining - 1)
+            if budget.nodes > 0 and depth > 0 and (first or not (budget.fallback or self.chains_only)):
+                asked.append(i)
+                budgets.append(budget if depth == budget.depth else replace(budget, depth=depth))
         if not asked:
             return 0.0
         proposed = self._propose_one(index, [batch[i] for i in asked], budgets, [trees[i] for i in asked])
@@ -149,12 +144,6 @@ class Crew:
             if len(tree.tokens):
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
         return perf_counter() - start
-
-    def _overhear(self, index: int, sequence: Decoding) -> TokenTree:
-        """What a drafter would say now."""
-        if sequence.states[index] is None:
-            return EMPTY_TREE
-        return self._propose_one(index, [sequence], [LISTENING], [EMPTY_TREE])[0]
 
     def _propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
@@ -211,21 +200,6 @@ class Crew:
     def _task(self, index: int, batch: Sequence[Decoding]) -> Task:
         states = {i: sequence.states[index] for i, sequence in enumerate(batch) if sequence.states[index] is not None}
         return Task(index, self.drafters[index], states, lambda place, error: self.drop(index, batch[place], error))
-
-    def rest(self, batch: Sequence[Decoding]) -> int:
-        """Further steps, beside this one in which nobody drafted, for which no drafter of these sequences has to be asked."""
-        found: list[int] = []
-        for index, drafter in enumerate(self._resters):
-            asked = [sequence for sequence in batch if sequence.states[index] is not None]
-
-            def call(first: int, stop: int, index: int = index, asked: Any = asked, drafter: Any = drafter) -> list[int]:
-                steps = drafter.rest([sequence.states[index] for sequence in asked[first:stop]])
-                if not isinstance(steps, int):
-                    raise DrafterError(f"rest must say a number of steps, got {steps!r}")
-                return [steps] * (stop - first)
-
-            found += self._each(index, asked, call, 0) if asked else []
-        return max(min(found, default=0), 0)
 
     def observe(
         self,

@@ -8,14 +8,15 @@ In: requests. Out: stream chunks, filled requests. Not here: any method (drafter
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.controllers.base import Controller, StepTimes
+from paceline.controllers.base import Controller, Outcome, Plan, StepTimes
 from paceline.controllers.fixed import FixedController
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
@@ -68,9 +69,11 @@ class Engine:
         self.parts = parts
         self.times = TimeSplit()
         self.watchers: list[Watcher] = []
-        self._planned: list[int] = []  # keys of the sequences that the controller planned for last
-        self._same = False  # they run in this step too
-        self._learning = 0.0  # seconds that the controller took to learn from the step before
+        self._plan = Plan.nothing(0)
+        self._keys: list[int] = []  # of the sequences that it is for, in its order
+        self._left = 0  # steps that it still holds for
+        self._outcome: Outcome | None = None  # what came of it so far
+        self._learning = 0.0  # seconds that the controller took to learn since the last step
         self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
     def check(self, request: Request) -> None:
@@ -99,7 +102,8 @@ class Engine:
         for sequence in ended:
             self.parts.crew.end(sequence)
             self.scheduler.remove(sequence)
-            self.parts.controller.forget(sequence.key)
+        self._outcome, self._left = None, 0
+        self._forget(ended)
         reasons = [s.output.finish_reason or ("abort" if s.request.id in interrupted else "error") for s in ended]
         return [s.close(reason, why if reason == "error" else None) for s, reason in zip(ended, reasons, strict=True)]
 
@@ -121,13 +125,11 @@ class Engine:
         """One step: draft, score, verify, commit, observe."""
         batch, parts = list(running), self.parts
         start = perf_counter()
-        rests = self._rests(batch)
+        plan = self._planned(batch)
+        planned = perf_counter()
         roots, lengths = [s.context.tokens[-1] for s in batch], [len(s.context.tokens) for s in batch]
-        if rests:
-            trees: Seq[TokenTree] = [EMPTY_TREE] * len(batch)
-            proposed, draft_seconds = trees, (0.0,) * len(parts.crew.names)
-        else:
-            trees, proposed, draft_seconds = self._draft(batch)
+        proposed, draft_seconds = parts.crew.propose(batch, plan)
+        trees = self.scheduler.fit(batch, self._select(proposed))
         drafted = perf_counter()
         with parts.crew.ahead(batch, trees) as beside:
             scores = parts.crew.score(parts.runner, batch, roots, trees)
@@ -137,72 +139,91 @@ class Engine:
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
-        aside = drafted - start - sum(draft_seconds) + self._learning
+        aside, planning = drafted - planned - sum(draft_seconds), planned - start + self._learning
         draft_seconds = beside.billed(draft_seconds, joined - scored)
         draft, score, verify, other = sum(draft_seconds), scored - drafted, verified - joined, committed - verified + aside
-        if rests:
-            self.parts.controller.passed(score, verify + other)
-        else:
-            self._observe(batch, trees, verdicts, StepTimes(draft_seconds, score, verify, other, scores.rows[-1]))
+        times = StepTimes(draft_seconds, score, verify, other, scores.rows[-1])
+        self._count(proposed, trees, verdicts, times, committed - start + self._learning)
+        self._explain(batch)
         ended = [(one, chunk) for one, chunk in zip(batch, chunks, strict=True) if one.output.finish_reason is not None]
-        self._forget(ended)
+        self._forget([sequence for sequence, _ in ended])
         learned = perf_counter()
         self._learning = learned - committed
         self._finish(ended)
-        times = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside)
-        self.times.add(times)
+        split = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside + planning)
+        self.times.add(split)
         if self.watchers:
             names = parts.crew.names
-            record = StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, times)
+            record = StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, split)
             for watcher in list(self.watchers):
                 watcher(record)
         return chunks
 
-    def _rests(self, batch: Seq[Sequence]) -> bool:
-        """Whether the controller asked to be left alone in this step; counted down here."""
-        controller, keys = self.parts.controller, [sequence.key for sequence in batch]
-        self._same = keys == self._planned
-        if self._same and controller.resting > 0:
-            controller.resting -= 1
-            return True
-        self._planned = keys
-        return False
+    def _planned(self, batch: Seq[Sequence]) -> Plan:
+        """The plan for this step: the last one while it holds and the same sequences run, else a new one."""
+        keys = [sequence.key for sequence in batch]
+        if self._left < 1 or keys != self._keys:
+            self._settle()
+            self._plan, self._keys = Plan.nothing(len(batch)), keys
+            with self._guarded("plan"):
+                self._plan = self.parts.controller.plan([sequence.signal() for sequence in batch])
+            self._left = self._plan.steps
+        self._left -= 1
+        return self._plan
 
-    def _draft(self, batch: Seq[Sequence]) -> tuple[Seq[TokenTree], Seq[TokenTree], tuple[float, ...]]:
-        """The trees to score, those proposed, and the seconds that each drafter took."""
-        crew, controller, start = self.parts.crew, self.parts.controller, perf_counter()
+    def _select(self, proposed: Seq[TokenTree]) -> Seq[TokenTree]:
+        """The proposed trees as the controller cuts them; none where it fails."""
+        trees: Seq[TokenTree] = [EMPTY_TREE] * len(proposed)
+        if any(map(len, proposed)):
+            with self._guarded("select"):
+                trees = self.parts.controller.select(proposed)
+        return trees
+
+    def _count(
+        self,
+        proposed: Seq[TokenTree],
+        trees: Seq[TokenTree],
+        verdicts: Seq[Verdict | NumericsError],
+        times: StepTimes,
+        seconds: float,
+    ) -> None:
+        """Add a step to what came of the plan."""
+        sound = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
+        if len(sound) < len(verdicts):  # no outcome to learn from
+            self._left, self._outcome = 0, None
+            return
+        tokens = sum(len(verdict.tokens) for verdict in sound)
+        made = Outcome(1, tokens, seconds, proposed, trees, sound, times)
+        self._outcome = made if self._outcome is None else made.merged(self._outcome)
+        if self._left < 1:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The plan has ended: let the controller learn what came of it."""
+        outcome, self._outcome, self._left = self._outcome, None, 0
+        if outcome is not None:
+            with self._guarded("observe"):
+                self.parts.controller.observe(outcome)
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """An error of the controller ends its drafting, not the request: decoding is plain from then on."""
         try:
-            if steady := self._same and controller.steady > 0:
-                controller.steady -= 1
-            else:
-                controller.plan([sequence.signal() for sequence in batch])
-                self._start_clocks(batch, perf_counter() - start)
-            proposed, seconds = crew.propose(batch, controller)
-            if controller.patient:
-                controller.resting = 0 if any(map(len, proposed)) else crew.rest(batch)
-            return self.scheduler.fit(batch, proposed if steady else controller.select(proposed)), proposed, seconds
+            yield
         except Exception as error:
-            self._drop_controller(error)
-            none = [EMPTY_TREE] * len(batch)
-            return none, none, (0.0,) * len(crew.names)
+            name = self.parts.controller.name
+            logger.warning(
+                "controller %s failed to %s (%s: %s); decoding goes on without drafts", name, what, type(error).__name__, error
+            )
+            logger.debug("the error of the controller", exc_info=error)
+            self.parts = replace(self.parts, controller=FixedController(0))
+            self._left, self._outcome = 0, None
 
-    def _drop_controller(self, error: Exception) -> None:
-        """Decode plainly from now on."""
-        logger.warning(
-            "controller %s failed (%s: %s); decoding goes on without drafts",
-            self.parts.controller.name,
-            type(error).__name__,
-            error,
-        )
-        logger.debug("the error of the controller", exc_info=error)
-        self.parts = replace(self.parts, controller=FixedController(0))
-
-    def _start_clocks(self, batch: Seq[Sequence], planning: float) -> None:
-        """Leave the first planning out of the generation time: it is when a new machine is measured."""
-        for sequence in batch:
-            metrics = sequence.request.metrics
-            if sequence.index == 0 and metrics.num_steps == 0 and metrics.first_step_time is not None:
-                metrics.first_step_time += planning
+    def _explain(self, batch: Seq[Sequence]) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            with self._guarded("explain"):
+                for index, sequence in enumerate(batch):
+                    logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))
 
     def _verify(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores, longer: Mapping[int, TokenTree]
@@ -260,25 +281,13 @@ class Engine:
         self.parts.runner.commit([sequence.cache for sequence in batch], [verdict.path for verdict in verdicts])
         self.parts.crew.observe(batch, trees, verdicts, scores, numbers)
 
-    def _observe(
-        self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], times: StepTimes
-    ) -> None:
-        sound = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
-        if len(sound) == len(verdicts):
-            try:
-                self.parts.controller.observe(trees, sound, times)
-            except Exception as error:
-                self._drop_controller(error)
-        if logger.isEnabledFor(logging.DEBUG):
-            for index, sequence in enumerate(batch):
-                logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))
-
-    def _forget(self, ended: Seq[tuple[Sequence, StreamChunk]]) -> None:
-        for sequence, _ in ended:
-            try:
+    def _forget(self, ended: Seq[Sequence]) -> None:
+        """These sequences are over, and with them the plan."""
+        if ended:
+            self._settle()
+        for sequence in ended:
+            with self._guarded("forget"):
                 self.parts.controller.forget(sequence.key)
-            except Exception as error:
-                self._drop_controller(error)
 
     def _finish(self, ended: Seq[tuple[Sequence, StreamChunk]]) -> None:
         """End these sequences. The controller is told nothing of the time: it is the same however a sequence was decoded."""
@@ -286,5 +295,5 @@ class Engine:
             self.parts.crew.end(sequence)
             self.scheduler.remove(sequence)
             if chunk.finish_reason == "abort":
-                self.parts.controller.forget(sequence.key)
+                self._forget([sequence])
             logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)

@@ -19,11 +19,10 @@ from paceline.checking import need
 from paceline.checking_types import check_types
 from paceline.config import SpeculativeConfig
 from paceline.config_keys import near, reject_unknown_keys
+from paceline.controllers.auto.costs import Costs
 from paceline.controllers.base import Controller
-from paceline.controllers.cost_model import CostModel
-from paceline.controllers.cost_store import CostKey, CostStore
+from paceline.controllers.cost_store import CostKey, CostStore, MemoryKey
 from paceline.controllers.fixed import FixedController
-from paceline.controllers.memory import MemoryKey
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.base import Runner
@@ -32,26 +31,10 @@ from paceline.user_cache import user_cache
 GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model", "memory")
 """Parameters of a controller that the engine fills in."""
 
-PARTS: Final = (
-    "name",
-    "idle",
-    "asks",
-    "listens",
-    "resting",
-    "steady",
-    "patient",
-    "plan",
-    "budget",
-    "select",
-    "observe",
-    "passed",
-    "hear",
-    "forget",
-    "explain",
-)
+PARTS: Final = ("name", "plan", "select", "observe", "forget", "explain")
 """Of every controller."""
 
-METHODS: Final = ("plan", "budget", "select", "observe", "forget")
+METHODS: Final = ("plan", "select", "observe", "forget")
 """Of every class of controllers."""
 
 
@@ -144,7 +127,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
     if "drafters" in known:
         filled["drafters"] = names
     if "cost_model" in known:
-        filled["cost_model"] = CostModel(CostKey.of(runner.info), probe=Probe(runner))
+        filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner))
     if "memory" in known:
         key = MemoryKey(CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.options!r}")
         filled["memory"] = CostStore(key, user_cache("acceptance"))
@@ -162,6 +145,7 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
     lacking = [part for part in PARTS if not hasattr(controller, part)]
     if lacking:
         raise ConfigError(f"{name!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
+    controller.drafters = len(names)
     return FixedController(0) if number == 0 else controller
 
 

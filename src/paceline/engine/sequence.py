@@ -101,10 +101,14 @@ class Sequence:
     def greedy(self) -> bool:
         return self.request.params.greedy
 
+    @property
+    def remaining(self) -> int:
+        """Most tokens that it may still produce."""
+        return self.request.max_tokens - len(self.output.token_ids)
+
     def signal(self) -> Signal:
         """What the controller may know."""
-        remaining = self.request.max_tokens - len(self.output.token_ids)
-        return Signal(self.key, len(self.context.tokens), remaining, self.context.temperature)
+        return Signal(self.key, len(self.context.tokens), self.remaining, self.context.temperature)
 
     def draws(self) -> KeyedDraws:
         """The randomness of this step: keyed by the position of the token after the root."""

@@ -19,15 +19,23 @@ So drawn trials come first, and what is left of the budget goes to free point no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.tree.merge import prune
 from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 
 def select(
-    tree: TokenTree, nodes: int, *, max_depth: int | None = None, min_reach: float = 0.0, drawn_nodes: int | None = None
+    tree: TokenTree,
+    nodes: int,
+    *,
+    max_depth: int | None = None,
+    min_reach: float = 0.0,
+    drawn_nodes: int | None = None,
+    reach_n: npt.NDArray[np.float64] | None = None,
 ) -> TokenTree:
     """The part of `tree` to verify: at most `nodes` candidates, ancestors first.
 
@@ -38,6 +46,7 @@ def select(
         min_reach: free point nodes with a smaller estimated chance of being accepted are cut; drawn trials never are by this.
         drawn_nodes: most nodes to spend on drawn trials and what they stand on; None is `nodes`. It must be chosen without looking
             at this tree's drawn tokens, and so must `nodes` and `max_depth`.
+        reach_n: (n,) chance that a node is accepted, never above its parent's; None: the product of confidences along its path.
     """
     if nodes <= 0:
         return EMPTY_TREE
@@ -47,7 +56,7 @@ def select(
     chosen = _Choice(tree, nodes, deepest)
     if tree.trials:
         chosen.take_drawn(nodes if drawn_nodes is None else min(nodes, drawn_nodes))
-    chosen.take_free(min_reach)
+    chosen.take_free(min_reach, tree.reach() if reach_n is None else reach_n)
     chosen.take_probes()
     return prune(tree, chosen.keep_n, chosen.trials()) if tree.trials else prune(tree, chosen.keep_n)
 
@@ -91,9 +100,8 @@ class _Choice:
             self.keep_n[node] = True
             self.count += int(self.tree.kinds[node] != PROBE)
 
-    def take_free(self, min_reach: float) -> None:
+    def take_free(self, min_reach: float, reach_n: npt.NDArray[np.floating[Any]]) -> None:
         """Fill up with point nodes, most likely reached first; a child is never more likely than its parent."""
-        reach_n = self.tree.reach()
         allowed_n = (reach_n >= min_reach) & (self.tree.depths <= self.max_depth) & (self.tree.kinds != PROBE)
         allowed_n[list(self._only_drawn())] = False
         for node in np.argsort(-reach_n, kind="stable").tolist():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def always_go_on(depth: int, confidence: float, features: object) -> bool:
-    """The default voice of a controller while a drafter drafts: never stop before the budget is used up."""
+    """The default stopper of a budget: never stop before it is used up."""
     return True
 
 
@@ -28,11 +28,13 @@ class Budget:
         depth: at most this many levels.
         go_on: asked by sequential drafters before drafting level `depth` (from 2 on) with the confidence of the path so far;
             False stops drafting there.
+        fallback: the drafter is asked only where those before it found nothing.
     """
 
     nodes: int
     depth: int
     go_on: Callable[[int, float, object], bool] = always_go_on
+    fallback: bool = False
 
 
 NO_BUDGET = Budget(0, 0)

@@ -1,0 +1,231 @@
+"""Online calibration: how often the target accepts a node, given that it accepted the node's parent.
+
+By drafter, depth and the drafter's own confidence. Evidence comes only from parents that the target reached, the root and the
+accepted path: there the accepted child is a success and every other child a failure; nodes below a rejected one say nothing. A
+proposed node that was not scored is evidence too where the text that followed shows what would have become of it. Counts decay, so
+that the estimate follows the text; a sequence that behaves unlike the others gets odds of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from paceline.tree.token_tree import TokenTree
+
+RIVAL: Final = 0
+"""Depth bucket of a first-level node beside one of an earlier drafter: it only matters where that one fails."""
+
+DEPTH_BUCKET: Final = (RIVAL, 1, 2, 3, 3, 4, 4, 4, 4) + (5,) * 1016
+"""Depth -> bucket: rival, 1, 2, 3-4, 5-8, more."""
+
+BUCKETS: Final = 6
+EDGES: Final = (0.1, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.98)
+BINS: Final = len(EDGES) + 1
+
+_PRIOR_BIN: Final = (0.10, 0.25, 0.38, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92)
+_PRIOR_LEVEL: Final = (0.3, 0.6, 0.6, 0.6, 0.6, 0.6)
+_STRENGTH: Final = 4.0
+_DECAY: Final = 0.995
+_OWN_DECAY, _OWN_STRENGTH = 0.99, 24.0
+_KEPT: Final = 40.0
+"""Trials that an estimate from an earlier process weighs at most: today's text may be another."""
+
+
+class Tally:
+    """A decayed count of successes among trials."""
+
+    __slots__ = ("hits", "tries")
+
+    def __init__(self, hits: float = 0.0, tries: float = 0.0) -> None:
+        self.hits, self.tries = hits, tries
+
+    def mean(self, prior: float) -> float:
+        """Posterior mean under a weak Beta prior with this mean."""
+        return (self.hits + _STRENGTH * prior) / (self.tries + _STRENGTH)
+
+    def add(self, success: bool) -> None:
+        """One more trial, all earlier ones weighing less."""
+        self.hits = self.hits * _DECAY + success
+        self.tries = self.tries * _DECAY + 1.0
+
+
+class Source:
+    """What is known of one drafter.
+
+    Attributes:
+        bins: by confidence. cells: by depth bucket and confidence (depth bucket * BINS + bin), drawn to the bin's estimate.
+        levels: by depth bucket, whether any child of an accepted parent was accepted, whatever the confidence.
+        width: mean number of its children at a parent.
+        finds: how often it proposes anything when asked.
+    """
+
+    __slots__ = ("bins", "cells", "finds", "levels", "width")
+
+    def __init__(self) -> None:
+        self.bins = [Tally() for _ in range(BINS)]
+        self.cells = [Tally() for _ in range(BINS * BUCKETS)]
+        self.levels = [Tally() for _ in range(BUCKETS)]
+        self.width = self.finds = 1.0
+
+    def chance(self, bucket: int, confidence: float) -> float:
+        """P(accepted | parent accepted) of a node."""
+        place = bisect_right(EDGES, confidence)
+        return self.cells[bucket * BINS + place].mean(self.bins[place].mean(_PRIOR_BIN[place]))
+
+    def level(self, bucket: int) -> float:
+        """P(one of its nodes accepted | parent accepted) before anything is drafted; deeper levels are drawn to those before."""
+        if bucket <= 1:
+            return self.levels[bucket].mean(_PRIOR_LEVEL[bucket])
+        return self.levels[bucket].mean(self.level(bucket - 1))
+
+    def learn(self, bucket: int, confidence: float, success: bool) -> None:
+        """The outcome of one node."""
+        place = bisect_right(EDGES, confidence)
+        self.cells[bucket * BINS + place].add(success)
+        self.bins[place].add(success)
+
+    def learn_level(self, bucket: int, children: int, success: bool) -> None:
+        """The outcome of one accepted parent with so many children of this drafter."""
+        self.levels[bucket].add(success)
+        self.width += 0.05 * (children - self.width)
+
+    def to_list(self) -> list[Any]:
+        """JSON-ready."""
+        tallies = [[[round(t.hits, 3), round(t.tries, 3)] for t in group] for group in (self.bins, self.cells, self.levels)]
+        return [*tallies, self.width, self.finds]
+
+    @classmethod
+    def restore(cls, kept: Any) -> Source:
+        """From `to_list` of an earlier process, trusted less.
+
+        Raises:
+            ValueError: it is no such list.
+        """
+        found = cls()
+        bins, cells, levels, width, finds = kept
+        found.bins, found.cells, found.levels = _tallies(bins, BINS), _tallies(cells, BINS * BUCKETS), _tallies(levels, BUCKETS)
+        found.width, found.finds = _number(width, 1e3), _number(finds, 1.0)
+        return found
+
+
+class Own:
+    """How one sequence differs from the estimate over all, per drafter, as a factor on the odds."""
+
+    __slots__ = ("counts", "odds")
+
+    def __init__(self, sources: int) -> None:
+        self.odds = [1.0] * sources
+        self.counts = [(0.0, 0.0, 0.0)] * sources
+
+    def add(self, source: int, hits: int, foreseen: float, tries: int) -> None:
+        """Further outcomes: nodes accepted, the sum of their chances as thought, nodes tried."""
+        decay, k, old = _OWN_DECAY**tries, _OWN_STRENGTH, self.counts[source]
+        now = self.counts[source] = (old[0] * decay + hits, old[1] * decay + foreseen, old[2] * decay + tries)
+        self.odds[source] = (now[0] + k) * (now[2] - now[1] + k) / ((now[1] + k) * (now[2] - now[0] + k))
+
+
+class Acceptance:
+    """The calibration of all drafters; `Own` objects carry what is special to a sequence.
+
+    Args:
+        sources: number of drafters.
+    """
+
+    def __init__(self, sources: int) -> None:
+        self.sources = [Source() for _ in range(sources)]
+
+    def node(self, own: Own, source: int, bucket: int, confidence: float) -> float:
+        """P(accepted | parent accepted) of a node with this confidence."""
+        return _shifted(self.sources[source].chance(bucket, confidence), own.odds[source])
+
+    def level(self, own: Own, source: int, bucket: int) -> float:
+        """P(one of the drafter's nodes accepted | parent accepted) before anything is drafted."""
+        return _shifted(self.sources[source].level(bucket), own.odds[source])
+
+    def chances(self, own: Own, tree: TokenTree) -> list[float]:
+        """Per node, the calibrated chance that it is accepted if its parent is."""
+        return [self.node(own, source, bucket, confidence) for _, source, bucket, confidence in nodes(tree)]
+
+    def reach(self, own: Own, tree: TokenTree) -> list[float]:
+        """Per node, the calibrated chance that it is accepted: the product along its path."""
+        found: list[float] = []
+        for parent, chance in zip(tree.parents.tolist(), self.chances(own, tree), strict=True):
+            found.append(chance if parent < 0 else chance * found[parent])
+        return found
+
+    def observe(self, own: Own, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool) -> None:
+        """Learn from what was proposed and what followed.
+
+        Args:
+            proposed: the merged tree, or the part that was scored.
+            tokens: that the step committed. accepted: those of the tree's nodes that were accepted, for `drawn`.
+            drawn: the tree has drawn trials, whose outcome the text does not tell: only accepted nodes and their siblings teach.
+        """
+        if not len(proposed):
+            return
+        stands: set[int] = set(accepted) if drawn else _followed(proposed, tokens)
+        kinds, families = proposed.kinds.tolist(), dict[tuple[int, int, int], list[int]]()
+        known: dict[int, list[float]] = {}
+        depths = proposed.depths.tolist()
+        for node, (parent, source, bucket, confidence) in enumerate(nodes(proposed)):
+            if kinds[node] or (parent >= 0 and parent not in stands) or depths[node] > len(tokens):
+                continue
+            success, about = node in stands, self.sources[source]
+            counts = known.setdefault(source, [0, 0.0, 0])
+            counts[0] += success
+            counts[1] += about.chance(bucket, confidence)
+            counts[2] += 1
+            about.learn(bucket, confidence, success)
+            family = families.setdefault((parent, source, bucket), [0, 0])
+            family[0] += success
+            family[1] += 1
+        for (_, source, bucket), (successes, children) in families.items():
+            self.sources[source].learn_level(bucket, children, successes > 0)
+        for source, (hits, foreseen, tries) in known.items():
+            own.add(source, int(hits), foreseen, int(tries))
+
+
+def nodes(tree: TokenTree) -> Iterator[tuple[int, int, int, float]]:
+    """Parent, drafter, depth bucket and confidence of every node."""
+    parents, sources = tree.parents.tolist(), tree.sources.tolist()
+    first = min((source for parent, source in zip(parents, sources, strict=True) if parent < 0), default=0)
+    for parent, source, depth, confidence in zip(parents, sources, tree.depths.tolist(), tree.confidence.tolist(), strict=True):
+        yield parent, source, RIVAL if parent < 0 and source > first else DEPTH_BUCKET[depth], confidence
+
+
+def _followed(tree: TokenTree, tokens: Sequence[int]) -> set[int]:
+    """The nodes that the text went along, scored or not."""
+    found: set[int] = set()
+    for node, (token, parent, depth) in enumerate(
+        zip(tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), strict=True)
+    ):
+        if depth <= len(tokens) and token == tokens[depth - 1] and (parent < 0 or parent in found):
+            found.add(node)
+    return found
+
+
+def _shifted(chance: float, odds: float) -> float:
+    """A probability after its odds were multiplied."""
+    return chance * odds / (1.0 + chance * (odds - 1.0))
+
+
+def _tallies(pairs: Any, count: int) -> list[Tally]:
+    found = []
+    for hits, tries in pairs:
+        if not 0.0 <= _number(hits, 1e9) <= _number(tries, 1e9) + 1e-3:
+            raise ValueError(f"{hits!r} successes among {tries!r}")
+        share = min(1.0, _KEPT / tries) if tries else 0.0
+        found.append(Tally(float(hits) * share, float(tries) * share))
+    if len(found) != count:
+        raise ValueError(f"{len(found)} counts instead of {count}")
+    return found
+
+
+def _number(value: Any, most: float) -> float:
+    if not isfinite(number := float(value)) or abs(number) > most:
+        raise ValueError(f"{value!r} is no sound number")
+    return number

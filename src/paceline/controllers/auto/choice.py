@@ -1,0 +1,198 @@
+"""Which drafters are asked for how much, and which proposed nodes are scored: pure functions of chances and seconds.
+
+Both maximise expected tokens per second. For budgets the rate of every combination is compared; for the nodes of a step, whose
+drafts are already paid for, a second is priced at the tokens that it brings otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from paceline.tree.merge import prune
+from paceline.tree.token_tree import EMPTY_TREE, PROBE
+
+if TYPE_CHECKING:
+    from paceline.tree.token_tree import TokenTree
+
+BETTER: Final = 1.005
+"""A further drafter is asked only where it makes decoding faster by this factor."""
+
+_UNLIKELY: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is expected of one drafter, for the whole batch.
+
+    Attributes:
+        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and stands alone.
+        rival_gains: the same beside a draft of an earlier drafter.
+        seconds: by levels, what drafting takes. finds: how often it proposes anything.
+        width: nodes on a level. least: fewest levels to consider.
+    """
+
+    drafter: int
+    gains: Sequence[float]
+    rival_gains: Sequence[float]
+    seconds: Sequence[float]
+    finds: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A drafter that is asked.
+
+    Attributes:
+        levels: most levels of its draft. fallback: only where those before it found nothing.
+    """
+
+    drafter: int
+    levels: int
+    fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Drafters to ask, in their order, and what is expected of a step.
+
+    Attributes:
+        tokens, seconds: of a step of the batch. rows: that it scores. found: the chance that anything is proposed for a sequence.
+    """
+
+    picks: tuple[Pick, ...]
+    tokens: float
+    seconds: float
+    rows: float
+    drafting: float = 0.0
+    found: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds
+
+
+def gains(levels: Sequence[Sequence[float]], first: int, depth: int, bucket_of: Sequence[int]) -> list[float]:
+    """Expected accepted tokens of drafts of 0 to `depth` levels, summed over the batch.
+
+    Args:
+        levels: per sequence, the chance by depth bucket. first: bucket of the first level.
+        bucket_of: depth -> bucket.
+    """
+    found = [0.0] * (depth + 1)
+    for chances in levels:
+        reach = gain = 0.0
+        for level in range(1, depth + 1):
+            reach = chances[first] if level == 1 else reach * chances[bucket_of[level]]
+            gain += reach
+            found[level] += gain
+    return found
+
+
+def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> Choice:
+    """The drafters and lengths with the most expected tokens per second; none where plain decoding is faster.
+
+    Args:
+        forecasts: in the order of the drafters. table: seconds of a step without drafting, by rows. size: sequences.
+    """
+    plain = Choice((), float(size), table[size], float(size))
+    best = plain
+    for start in range(len(forecasts)):
+        found = _extended(plain, forecasts[start], table, size)
+        for later in forecasts[start + 1 :]:
+            longer = _extended(found, later, table, size)
+            if longer.rate > BETTER * found.rate:
+                found = longer
+        if found.rate > best.rate:
+            best = found
+    return best
+
+
+def _extended(before: Choice, forecast: Forecast, table: Sequence[float], size: int) -> Choice:
+    """The best choice with one more drafter, at its best length, beside the others or where they found nothing."""
+    best: Choice | None = None
+    for fallback in (False, True) if before.picks else (False,):
+        for levels in range(1, len(forecast.gains)):
+            found = _with(before, forecast, Pick(forecast.drafter, levels, fallback), table, size)
+            if best is None or found.rate > best.rate:
+                best = found
+            elif forecast.gains[levels] - forecast.gains[levels - 1] < _UNLIKELY * size:
+                break
+    return before if best is None else best
+
+
+def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], size: int) -> Choice:
+    levels, fallback = pick.levels, pick.fallback
+    alone, share = 1.0 - before.found, one.finds
+    gain = share * alone * one.gains[levels]
+    asked = 1.0
+    if fallback:
+        share, asked = share * alone, min(1.0, size * alone)
+    else:
+        gain += share * before.found * one.rival_gains[levels]
+    drafting = before.drafting + asked * one.seconds[levels]
+    rows = before.rows + share * size * levels * one.width
+    low = min(int(rows), len(table) - 2)
+    seconds = drafting + table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])
+    return Choice((*before.picks, pick), before.tokens + gain, seconds, rows, drafting, 1.0 - alone * (1.0 - one.finds))
+
+
+def worth_scoring(
+    reaches: Sequence[Sequence[float] | None], table: Sequence[float], rows: int, rate: float, most: int
+) -> list[list[int]]:
+    """The nodes of a batch's trees that are worth their rows, in node order.
+
+    Args:
+        reaches: per tree the chance of each node, never above its parent's; None for a tree that stays whole.
+        table: seconds of a step by rows. rows: that are scored in any case.
+        rate: tokens per second, the price of a second. most: nodes of a tree.
+    """
+    ranked = sorted(
+        ((-reach, tree, node) for tree, found in enumerate(reaches) for node, reach in enumerate(found or ()) if reach > 0.0)
+    )
+    last, base = len(table) - 1, table[min(rows, len(table) - 1)]
+    kept: list[tuple[int, int]] = []
+    counts, gain, best, count = [0] * len(reaches), 0.0, 0.0, 0
+    for reach, tree, node in ranked:
+        if counts[tree] == most:
+            continue
+        counts[tree] += 1
+        kept.append((tree, node))
+        gain -= reach
+        worth = gain - rate * (table[min(rows + len(kept), last)] - base)
+        if worth > best:
+            best, count = worth, len(kept)
+    found: list[list[int]] = [[] for _ in reaches]
+    for tree, node in sorted(kept[:count]):
+        found[tree].append(node)
+    return found
+
+
+def cut(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
+    """The tree reduced to some of its nodes, in their order; every node's parent must be among them."""
+    if len(nodes) == len(tree):
+        return tree
+    if not nodes:
+        return EMPTY_TREE
+    keep_n = np.zeros(len(tree), np.bool_)
+    keep_n[list(nodes)] = True
+    return prune(tree, keep_n)
+
+
+def fixed_shape(tree: TokenTree) -> bool:
+    """Whether a tree must stay as it is, for what came up must not decide: it has drawn trials, or probes."""
+    return any(trial.drawn for trials in tree.trials.values() for trial in trials) or bool((tree.kinds == PROBE).any())
+
+
+def levels_by_source(tree: TokenTree) -> dict[int, int]:
+    """Drafter -> the deepest level that it proposed."""
+    deepest: dict[int, int] = {}
+    for node, (source, depth) in enumerate(zip(tree.sources.tolist(), tree.depths.tolist(), strict=True)):
+        for one in (source, *tree.also.get(node, ())):
+            deepest[one] = max(deepest.get(one, 0), depth)
+    return deepest

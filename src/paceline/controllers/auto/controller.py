@@ -1,0 +1,455 @@
+"""`auto`: drafts as much as pays, by expected tokens per second; nothing where nothing pays.
+
+A plan weighs what each drafter is expected to add (`acceptance`) against what drafting and scoring take (`costs`), picks the best
+combination (`choice`), and leaves out whom outcomes speak against (`trust`). Drafters that cost next to nothing are asked in every
+step: which of their nodes are scored is decided when they are there, and what follows in the text teaches even of those that are
+not. All that is done to learn is paid from one ledger. A plan holds for as many steps as make planning 1 % of decoding.
+
+Source: the common form of the methods' adaptive controllers, such as SpecDec++ (arXiv:2405.19715) and DySpec (arXiv:2410.11744).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from paceline.checking import integer
+from paceline.controllers.auto.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, Own, Source
+from paceline.controllers.auto.choice import (
+    Choice,
+    Forecast,
+    Pick,
+    choose,
+    cut,
+    fixed_shape,
+    gains,
+    levels_by_source,
+    worth_scoring,
+)
+from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
+from paceline.controllers.auto.trust import Ledger, State, Trust
+from paceline.controllers.auto.words import Asked, auto_words, beliefs, off_words
+from paceline.controllers.base import Controller, Outcome, Plan, Signal
+from paceline.tree.select import select
+from paceline.tree.types import NO_BUDGET, Budget
+
+if TYPE_CHECKING:
+    from paceline.controllers.cost_store import CostStore
+    from paceline.tree.token_tree import TokenTree
+
+logger = logging.getLogger("paceline.controllers")
+
+CHEAP: Final = 0.005
+"""A drafter whose longest draft takes less than this share of a plain step is asked in every step."""
+
+PLAIN_EVERY: Final = 128
+"""While drafting, one step in so many is plain, so that the price of plain decoding stays true; paid from the ledger."""
+
+TRY_LEVELS: Final = 4
+"""Levels of a try that does not seem to pay."""
+
+TIMED: Final = 2
+"""Short drafts of a drafter that was never timed before its price is believed."""
+
+PLANNING: Final = 0.01
+"""Share of a step that planning may take."""
+
+MOST_STEPS: Final = 64
+"""Steps that a plan holds for at most; 8 while a drafter is tried."""
+
+LIMIT: Final = 1024
+"""Highest limit of nodes and levels that the options take."""
+
+
+class Stopper:
+    """Ends a draft before the first level that is not worth its time (`Budget.go_on`).
+
+    It reads only confidences of tokens already drawn, never of the level that it decides about.
+    """
+
+    __slots__ = ("_acceptance", "_own", "_source", "chance", "levels", "price", "raw", "reach", "stopped")
+
+    def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float) -> None:
+        self._acceptance, self._own, self._source, self.price = acceptance, own, source, price
+        self.raw = self.reach = self.chance = 1.0
+        self.levels, self.stopped = 1, 0
+
+    def __call__(self, depth: int, confidence: float, features: object) -> bool:
+        if depth == 2:  # a new draft
+            self.raw = self.reach = 1.0
+            self.stopped = 0
+        last = min(confidence / self.raw, 1.0) if self.raw > 0 else 0.0
+        self.raw = confidence
+        self.reach *= self._acceptance.node(self._own, self._source, DEPTH_BUCKET[depth - 1], last)
+        self.chance = self.reach * self._acceptance.level(self._own, self._source, DEPTH_BUCKET[depth])
+        if self.chance <= self.price:
+            self.stopped, self.levels = depth, depth - 1
+            return False
+        self.levels = depth
+        return True
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What is kept of one sequence across steps."""
+
+    own: Own
+    stoppers: dict[int, Stopper] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Now:
+    """The plan under way.
+
+    Attributes:
+        table: seconds of a step without drafting, by rows. rate: tokens per second, the price of a second.
+        modes: per drafter, how it was asked; absent: not asked. levels: of each that was asked.
+        timed: a plain step that is made to be timed.
+    """
+
+    signals: Sequence[Signal]
+    batch: list[_Sequence]
+    context: int
+    table: list[float]
+    rate: float
+    choice: Choice
+    asked: list[Asked] = field(default_factory=list)
+    steps: int = 1
+    timed: bool = False
+    why: str = ""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.signals)
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a step without drafts."""
+        return self.table[self.size]
+
+
+class AutoController(Controller):
+    """Maximises expected tokens per second.
+
+    Args:
+        cost_model: measured times; may be shared.
+        drafters: their names, in the order of their source index.
+        max_nodes: most nodes of one sequence's tree.
+        max_depth: most levels.
+        disable_by_batch_size: no drafts at or above this number of sequences.
+        memory: where what drafters are worth is kept between processes.
+    Raises:
+        ConfigError: a limit outside its range.
+    """
+
+    name = "auto"
+    clock = staticmethod(perf_counter)
+
+    def __init__(
+        self,
+        cost_model: Costs,
+        drafters: Sequence[str],
+        *,
+        max_nodes: int = 32,
+        max_depth: int = 16,
+        disable_by_batch_size: int | None = None,
+        memory: CostStore | None = None,
+    ) -> None:
+        integer("max_nodes", max_nodes, 1, LIMIT)
+        integer("max_depth", max_depth, 1, LIMIT)
+        self.costs, self.names, self.memory = cost_model, tuple(drafters), memory
+        self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
+        self.acceptance, self.ledger = Acceptance(len(self.names)), Ledger()
+        self._trust: dict[tuple[int, int], Trust] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        self._rates: dict[int, float] = {}
+        self._planning = 0.0
+        self._since_plain = self._ended = self._seen = 0
+        self._now: _Now | None = None
+        self._recall()
+
+    # The step
+
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """The budgets with the most expected tokens per second."""
+        start = self.clock()
+        size, context = len(signals), max((signal.length for signal in signals), default=0)
+        limit = self.disable_by_batch_size
+        table = self.costs.table(size, context, min(size * (1 + self.max_nodes), max(GRID[-1], 2 * size)))
+        plain = size / table[size] if size else 0.0
+        rate = max(plain, self._rates.get(batch_bucket(size), 0.0))
+        batch = [self._sequence(signal.key) for signal in signals]
+        self._now = now = _Now(signals, batch, context, table, rate, Choice((), float(size), table[size], float(size)))
+        if not self.names or not signals or (limit is not None and size >= limit):
+            now.why = off_words(size, limit)
+            return Plan.nothing(size, MOST_STEPS)
+        if self._must_time(now):
+            return Plan.nothing(size, now.steps)
+        budgets = self._budgets(now)
+        trying = any(one.state is State.TRIED for one in now.asked)
+        share = (self._planning + self.clock() - start) / (PLANNING * table[size])
+        now.steps = min(max(int(share), 1), 8 if trying else MOST_STEPS)
+        self._planning = 0.0
+        return Plan(budgets, now.steps)
+
+    def _must_time(self, now: _Now) -> bool:
+        """Whether this step is plain to be timed: nothing is known, or it is long since plain decoding was last seen."""
+        now.timed = True
+        if not self.costs.knows(now.size, now.context):
+            now.why = "Nothing is drafted: plain steps are timed first."
+            return True
+        loss = max(now.rate * now.plain / now.size - 1.0, 0.0) * now.plain
+        if self._since_plain >= PLAIN_EVERY and self.ledger.affords(loss):
+            self._since_plain = 0
+            self.ledger.spend(loss)
+            now.why = "Nothing is drafted: a plain step is timed."
+            return True
+        now.timed = False
+        return False
+
+    def _budgets(self, now: _Now) -> list[list[Budget]]:
+        """A budget for every sequence and drafter."""
+        forecasts = [self._forecast(now, drafter) for drafter in range(len(self.names))]
+        everything = self._trusted(now.size, -1)
+        states = [self._trusted(now.size, drafter).state for drafter in range(len(self.names))]
+        open_ = [one for one in forecasts if states[one.drafter] is not State.OFF and everything.state is not State.OFF]
+        now.choice = choose(open_, now.table, now.size)
+        self._probe(now)
+        picks = {pick.drafter: pick for pick in now.choice.picks}
+        for one in forecasts:
+            pick, state = picks.get(one.drafter), states[one.drafter]
+            cheap = one.seconds[-1] <= CHEAP * now.plain
+            if self.costs.line(self.names[one.drafter], now.size).count < TIMED and len(one.gains) > 1:
+                pick, state = Pick(one.drafter, min(TRY_LEVELS, len(one.gains) - 1)), State.TRIED
+            elif cheap:
+                pick = Pick(one.drafter, len(one.gains) - 1)
+                state = State.OFF if everything.state is State.OFF else state
+            elif pick is None and state is State.TRIED and everything.state is not State.OFF:
+                pick = self._try(now, one)
+            if pick is not None:
+                now.asked.append(Asked(self.names[one.drafter], one.drafter, state, pick, _worth(now, one, pick), cheap))
+        return [self._of_sequence(now, sequence) for sequence in now.batch]
+
+    def _forecast(self, now: _Now, drafter: int) -> Forecast:
+        """What is expected of a drafter, by levels."""
+        remaining = max(signal.remaining for signal in now.signals) - 1
+        width = self.acceptance.sources[drafter].width
+        depth = max(min(self.max_depth, self.max_nodes, remaining), 0)
+        levels = [[self.acceptance.level(one.own, drafter, b) for b in range(BUCKETS)] for one in now.batch]
+        line, finds = self.costs.line(self.names[drafter], now.size), self.acceptance.sources[drafter].finds
+        return Forecast(
+            drafter,
+            gains(levels, 1, depth, DEPTH_BUCKET),
+            gains(levels, RIVAL, depth, DEPTH_BUCKET),
+            [0.0, *(line.at(level) for level in range(1, depth + 1))],
+            finds,
+            width,
+        )
+
+    def _probe(self, now: _Now) -> None:
+        """Measure the grid point past what the plan scores, if the ledger pays for it."""
+        rows = int(now.choice.rows) if now.choice.picks else now.size + 1
+        point = self.costs.unmeasured(now.size, now.context, rows)
+        last = len(now.table) - 1
+        if point is not None and self.ledger.affords(8 * now.table[min(point, last)]):
+            start = self.clock()
+            self.costs.measure(now.size, now.context, point)
+            self.ledger.spend(self.clock() - start)
+            now.table = self.costs.table(now.size, now.context, last)
+
+    def _try(self, now: _Now, one: Forecast) -> Pick | None:
+        """A short draft of somebody who does not seem to pay, if the ledger bears the loss of all of it."""
+        levels = min(TRY_LEVELS, len(one.gains) - 1)
+        if levels < 1:
+            return None
+        rows = min(now.size * (1 + levels), len(now.table) - 1)
+        loss = one.seconds[levels] + now.table[rows] - now.plain
+        return Pick(one.drafter, levels) if self.ledger.affords(loss) else None
+
+    def _of_sequence(self, now: _Now, sequence: _Sequence) -> list[Budget]:
+        """Its budgets, with a stopper each for drafters that ask before every level."""
+        found = [NO_BUDGET] * len(self.names)
+        sequence.stoppers = {}
+        row = min(int(now.choice.rows), len(now.table) - 2)
+        for one in now.asked:
+            drafter, pick = one.drafter, one.pick
+            width = self.acceptance.sources[drafter].width
+            level = self.costs.line(one.name, now.size).per_level / now.size + (now.table[row + 1] - now.table[row])
+            stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, now.rate * level)
+            nodes = min(self.max_nodes, pick.levels if width < 1.1 else int(2 * width * pick.levels) + 1)
+            found[drafter] = Budget(nodes, min(pick.levels, nodes), stopper, fallback=pick.fallback)
+        return found
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """The nodes that are worth their rows; trees with drawn trials whole, for what came up must not decide."""
+        now = self._now
+        if now is None:
+            return list(trees)
+        off = {one.drafter for one in now.asked if one.state is State.OFF}
+        reaches: list[list[float] | None] = []
+        chosen = [tree if len(tree) <= self.max_nodes else self._within(tree) for tree in trees]
+        for tree, sequence in zip(chosen, now.batch, strict=True):
+            if not len(tree) or fixed_shape(tree):
+                reaches.append(None)
+                continue
+            reach = self.acceptance.reach(sequence.own, tree)
+            if off:
+                reach = _without(tree, reach, off)
+            reaches.append(reach)
+        rows = now.size + sum(len(tree) for tree, reach in zip(chosen, reaches, strict=True) if reach is None)
+        kept = worth_scoring(reaches, now.table, rows, now.rate, self.max_nodes)
+        chosen = [tree if reach is None else cut(tree, nodes) for tree, reach, nodes in zip(chosen, reaches, kept, strict=True)]
+        now.sizes = [(len(tree), len(kept_tree)) for tree, kept_tree in zip(trees, chosen, strict=True)]
+        return chosen
+
+    def _within(self, tree: TokenTree) -> TokenTree:
+        """A joined tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens."""
+        return select(tree, self.max_nodes - sum(tree.kinds.tolist())) if fixed_shape(tree) else tree
+
+    # Learning
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what was accepted, what it took, and who paid."""
+        start, now = self.clock(), self._now
+        if now is None or not now.signals:
+            return
+        self._learn_costs(now, outcome)
+        for sequence, proposed, tree, verdict in zip(now.batch, outcome.proposed, outcome.trees, outcome.verdicts, strict=True):
+            drawn = bool(len(proposed)) and fixed_shape(proposed)
+            about = tree if drawn else proposed
+            self.acceptance.observe(sequence.own, about, verdict.tokens, verdict.path, drawn=drawn)
+        bucket, rate = batch_bucket(now.size), outcome.tokens / max(outcome.seconds, 1e-9)
+        weight = 1.0 - 0.97**outcome.steps
+        plain = now.size / now.plain
+        rate = min(rate, 4.0 * max(self._rates.get(bucket, plain), plain))
+        self._rates[bucket] = (known := self._rates.get(bucket, plain)) + weight * (rate - known)
+        self.ledger.earn(outcome.seconds, now.plain)
+        self._judge(now, outcome)
+        self._planning += self.clock() - start
+
+    def _learn_costs(self, now: _Now, outcome: Outcome) -> None:
+        levels: list[int | None] = [None] * len(self.names)
+        proposed = [levels_by_source(tree) for tree in outcome.proposed]
+        for one in now.asked:
+            deepest, proposed_any = 0, False
+            for sequence, found in zip(now.batch, proposed, strict=True):
+                depth = found.get(one.drafter, 0)
+                proposed_any = proposed_any or depth > 0
+                stopper = sequence.stoppers.get(one.drafter)
+                if depth and stopper is not None and stopper.stopped:
+                    depth = max(depth, stopper.levels)
+                deepest = max(deepest, depth)
+            source = self.acceptance.sources[one.drafter]
+            others = any(proposed) and not proposed_any
+            if not (one.pick.fallback and others):
+                levels[one.drafter] = deepest
+                source.finds += 0.05 * (proposed_any - source.finds)
+        self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
+
+    def _judge(self, now: _Now, outcome: Outcome) -> None:
+        """Tell everybody's guard what was saved, in plain steps, and charge the ledger with what learning lost."""
+        everything, steps = self._trusted(now.size, -1), outcome.steps
+        drafted = any(len(tree) for tree in outcome.trees)
+        price = now.plain / now.size
+        if drafted:
+            self._since_plain += steps
+            everything.record((outcome.tokens * price - outcome.seconds) / now.plain, steps)
+        else:
+            self._since_plain = 0
+            everything.skip(steps, known=True)
+        asked = {one.drafter: one for one in now.asked}
+        rows = outcome.times.rows - now.size
+        per_row = (now.table[min(outcome.times.rows, len(now.table) - 1)] - now.plain) / rows if rows > 0 else 0.0
+        for drafter in range(len(self.names)):
+            trust, one = self._trusted(now.size, drafter), asked.get(drafter)
+            if one is None:
+                trust.skip(steps, known=now.why != "")
+                continue
+            accepted, scored = _brought(outcome, drafter)
+            drafting = outcome.times.draft[drafter]
+            saved = accepted * price - scored * per_row - drafting
+            if scored or not one.cheap:
+                trust.record(saved * steps / now.plain, steps)
+            else:
+                trust.skip(steps, known=True)
+            if one.state is not State.ON or not scored:
+                self.ledger.spend(max(-saved, 0.0) * steps)
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended."""
+        self._sequences.pop(key, None)
+        self._ended += 1
+        if self.memory is not None and self._ended >= 2 and self._ended & (self._ended - 1) == 0:
+            self.memory.save({"sources": [source.to_list() for source in self.acceptance.sources]})
+
+    def _recall(self) -> None:
+        """Take over what an earlier process learned, all of it or nothing."""
+        kept = self.memory.load() if self.memory is not None else None
+        if kept is None:
+            return
+        try:
+            sources = [Source.restore(one) for one in kept["sources"]]
+            if len(sources) != len(self.names):
+                raise ValueError("it is about other drafters")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            logger.warning("what was learned of drafters makes no sense (%s); learning anew", error)
+            return
+        self.acceptance.sources = sources
+
+    def _sequence(self, key: int) -> _Sequence:
+        return self._sequences.setdefault(key, _Sequence(Own(len(self.names))))
+
+    def _trusted(self, size: int, drafter: int) -> Trust:
+        """The guard of a drafter at this batch size; -1 is drafting at all."""
+        return self._trust.setdefault((batch_bucket(size), drafter), Trust())
+
+    # Words
+
+    def explain(self, index: int | None = None) -> str:
+        """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""
+        now = self._now
+        if index is None:
+            size = 1 if now is None else now.size
+            return "\n".join(beliefs(self._rates.get(batch_bucket(size), 0.0), self.names, self.acceptance, self._states(size)))
+        if now is None or now.why:
+            return "" if now is None else now.why
+        guards = {drafter: self._trust.get((batch_bucket(now.size), drafter), Trust()) for drafter in range(-1, len(self.names))}
+        stopped = now.batch[index].stoppers
+        sizes, remaining = now.sizes[index] if now.sizes else (0, 0), now.signals[index].remaining
+        rates = now.rate, now.size / now.plain
+        return auto_words(now.asked, self.names, guards, stopped, remaining=remaining, sizes=sizes, rates=rates)
+
+    def _states(self, size: int) -> list[str]:
+        bucket = batch_bucket(size)
+        return [self._trust[bucket, i].state.value if (bucket, i) in self._trust else "new" for i in range(len(self.names))]
+
+
+def _worth(now: _Now, one: Forecast, pick: Pick) -> float:
+    """Tokens of a step that a drafter alone is expected to add, less those that its time would bring."""
+    levels = pick.levels
+    rows = min(now.size + int(one.finds * now.size * levels * one.width), len(now.table) - 1)
+    return one.finds * one.gains[levels] - now.rate * (one.seconds[levels] + now.table[rows] - now.plain)
+
+
+def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[float]:
+    """The chances, 0 for nodes of drafters that are only listened to and for what hangs off them."""
+    found: list[float] = []
+    for node, (parent, source) in enumerate(zip(tree.parents.tolist(), tree.sources.tolist(), strict=True)):
+        out = off.issuperset((source, *tree.also.get(node, ()))) or (parent >= 0 and not found[parent])
+        found.append(0.0 if out else reach[node])
+    return found
+
+
+def _brought(outcome: Outcome, drafter: int) -> tuple[int, int]:
+    """Nodes of a drafter that were accepted, and that were scored."""
+    accepted = scored = 0
+    for tree, verdict in zip(outcome.trees, outcome.verdicts, strict=True):
+        if len(tree):
+            sources = tree.sources.tolist()
+            accepted += sum(sources[node] == drafter for node in verdict.path)
+            scored += sources.count(drafter)
+    return accepted, scored

@@ -1,0 +1,307 @@
+"""What a step costs on this machine: seconds of a scoring pass by batch, rows and context, and of a draft by levels.
+
+Passes: a curve over a grid of rows for each bucket of batch sizes and contexts; one that was never seen starts as a copy of its
+nearest neighbour. Real steps keep the curve current, a probe measures grid points where nobody has been. Beyond the last measured
+point its slope goes on. Drafts: a line over levels for each drafter and bucket of batch sizes. What a step spends outside scoring
+and drafting is kept apart, with drafts and without.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any, Final
+
+from paceline.controllers.base import StepTimes
+from paceline.controllers.cost_store import CostStore
+
+logger = logging.getLogger("paceline.controllers")
+
+GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Rows at which a pass is measured; observations beyond the last are not used."""
+
+PRIOR_ROW: Final = 0.02
+"""Share of a pass that a further row is thought to cost while only one number of rows was measured."""
+
+_TOGETHER, _APART = 0.08, 0.12
+"""Of an error in seconds, what all points of a curve take over (the machine's speed), and what the nearest ones do."""
+
+_CLIP: Final = 2.0
+"""An observation counts as off by this factor at most: one step that took a hundred times too long says little."""
+
+_NEW: Final = 3
+"""Real steps whose median makes a new grid point."""
+
+_LEAST: Final = 1e-9
+
+Probe = Callable[[Sequence[int], int], Iterable[float]]
+Bucket = tuple[int, int]
+
+
+def batch_bucket(batch: int) -> int:
+    """0 for a batch of 1, then one bucket per doubling: 2, 3-4, 5-8, ..."""
+    return max(batch - 1, 0).bit_length()
+
+
+def context_bucket(context: int) -> int:
+    """0 below 256 tokens, then one bucket per factor of 4."""
+    return max(context, 1).bit_length() // 2 if context >= 256 else 0
+
+
+class Curve:
+    """Seconds of a pass by rows, as a polyline through measured grid points that never falls."""
+
+    def __init__(self, points: Mapping[int, float] | None = None) -> None:
+        self.points = dict(sorted((points or {}).items()))
+        self._new: dict[int, list[float]] = {}
+
+    def copy(self) -> Curve:
+        return Curve(self.points)
+
+    @property
+    def measured(self) -> int:
+        """The largest number of rows with a point; 0 without any."""
+        return max(self.points, default=0)
+
+    def table(self, rows: int) -> list[float]:
+        """Seconds for 0 to `rows` rows; 0 rows take as long as 1. Without any point a pass of 1 row is the unit."""
+        points = list(self.points.items()) or [(1, 1.0)]
+        (at, high), found, slope = points[0], [points[0][1]] * (points[0][0] + 1), PRIOR_ROW * points[0][1]
+        for point, seconds in points[1:]:
+            slope = max(seconds - high, 0.0) / (point - at)
+            found += [high + slope * i for i in range(1, point - at + 1)]
+            at, high = point, max(high, seconds)
+        found += [high + slope * i for i in range(1, rows - at + 1)]
+        return found[: rows + 1]
+
+    def at(self, rows: int) -> float:
+        """Seconds for so many rows."""
+        return self.table(rows)[rows]
+
+    def set(self, rows: int, seconds: float) -> None:
+        """A measured point."""
+        self.points = dict(sorted({**self.points, rows: max(seconds, _LEAST)}.items()))
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from a pass; one beyond the grid says nothing of the points on it."""
+        if not 1 <= rows <= GRID[-1] or not seconds > 0.0:
+            return
+        point = _nearest(rows)
+        if point > self.measured:
+            self._extend(point, rows, seconds)
+            return
+        ratio = min(max(seconds / self.at(rows), 1.0 / _CLIP), _CLIP)
+        together = ratio**_TOGETHER
+        shares = self._shares(rows)
+        self.points = {p: s * together * ratio ** (_APART * shares.get(p, 0.0)) for p, s in self.points.items()}
+
+    def _extend(self, point: int, rows: int, seconds: float) -> None:
+        seen = self._new.setdefault(point, [])
+        seen.append(seconds * (self.at(point) / self.at(rows) if self.points else 1.0))
+        if len(seen) >= _NEW or not self.points:
+            self.set(point, sorted(self._new.pop(point))[len(seen) // 2])
+
+    def _shares(self, rows: int) -> dict[int, float]:
+        """How much the points around `rows` have to do with it."""
+        known = list(self.points)
+        place = bisect_left(known, rows)
+        if place == len(known) or known[place] == rows or place == 0:
+            return {known[min(place, len(known) - 1)]: 1.0}
+        low, high = known[place - 1], known[place]
+        return {low: (high - rows) / (high - low), high: (rows - low) / (high - low)}
+
+
+def _nearest(rows: int) -> int:
+    return min(GRID, key=lambda point: abs(point - rows))
+
+
+class Line:
+    """Seconds of a draft by levels, a fixed part and one for each level, by least squares over a fading past.
+
+    Attributes:
+        count: drafts that were timed; the first is left out, for it compiles or fills caches.
+    """
+
+    _DECAY: Final = 0.95
+
+    def __init__(self, fixed: float = 0.0, per_level: float = 0.0, count: int = 0) -> None:
+        self.fixed, self.per_level, self.count = fixed, per_level, count
+        self._sums = [0.0] * 5
+
+    def at(self, levels: int) -> float:
+        """Seconds of a draft of so many levels."""
+        return self.fixed + self.per_level * levels
+
+    def observe(self, levels: int, seconds: float) -> None:
+        """Learn from a draft; one that found nothing has 0 levels."""
+        self.count += 1
+        if self.count == 1:
+            return
+        if self.count > _NEW:
+            seconds = min(seconds, 4.0 * self.at(levels) + _LEAST)
+        new = (1.0, levels, levels * levels, seconds, levels * seconds)
+        self._sums = [self._DECAY * old + one for old, one in zip(self._sums, new, strict=True)]
+        n, x, xx, y, xy = self._sums
+        spread = n * xx - x * x
+        if spread > 1e-3 * n * n:
+            self.per_level = max((n * xy - x * y) / spread, 0.0)
+        elif self.count == 2:
+            self.per_level = y / max(x, 1.0)
+        self.per_level = min(self.per_level, y / x) if x else self.per_level
+        self.fixed = max((y - self.per_level * x) / n, 0.0)
+
+
+class Costs:
+    """Measured seconds of passes, drafts and all else, kept current and kept on disk.
+
+    Args:
+        store: the file of this machine and model shape; None keeps nothing.
+        probe: `probe(counts, context)` gives for each number of rows the seconds of one scoring pass of a single sequence, warmed
+            up; None learns from real steps alone.
+    """
+
+    def __init__(self, store: CostStore | None = None, *, probe: Probe | None = None) -> None:
+        self.store, self.probe = store, probe
+        self.curves: dict[Bucket, Curve] = {}
+        self.lines: dict[tuple[str, int], Line] = {}
+        self.others: dict[tuple[int, bool], float] = {}
+        self.steps = 0
+        self._restore()
+
+    # Reading
+
+    def table(self, batch: int, context: int, rows: int) -> list[float]:
+        """Seconds of a whole step apart from drafting, for 0 to `rows` rows; up to `batch` of them are a step without drafts."""
+        found, bucket = self._curve(batch, context).table(rows), batch_bucket(batch)
+        plain = self.others.get((bucket, False), 0.0)
+        drafted = max(self.others.get((bucket, True), plain), plain)
+        return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(found)]
+
+    def line(self, drafter: str, batch: int = 1) -> Line:
+        """A drafter's seconds by levels, or those of the nearest batch size; nothing, with a count of 0, where it was never timed."""
+        bucket = batch_bucket(batch)
+        known = [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]
+        return min(known, key=lambda pair: pair[0])[1] if known else Line()
+
+    def knows(self, batch: int, context: int) -> bool:
+        """Whether any pass was measured."""
+        return bool(self._curve(batch, context).points)
+
+    def unmeasured(self, batch: int, context: int, rows: int) -> int | None:
+        """The grid point past so many rows, where nothing was measured there or beyond; None also where nothing can be."""
+        measured = self._curve(batch, context).measured
+        if self.probe is None or measured > rows:
+            return None
+        return next((point for point in GRID if point > max(rows, measured)), None)
+
+    def _curve(self, batch: int, context: int) -> Curve:
+        """The bucket's curve, or its nearest neighbour's: of its own context first, then of its own batch size."""
+        b, c = batch_bucket(batch), context_bucket(context)
+        if (b, c) in self.curves:
+            return self.curves[b, c]
+        known = sorted((100 * abs(c - place[1]) + abs(b - place[0]), place) for place in self.curves)
+        return self.curves[known[0][1]] if known else Curve()
+
+    def _own_curve(self, batch: int, context: int) -> Curve:
+        found = self._curve(batch, context)
+        return self.curves.setdefault((batch_bucket(batch), context_bucket(context)), found.copy())
+
+    # Learning
+
+    def measure(self, batch: int, context: int, rows: int) -> None:
+        """Time a pass of so many rows, and of the largest number known before, whose error is the machine's present speed. A probe
+        that fails is not asked again; real steps teach alone then."""
+        if self.probe is None:
+            return
+        curve = self._own_curve(batch, context)
+        known = curve.measured
+        counts = [known, rows] if known else [rows]
+        try:
+            seconds = dict(zip(counts, self.probe(counts, context), strict=True))
+        except RuntimeError as error:
+            logger.warning("measuring %s rows failed (%s); learning from real steps instead", counts, error)
+            self.probe = None
+            return
+        curve.set(rows, seconds[rows] * (curve.at(known) / max(seconds[known], _LEAST) if known else 1.0))
+
+    def measure_up_to(self, batch: int, context: int, rows: int) -> None:
+        """Time the grid's powers of two up to the first one past so many rows, where nothing was measured so far out."""
+        if self._curve(batch, context).measured < min(rows, GRID[-1]):
+            for point in GRID:
+                if point & (point - 1) == 0 and point < 2 * rows:
+                    self.measure(batch, context, point)
+
+    def observe(self, batch: int, context: int, times: StepTimes, drafters: Sequence[str], levels: Sequence[int | None]) -> None:
+        """Learn from a real step.
+
+        Args:
+            batch, context: sequences of the step, and the length of the longest.
+            times: what it took; `times.draft` in the order of `drafters`.
+            levels: levels that each drafter drafted, 0 where it found nothing; None where it was not asked.
+        """
+        self.steps += 1
+        bucket = batch_bucket(batch)
+        for name, seconds, count in zip(drafters, times.draft, levels, strict=True):
+            if count is not None:
+                line = self.lines.get((name, bucket))
+                if line is None:
+                    near = self.line(name, batch)
+                    line = self.lines[name, bucket] = Line(near.fixed, near.per_level, near.count)
+                line.observe(count, seconds)
+        self._own_curve(batch, context).observe(times.rows, times.score)
+        place, other = (bucket, times.rows > batch), times.verify + times.other
+        known = self.others.setdefault(place, other)
+        self.others[place] = known + 0.1 * (min(other, 4.0 * known + _LEAST) - known)
+        if self.steps & (self.steps - 1) == 0 and self.steps >= 64:
+            self.save()
+
+    # Keeping
+
+    def save(self) -> None:
+        """Write what is known to disk, in one piece; without a store nothing happens."""
+        if self.store is not None:
+            self.store.save(
+                {
+                    "curves": [[*place, list(curve.points.items())] for place, curve in self.curves.items()],
+                    "lines": [[*place, line.fixed, line.per_level] for place, line in self.lines.items()],
+                    "others": [[*place, seconds] for place, seconds in self.others.items()],
+                }
+            )
+
+    def _restore(self) -> None:
+        kept = self.store.load() if self.store is not None else None
+        if kept is None:
+            return
+        try:
+            curves = {(int(b), int(c)): _points(points) for b, c, points in kept["curves"]}
+            lines = {(str(name), int(b)): Line(_seconds(f), _seconds(p), _NEW) for name, b, f, p in kept["lines"]}
+            others = {(int(b), bool(drafted)): _seconds(seconds) for b, drafted, seconds in kept["others"]}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
+            return
+        self.curves, self.lines, self.others = curves, lines, others
+
+    def describe(self) -> str:
+        """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""
+        lines = []
+        for (batch, context), curve in sorted(self.curves.items()):
+            text = ", ".join(f"{rows}: {1e3 * seconds:.3g}" for rows, seconds in curve.points.items())
+            lines.append(f"pass, batch bucket {batch}, context bucket {context}, ms by rows: {text}")
+        for (name, batch), line in sorted(self.lines.items()):
+            lines.append(f"{name}, batch bucket {batch}: {1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms a level")
+        return "\n".join(lines) or "nothing was measured yet"
+
+
+def _seconds(value: Any) -> float:
+    if not isfinite(number := float(value)) or not 0.0 <= number < 1e6:
+        raise ValueError(f"{value!r} is no time")
+    return number
+
+
+def _points(pairs: Any) -> Curve:
+    found = {int(rows): _seconds(seconds) for rows, seconds in pairs}
+    if not all(rows in GRID and seconds > 0.0 for rows, seconds in found.items()):
+        raise ValueError(f"{pairs!r} is no curve")
+    return Curve(found)

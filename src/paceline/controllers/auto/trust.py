@@ -1,0 +1,112 @@
+"""Whether a drafter, or drafting at all, pays at a batch size, by what it brought; and what may be spent to find out.
+
+`Trust` judges by outcomes alone, so that a wrong estimate of costs or acceptance cannot make decoding slower for long. `Ledger` is
+the one account of everything that is done to learn: tries of drafters that are not trusted, drafts that nobody scores, plain steps
+that are timed, passes that are probed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+SHARE: Final = 0.02
+"""Of decoding time, what learning may cost."""
+
+LOAN: Final = 4.0
+"""Plain steps that may be spent before anything was earned."""
+
+MOST: Final = 64.0
+"""Plain steps that are saved up at most."""
+
+TRY: Final = 8
+"""Drafted steps after which a try is judged."""
+
+FIRST_WAIT, LONGEST_WAIT = 32, 2048
+"""Steps from a failed try to the next one, doubled with every failure."""
+
+LOSS: Final = 4.0
+"""Plain steps that a trusted drafter may lose before it is off."""
+
+UNUSED: Final = 64
+"""Steps in a row that a trusted drafter may seem not worth asking before it is off: what is known of it grows old."""
+
+_DECAY: Final = 0.98
+
+
+class State(Enum):
+    """What is thought of a drafter."""
+
+    TRIED = "tried"
+    ON = "on"
+    OFF = "off"
+
+
+class Trust:
+    """One drafter at one batch size, or drafting at all.
+
+    Attributes:
+        state: as of now. wait: steps until an untrusted one is tried again.
+        saved: plain steps that it saved lately, below 0 what it cost.
+    """
+
+    __slots__ = ("_drafted", "_failures", "_unused", "saved", "state", "wait")
+
+    def __init__(self) -> None:
+        self.state = State.TRIED
+        self.saved, self.wait = 0.0, 0
+        self._drafted = self._failures = self._unused = 0
+
+    def record(self, saved: float, steps: int) -> None:
+        """So many drafted steps saved so many plain steps."""
+        self._unused = 0
+        self._drafted += steps
+        self.saved = self.saved * _DECAY**steps + max(saved, -float(steps))
+        if self.state is State.TRIED and self._drafted >= TRY:
+            if self.saved >= 0.0:
+                self.state, self._failures = State.ON, 0
+            else:
+                self._fall()
+        elif self.saved < -LOSS:
+            self._fall()
+
+    def skip(self, steps: int, *, known: bool = False) -> None:
+        """So many steps were made without it; `known`: what is thought of it did not grow older meanwhile."""
+        if self.state is State.OFF:
+            self.wait -= steps
+            if self.wait <= 0:
+                self.state, self.saved, self.wait, self._drafted = State.TRIED, 0.0, 0, 0
+        elif self.state is State.ON and not known:
+            self._unused += steps
+            if self._unused >= UNUSED:
+                self._fall()
+
+    def _fall(self) -> None:
+        self.state, self._unused = State.OFF, 0
+        self.wait = min(FIRST_WAIT << self._failures, LONGEST_WAIT)
+        self._failures = min(self._failures + 1, 16)
+
+
+class Ledger:
+    """Seconds earned by decoding and spent on learning."""
+
+    __slots__ = ("_plain", "balance", "spent")
+
+    def __init__(self) -> None:
+        self._plain = self.balance = self.spent = 0.0
+
+    def earn(self, seconds: float, plain: float) -> None:
+        """Decoding took so long; `plain` is what a step without drafts takes."""
+        if not self._plain:
+            self.balance += LOAN * plain
+        self._plain = plain
+        self.balance = min(self.balance + SHARE * seconds, max(MOST * plain, self.balance))
+
+    def affords(self, seconds: float) -> bool:
+        """Whether so much may be spent now."""
+        return seconds <= self.balance
+
+    def spend(self, seconds: float) -> None:
+        """What learning took."""
+        self.balance -= seconds
+        self.spent += seconds
