@@ -1,5 +1,7 @@
-"""`paceline verify`: proves on the user's own model that accelerated decoding says the same; exit 0 only if drafts were verified and
-the claim holds."""
+"""`paceline verify`: proves on the user's own model that accelerated decoding says the same.
+
+Exit 0 only if drafts were verified and the claim holds.
+"""
 
 from __future__ import annotations
 
