@@ -401,6 +401,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "no tokenizer in"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object, got list"),
     "config cut": (lambda f: (f / "config.json").write_text('{"model_type": "lla'), "cannot be read as JSON"),
+    "config key twice": (
+        lambda f: (f / "config.json").write_text((f / "config.json").read_text().replace("{", '{"vocab_size": 5, ', 1)),
+        "config.json must have each key once, and 'vocab_size' stands there 2 times",
+    ),
     "config no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),
     "config too deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "cannot be read as JSON"),
     "endless layers": (lambda f: edit_json(f / "config.json", num_hidden_layers=10**30), "'num_hidden_layers' must be"),

@@ -94,14 +94,16 @@ def test_the_chosen_number_of_threads_fits_too_but_not_against_the_users_word(ca
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"schema": 1}', '{"schema": 2}', "{broken", "half"],
+    ["", "[]", '{"schema": 1}', '{"schema": 2}', "{broken", "half", "twice"],
 )
 def test_a_broken_file_is_ignored_with_one_line(text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = stored().path
-    path.write_text(path.read_text()[:40] if text == "half" else text)
+    whole = path.read_text()
+    path.write_text({"half": whole[:40], "twice": whole.replace("{", '{"threads": 1, ', 1)}.get(text, text))
     assert find(HERE) is None
     assert len(caplog.records) == 1
     assert "cannot be read" in caplog.text
+    assert ("each key once, and 'threads' stands there 2 times" in caplog.text) is (text == "twice")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 from paceline.errors import ConfigError
@@ -125,7 +125,7 @@ def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | Non
         ConfigError: it is no JSON, or holds something else.
     """
     try:
-        value = json.loads(text, object_pairs_hook=partial(_once, name, text))
+        value = json.loads(text, object_pairs_hook=keys_once(name, text))
     except json.JSONDecodeError as error:
         got = shortened(text)
         if hint and text.replace("_", "").isalnum():
@@ -139,12 +139,25 @@ def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | Non
     return cast("dict[str, Any] | None", value)
 
 
-def _once(name: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        key, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        need(False, name, f"have each key once, and {key!r} stands there {times} times", text)
-    return found
+def keys_once(name: str, text: str | None = None) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """An `object_pairs_hook` of `json.loads` that refuses a key that an object has twice, since JSON drops the first.
+
+    Args:
+        name: of the argument or file.
+        text: what was given, where it is short enough to be shown.
+    Returns:
+        A function from pairs to a dict, which raises ConfigError with the key.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            key, times = Counter(key for key, _ in pairs).most_common(1)[0]
+            got = "" if text is None else f", got {shortened(text)}"
+            raise ConfigError(f"{name} must have each key once, and {key!r} stands there {times} times{got}")
+        return found
+
+    return once
 
 
 def clear_arguments(function: Function, example: str = "") -> Function:

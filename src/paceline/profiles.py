@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
-from paceline.checking import need
+from paceline.checking import keys_once, need
 from paceline.config import SpeculativeConfig
 from paceline.controllers.cost_store import CostKey
 from paceline.errors import ConfigError, PacelineError
@@ -130,7 +130,7 @@ class Profile:
         Raises:
             OSError, ValueError: unreadable, another schema, or values of the wrong kind.
         """
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once("it"))
         if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
             raise ValueError(f"not schema version {SCHEMA}")
         try:

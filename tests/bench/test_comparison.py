@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.bench import comparison
+from paceline.errors import ConfigError
 
 
 def document(seconds: dict[str, list[float]], batch: int = 1, tokens: int = 100) -> dict[str, Any]:
@@ -49,6 +50,14 @@ def test_a_batch_is_one_measurement() -> None:
     assert alone.speed is not None
     assert alone.speed.n == 64
     assert batched.speed.high - batched.speed.low > 1.3 * (alone.speed.high - alone.speed.low)
+
+
+def test_a_cell_given_twice_is_refused_by_its_key() -> None:
+    fine, twice = document({"g": [1.0]}), document({"g": [2.0]})
+    twice["cells"] += document({"g": [3.0]})["cells"]
+    assert line(fine, fine).speed is not None
+    with pytest.raises(ConfigError, match=r"document B must have each cell once, and plain, w, 0\.0, 1 stands there twice"):
+        comparison.compare(fine, twice)
 
 
 def test_the_speed_of_a_batch_is_that_of_all_its_prompts() -> None:

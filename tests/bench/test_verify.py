@@ -36,15 +36,25 @@ def llm() -> LLM:
     return LLM(speculative_config=NGRAM, dtype="float32", seed=5)
 
 
-@pytest.mark.parametrize("config", [NGRAM, None], ids=["ngram", "plain"])
-def test_points_and_plain_decoding_are_compared_seed_by_seed(llm: LLM, config: dict[str, Any] | None) -> None:
-    report = verify(llm.with_speculative_config(config), LOOPING, max_tokens=16, samples=3)
+def test_points_are_compared_seed_by_seed(llm: LLM) -> None:
+    report = verify(llm, LOOPING, max_tokens=16, samples=3)
     assert report.claimed[1] == BIT_EQUAL
     assert report.exactness == "strict, proven by self-test"
     assert report.seeded is not None
     assert (report.seeded.outputs, report.seeded.identical) == (9, 9)
     assert report.holds
     assert report.conclusion.endswith("for equal seeds at temperature 1 and in law at temperature 1")
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+@pytest.mark.parametrize("config", [None, NGRAM | {"num_speculative_tokens": 0}], ids=["plain", "no drafts"])
+def test_plain_decoding_compared_with_itself_is_no_proof(llm: LLM, config: dict[str, Any] | None, samples: int) -> None:
+    report = verify(llm.with_speculative_config(config), LOOPING, max_tokens=8, samples=samples)
+    assert report.greedy.identical == report.greedy.outputs == len(LOOPING)
+    assert report.guesses == 0
+    assert not report.holds
+    assert report.conclusion.startswith("NOTHING WAS DRAFTED, so plain decoding was compared with itself")
+    assert verify(llm, LOOPING, max_tokens=8, samples=samples).holds
 
 
 class Resting(Controller):
@@ -87,6 +97,10 @@ def test_where_a_profile_says_off_guesses_are_tested_all_the_same(llm: LLM, monk
     assert busy is not None
     assert busy.speculative is not None
     assert (busy.speculative.method, busy.speculative.num_speculative_tokens) == ("auto", 5)
+    report = verify(off, LOOPING, max_tokens=16, samples=2)
+    assert report.claimed == claimed_class(busy)
+    assert report.guesses > 0
+    assert report.holds
 
 
 def test_other_noise_for_drafts_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +180,8 @@ GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
     ("change", "holds", "conclusion"),
     [
         ({"greedy": agreement(TIE, TIE)}, True, "the claim holds at temperature 0, for equal seeds"),
-        ({"guesses": 0}, True, "nothing was guessed, so this says nothing of guesses: of plain decoding the claim holds"),
+        ({"guesses": 0}, False, "NOTHING WAS DRAFTED"),
+        ({"guesses": 0, "greedy": agreement(WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"greedy": agreement(TIE, WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"seeded": agreement(TIE)}, True, "the claim holds"),
         ({"seeded": agreement(WRONG), "law": BAD}, False, "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in law"),

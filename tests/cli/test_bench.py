@@ -116,6 +116,11 @@ def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
     assert failed.code == 1
     assert "2 of 2 tokens/s ratios B / A may be under 0.9 (--fail-below); " in failed.err
     assert "has a lower 95 % bound of 0.333" in failed.err
+    slow.write_text(path.read_text().replace("{", '{"baseline": "other", ', 1))
+    twice = run("bench", "compare", path, slow)
+    assert (twice.code, twice.out) == (2, "")
+    assert "b.json' must have each key once, and 'baseline' stands there 2 times" in twice.line
+    slow.write_text(json.dumps(made))
     line = json.loads(run("bench", "compare", path, slow, "--json").out)["lines"][1]
     assert line["speed"]["value"] == pytest.approx(1 / 3)
     assert line["speed_significant"]

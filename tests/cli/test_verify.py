@@ -41,6 +41,14 @@ def test_points_are_compared_seed_by_seed(run: Command, prompts: Path) -> None:
     assert "the claim holds at temperature 0, for equal seeds at temperature 1 and in law" in found.out
 
 
+def test_where_nothing_is_drafted_nothing_is_proven(run: Command, prompts: Path) -> None:
+    found = run("verify", "--prompts", prompts, *FAST, "-s", "null")
+    assert found.code == 1
+    assert "\n0 guesses were verified\n" in found.out
+    assert "NOTHING WAS DRAFTED, so plain decoding was compared with itself" in " ".join(found.out.splitlines()[-2:])
+    assert "the claim holds" not in found.out
+
+
 @pytest.mark.parametrize("flags", [("--samples", 0), ("--temperature", 0)])
 def test_what_was_not_tested_is_not_claimed(run: Command, prompts: Path, flags: tuple[str, int]) -> None:
     found = run("verify", "--prompts", prompts, *FAST, *flags)
@@ -51,7 +59,8 @@ def test_what_was_not_tested_is_not_claimed(run: Command, prompts: Path, flags: 
 
 def test_an_approximate_rule_that_deviates() -> None:
     off = LawTest(300, 90.0, 1e-9)
-    report = bench.Report("m", ("bit-equal up to near ties", "approximate"), "float32", temperature=1.0, law=off, plain_law=off)
+    claimed = ("bit-equal up to near ties", "approximate")
+    report = bench.Report("m", claimed, "float32", guesses=9, temperature=1.0, law=off, plain_law=off)
     text = " ".join(words(report).split())
     assert "accelerated: deviates from the model's own law, as an approximate rule may" in text
     assert "plain (control): DEVIATES" in text

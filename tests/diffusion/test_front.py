@@ -67,6 +67,20 @@ def test_the_tokens_are_the_loops(folder: Path, llm: LLM) -> None:
     assert {"num_calls", "num_slots_computed", "tokens_per_call", "seconds"} <= out.to_dict()["metrics"].keys()
 
 
+def test_times_cover_all_groups_of_canvases_that_wait_for_room(folder: Path) -> None:
+    narrow = LLM(folder, diffusion_config={"method": "static"}, max_num_seqs=1, **OPEN)
+    many, few = (SamplingParams(temperature=1.0, max_tokens=8, n=n, ignore_eos=True, seed=0) for n in (6, 2))
+    early, late = (out.metrics for out in narrow.generate([PROMPT, PROMPT], [many, few]))
+    for metrics, outputs in ((early, 6), (late, 2)):
+        assert isinstance(metrics, DiffusionMetrics)
+        assert metrics.num_calls == outputs * 8
+        assert metrics.seconds <= metrics.generation_time, "canvases one after the other"
+    assert early.time_to_first_token is not None
+    assert late.time_to_first_token is not None
+    assert early.time_to_first_token < early.generation_time
+    assert late.generation_time < early.generation_time < late.time_to_first_token, "it waited for the first request"
+
+
 def test_the_block_cache_of_a_block_causal_model_is_on_and_changes_nothing(causal: Path) -> None:
     found = LLM(causal, **OPEN)
     assert found.diffusion is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -158,6 +159,50 @@ def test_taps_are_the_hidden_states_of_transformers(runner: TransformersRunner) 
     assert torch.allclose(runner.model.get_output_embeddings()(last)[-3:], rest.logits, atol=1e-4)
 
 
+class Copies:
+    """Counts how often a cache is copied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, whole = 0, copy.deepcopy
+
+        def counted(value: Any, memo: Any = None) -> Any:
+            self.count += memo is None
+            return whole(value, memo)
+
+        monkeypatch.setattr(copy, "deepcopy", counted)
+
+    def taken(self) -> int:
+        """Since the last call."""
+        count, self.count = self.count, 0
+        return count
+
+
+def test_a_recurrent_cache_is_copied_where_nodes_are_scored_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = TransformersRunner(tiny("mamba"), name="mamba")
+    cache, copies, text = runner.open(), Copies(monkeypatch), [5, 9, 2]
+    runner.extend([cache], [text])
+    for token in (7, 8, 11):  # plain decoding
+        row = runner.score([cache], [token], [EMPTY_TREE]).logits
+        runner.commit([cache], [()])
+        text.append(token)
+        assert torch.allclose(row, scratch(runner, text)[-1:], atol=1e-4)
+    assert copies.taken() == 0
+    runner.score([cache], [4], [TokenTree.chain([6, 3])])
+    assert copies.taken() == 1
+    runner.commit([cache], [[0]])
+    runner.score([cache], [1], [EMPTY_TREE])  # a chain that grows, of which nothing stays
+    for count in (1, 2, 3):
+        runner.score([cache], [1], [TokenTree.chain([2, 3, 4][:count])], computed=[count])
+    assert copies.taken() == 1
+    runner.commit([cache], [()])
+    text += [4, 6, 1]
+    row = runner.score([cache], [12], [EMPTY_TREE]).logits
+    assert torch.allclose(row, scratch(runner, [*text, 12])[-1:], atol=1e-4)
+    assert cache.length == len(text)
+    runner.score([cache], [13], [EMPTY_TREE])  # the same place again, so that going back there shall be cheap
+    assert copies.taken() == 1
+
+
 class Forgetful(CroppedHistory):
     """Forgets to crop."""
 
@@ -180,7 +225,7 @@ def test_what_cannot_be_done_is_refused_by_name() -> None:
     cache = runner.open()
     with pytest.raises(CapabilityError, match="drafter number 3 proposed a tree that branches"):
         runner.score([cache], [1], [TokenTree.build([1, 2], [-1, -1], sources=3)])
-    with pytest.raises(ConfigError, match="exceed the context of 12"):
+    with pytest.raises(ConfigError, match="0 \\+ 13 tokens exceed the context of 12"):
         runner.extend([cache], [[1] * 13])
     with pytest.raises(ConfigError, match="at least one token"):
         runner.extend([cache], [[]])

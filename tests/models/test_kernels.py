@@ -348,6 +348,30 @@ def test_pages_hand_out_aligned_memory_that_does_not_overlap():
     ]
 
 
+class Refusing(mmap.mmap):
+    """Memory of a kernel that takes no advice."""
+
+    asked = 0
+
+    def madvise(self, *advice: int) -> None:
+        type(self).asked += 1
+        raise OSError(22, "Invalid argument")
+
+
+def test_pages_where_the_kernel_refuses_large_ones(monkeypatch, caplog):
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    monkeypatch.setattr(Refusing, "asked", 0)
+    caplog.set_level(logging.DEBUG, logger="paceline")
+    taken = Pages().take(1000)
+    assert Refusing.asked == 1
+    assert "refuses madvise (Invalid argument)" in caplog.text
+    assert taken.data_ptr() % 64 == 0
+    assert not taken.any()
+    runner = compiled_runner()
+    cache = runner.open()
+    assert runner.extend([cache], [IDS[:20]]).logits.isfinite().all()
+
+
 def test_pages_without_large_pages(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     part = Pages().take(1000)

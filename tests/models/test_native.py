@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 import torch
-from tiny_llama import close, oracle, runner_of, tiny_llama, tokens
+from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
 from paceline.models.attention import Masks
@@ -353,6 +356,53 @@ def test_fixed_shape_scoring_equals_eager(model, windows):
         assert close(ours.logits, theirs.logits, 1e-5)
     assert close(both[0][0].taps[3], both[1][0].taps[3], 1e-5)
     assert not close(both[0][0].logits, both[1][1].logits[:12], 1e-3)
+
+
+class FakeCuda:
+    """The parts of torch.cuda that capture takes; what is captured runs at once and is noted with its stream."""
+
+    def __init__(self) -> None:
+        self.captured: list[tuple[object, object]] = []
+
+    def Stream(self) -> MagicMock:
+        return MagicMock()
+
+    def current_stream(self) -> MagicMock:
+        return MagicMock()
+
+    def stream(self, stream: object) -> nullcontext[None]:
+        return nullcontext()
+
+    def CUDAGraph(self) -> MagicMock:
+        return MagicMock()
+
+    def graph(self, graph: object, stream: object = None) -> nullcontext[None]:
+        self.captured.append((graph, stream))
+        return nullcontext()
+
+
+def test_a_capture_names_the_stream_that_it_warmed_up_on(model, runner, monkeypatch):
+    fake = FakeCuda()
+    for name in ("Stream", "current_stream", "stream", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    runner.graphs = ScoringGraphs(runner.passes._decoder, runner.rotary, runner.arena, capture=True)
+    assert close(runner.score([prefilled(runner)], IDS[-1:], [TREE]).logits, by_path(model, IDS, TREE))
+    ((graph, stream),) = fake.captured
+    assert stream is not None
+    stream.wait_stream.assert_called_once()
+    graph.replay.assert_called_once()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_models_on_two_devices_are_captured_each_on_its_own(model):
+    for device in (torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cuda:0")):
+        weights = {name: weight.to(device) for name, weight in weights_of(model).items()}
+        runner = NativeRunner(spec_of(model.config), weights, name="tiny", device=device, dtype=torch.float32)
+        assert runner.graphs is not None
+        for _ in range(2):
+            logits = runner.score([prefilled(runner)], IDS[-1:], [TREE]).logits
+            assert logits.device == device
+            assert close(logits.cpu(), by_path(model, IDS, TREE), 1e-3)
 
 
 def test_shapes_beyond_the_buckets_go_to_the_eager_path(model, runner):

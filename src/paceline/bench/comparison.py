@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline.bench import stats
 from paceline.bench.stats import Estimate, FloatArray
+from paceline.errors import ConfigError
 
 ERROR = 0.05
 Key = tuple[str, str, float, int]
@@ -87,8 +88,12 @@ class Comparison:
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any], *, seed: int = 0) -> Comparison:
-    """Compare two checked documents, cell by cell."""
-    cells_a, cells_b = _cells(a), _cells(b)
+    """Compare two checked documents, cell by cell.
+
+    Raises:
+        ConfigError: a document has two cells of the same setting, workload, temperature and batch size.
+    """
+    cells_a, cells_b = _cells(a, "A"), _cells(b, "B")
     shared = [key for key in cells_a if key in cells_b]
     plain_a, plain_b = str(a["baseline"]), str(b["baseline"])
     looked = sum(2 if key[0] not in (plain_a, plain_b) else 1 for key in shared)
@@ -105,8 +110,14 @@ class _Sides:
     plain_b: str
 
 
-def _cells(document: Mapping[str, Any]) -> dict[Key, Mapping[str, Any]]:
-    return {(c["setting"], c["workload"], float(c["temperature"]), int(c["batch"])): c for c in document["cells"]}
+def _cells(document: Mapping[str, Any], name: str) -> dict[Key, Mapping[str, Any]]:
+    found: dict[Key, Mapping[str, Any]] = {}
+    for cell in document["cells"]:
+        key = (cell["setting"], cell["workload"], float(cell["temperature"]), int(cell["batch"]))
+        if key in found:
+            raise ConfigError(f"document {name} must have each cell once, and {', '.join(map(str, key))} stands there twice")
+        found[key] = cell
+    return found
 
 
 def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> Line:

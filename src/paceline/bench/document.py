@@ -20,6 +20,7 @@ from paceline.bench.harness import Harness
 from paceline.bench.machine import provenance
 from paceline.bench.settings import PLAIN
 from paceline.bench.workloads import Workload
+from paceline.checking import keys_once
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 
@@ -52,10 +53,12 @@ def load(path: Path) -> dict[str, Any]:
     """Read and check a document.
 
     Raises:
-        ConfigError: a file that cannot be read, no JSON, another version, or something else.
+        ConfigError: a file that cannot be read, no JSON, a key given twice, another version, or something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(repr(str(path))))
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r} ({error.strerror}); give a file that `paceline bench --json` wrote") from None
     except (ValueError, RecursionError) as error:

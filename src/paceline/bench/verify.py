@@ -4,7 +4,8 @@ In: a loaded LLM and prompts. Out: a Report that says what was tested and whethe
 Not here: printing.
 
 A controller that sees no gain drafts nothing, and then nothing is proven of drafts. So where the number of guesses is left to it,
-everything is decoded with DRAFTED guesses in every step too: at temperature 0 besides, above it instead.
+everything is decoded with DRAFTED guesses in every step too: at temperature 0 besides, above it instead. Where nothing was drafted
+even so, the report does not hold.
 
 Above temperature 0 there are two tests. Requests with equal seeds give equal tokens where all guesses are points; so the outputs of
 equal seeds are compared token by token. And the outputs are tested against the model's own law.
@@ -75,9 +76,9 @@ def verify(
     """
     plain = llm.with_speculative_config(None)
     dtype = str(llm.runner.info.dtype).removeprefix("torch.")
-    report = Report(llm.runner.info.name, claimed_class(llm), dtype, len(prompts), str(llm.exactness))
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     busy = drafting(llm)
+    report = Report(llm.runner.info.name, claimed_class(busy or llm), dtype, len(prompts), str(llm.exactness))
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     report.drafted = None if busy is None else Agreement()
     _greedy(llm, busy, plain, prompts, replace(params, temperature=0.0), report=report, progress=progress)
     if not samples or params.greedy:
@@ -134,12 +135,13 @@ def _above(
         report.seeded = Agreement()
         for index, prompt in enumerate(prompts):
             fast, slow = _seeded(llm, plain, prompt, each, report.seeded)
+            report.guesses += sum(one.metrics.num_draft_tokens for one in fast)
             if points:
                 ours.add(fast)
                 theirs.add(slow)
             progress("equal seeds", index + 1, len(prompts))
     if not points:
-        ours.sample(prompts, partial(progress, "sampling"))
+        report.guesses += ours.sample(prompts, partial(progress, "sampling"))
         theirs.sample(prompts, partial(progress, "plain sampling"))
     report.law, report.plain_law = ours.test(), theirs.test()
 
@@ -198,11 +200,15 @@ class _Values:
                 tokens, runner = output.token_ids, self.llm.runner
                 self.parts.append(integral_values(runner, one.prompt_token_ids, tokens, self.params.temperature, self.noise))
 
-    def sample(self, prompts: Sequence[Any], progress: Callable[[int, int], None]) -> None:
-        """Decode outputs without seeds of their own and add them."""
+    def sample(self, prompts: Sequence[Any], progress: Callable[[int, int], None]) -> int:
+        """Decode outputs without seeds of their own, add them, and return how many guesses were verified."""
+        guesses = 0
         for index, prompt in enumerate(prompts):
-            self.add([_one(self.llm, prompt, self.params)])
+            found = _one(self.llm, prompt, self.params)
+            guesses += found.metrics.num_draft_tokens
+            self.add([found])
             progress(index + 1, len(prompts))
+        return guesses
 
     def test(self) -> LawTest:
         import torch

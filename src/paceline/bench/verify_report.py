@@ -26,7 +26,7 @@ class Report:
         prompts: how many were decoded.
         greedy: the comparison at temperature 0; its outputs are the prompts.
         drafted: the same with DRAFTED guesses in every step; None where the configuration fixes their number itself.
-        guesses: that were verified in these comparisons.
+        guesses: that were verified in all these comparisons; without one there was nothing to test.
         near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
         temperature: of the tests above 0, or 0.
         seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
@@ -67,7 +67,8 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        return self.greedy_holds and self.seeded_holds and self.law_holds
+        """Whether guesses were verified and every claim stands; without guesses plain decoding was compared with itself."""
+        return self.guesses > 0 and self.greedy_holds and self.seeded_holds and self.law_holds
 
     @property
     def conclusion(self) -> str:
@@ -81,11 +82,11 @@ class Report:
         broken = [name for name, fine in checks if not fine]
         if broken:
             return f"THE CLAIM DOES NOT HOLD {_listed(broken)}"
+        if not self.guesses:
+            return "NOTHING WAS DRAFTED, so plain decoding was compared with itself; choose another method or prompts"
         proven = "nothing exact is claimed at temperature 0"
         if checks:
             proven = f"the claim holds {_listed([name for name, _ in checks])}"
-        if not self.guesses:
-            proven = f"nothing was guessed, so this says nothing of guesses: of plain decoding {proven}"
         if self.claimed[1] == APPROXIMATE:
             return f"{proven}; nothing exact is claimed above temperature 0"
         return proven if self.law is not None else f"{proven}; nothing was tested above temperature 0"

@@ -1,4 +1,7 @@
-"""`paceline verify`: proves on the user's own model that accelerated decoding says the same; exit 0 only if the claim holds."""
+"""`paceline verify`: proves on the user's own model that accelerated decoding says the same.
+
+Exit 0 only if drafts were verified and the claim holds.
+"""
 
 from __future__ import annotations
 
@@ -85,9 +88,6 @@ def words(report: Report) -> str:
     lines.append(f"  near ties at {rate:.2%} of positions; mean acceptance length {report.mean_acceptance_length:.2f}")
     if report.drafted is not None:
         lines += _agreement("temperature 0, guesses in every step", report.drafted)
-    lines.append(
-        f"  {report.guesses} guesses were verified" if report.guesses else "  nothing was guessed, so guesses were not tested"
-    )
     above = f"temperature {report.temperature:g}"
     if report.seeded is not None:
         note = " (not part of the claim)" if report.claimed[1] == "equal in law" else ""
@@ -95,6 +95,7 @@ def words(report: Report) -> str:
     for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
         if law is not None:
             lines += _law(f"{above}, {name}", law, approximate=report.claimed[1] == "approximate" and name == "accelerated")
+    lines.append(f"{report.guesses} guesses were verified")
     if report.plain_law is not None and not report.plain_law.holds:
         lines.append("the control deviates too, so this test of the law proves nothing; try another --seed")
     width = min(Console().width, WIDEST)

@@ -130,11 +130,12 @@ class DiffusionEngine:
             self._parts(job)
         for low in range(0, len(jobs), side_by_side):
             group = jobs[low : low + side_by_side]
-            parts, started = [self._parts(job) for job in group], perf_counter()
+            parts = [self._parts(job) for job in group]
+            _begin(group)
             for _ in running([job.outcome for job in group], self.denoiser, parts):
                 self._look_for_ends(group)
             for job in group:
-                self._finish(job, started)
+                self._finish(job)
 
     def stream(self, request: Request) -> Generator[CanvasChunk]:
         """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
@@ -146,25 +147,26 @@ class DiffusionEngine:
         return self._streaming(jobs, [self._parts(job) for job in jobs])
 
     def _streaming(self, jobs: list[Job], parts: list[Parts]) -> Generator[CanvasChunk]:
-        shown, started = [0] * len(jobs), perf_counter()
+        shown = [0] * len(jobs)
+        _begin(jobs)
         settled = [Settled(self._checker(job.request, at_once=False)) for job in jobs]
         try:
             for _ in running([job.outcome for job in jobs], self.denoiser, parts):
                 self._look_for_ends(jobs)
                 for job in jobs:
                     if (now := job.outcome.canvas.round) != shown[job.index]:
-                        yield self._chunk(job, shown[job.index], settled[job.index], started)
+                        yield self._chunk(job, shown[job.index], settled[job.index])
                         shown[job.index] = now
             for job in jobs:
-                self._finish(job, started)
-                yield self._chunk(job, shown[job.index], settled[job.index], started)
+                self._finish(job)
+                yield self._chunk(job, shown[job.index], settled[job.index])
         finally:
             for job in jobs:
                 if not job.output.finished():
-                    self._finish(job, started)
+                    self._finish(job)
                     job.output.finish_reason, job.output.stop_reason = "abort", None
 
-    def _chunk(self, job: Job, since: int, settled: Settled, started: float) -> CanvasChunk:
+    def _chunk(self, job: Job, since: int, settled: Settled) -> CanvasChunk:
         output, request = job.output, job.request
         pieces = self._painter.pieces(job.outcome.canvas, request.max_tokens, self._ends(request), since)
         text = ""
@@ -174,7 +176,7 @@ class DiffusionEngine:
         elif self._settles:
             text, tokens = settled.grow(self._read(job)[0])
         if tokens and request.metrics.time_to_first_token is None:
-            request.metrics.time_to_first_token = perf_counter() - started
+            request.metrics.time_to_first_token = perf_counter() - request.metrics.arrival_time
         segments = ((text, None),) if text else ()
         return CanvasChunk(job.index, segments, tokens, output.finish_reason, request.result(), pieces)
 
@@ -201,7 +203,9 @@ class DiffusionEngine:
             rule = "leave out the mask token, which is never written"
             need(token != self.denoiser.mask_token_id, "logit_bias", rule, token)
         canvas = self._canvas(request)
-        request.metrics = DiffusionMetrics(num_prompt_tokens=len(request.prompt_ids), method=self.recipe.name)
+        request.metrics = DiffusionMetrics(
+            num_prompt_tokens=len(request.prompt_ids), method=self.recipe.name, arrival_time=perf_counter()
+        )
         request.outputs = [CompletionOutput(index) for index in range(request.params.n)]
         return [Job(request, index, Outcome(canvas), output) for index, output in enumerate(request.outputs)]
 
@@ -267,7 +271,7 @@ class DiffusionEngine:
         eos, most = self.denoiser.eos_token_ids, request.max_tokens
         return StopChecker(request.params, eos, self.tokenizer, request.prompt_ids, max_new_tokens=most, at_once=at_once)
 
-    def _finish(self, job: Job, started: float) -> None:
+    def _finish(self, job: Job) -> None:
         """Make the output of what is written, and count it."""
         request, output = job.request, job.output
         output.token_ids, checker = self._read(job)
@@ -281,6 +285,14 @@ class DiffusionEngine:
         assert isinstance(metrics, DiffusionMetrics)
         metrics.add(job.outcome.trajectory)
         metrics.num_generation_tokens += len(output.token_ids)
-        metrics.generation_time = perf_counter() - started
+        now = perf_counter()
+        metrics.generation_time = now - (metrics.first_step_time or now)
         if metrics.time_to_first_token is None:
-            metrics.time_to_first_token = metrics.generation_time
+            metrics.time_to_first_token = now - metrics.arrival_time
+
+
+def _begin(jobs: Sequence[Job]) -> None:
+    """Note when the first canvas of each request begins; its others may have to wait for room."""
+    now = perf_counter()
+    for job in jobs:
+        job.request.metrics.first_step_time = job.request.metrics.first_step_time or now

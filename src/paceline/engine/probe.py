@@ -12,6 +12,8 @@ from paceline.models.base import Runner, SequenceCache, memory_of
 from paceline.tree.token_tree import TokenTree
 
 REPEATS = 3
+STEPS = REPEATS + 1
+"""Tokens that timing a root alone adds to the context."""
 
 
 class Probe:
@@ -31,7 +33,8 @@ class Probe:
             counts: numbers of rows, at least 1.
             context: cached tokens before them; fewer where no more fit.
         Raises:
-            RuntimeError: after those that could be timed, the caches of the running sequences leave no room for so many rows.
+            RuntimeError: after those that could be timed, the model's context, or what the caches of the running sequences leave,
+                has no room for so many rows.
         """
         fitting, error = self._fit(counts, context)
         if fitting:
@@ -49,7 +52,9 @@ class Probe:
         most, found = self.runner.info.max_context, list[int]()
         try:
             for count in counts:
-                found.append(self._fitting(count, max(1, min(context, most - count - 1))))
+                if (room := most - count - STEPS) < 1:
+                    raise RuntimeError(f"the context of {most} tokens has no room for {count} rows and the steps that time them")
+                found.append(self._fitting(count, max(1, min(context, room))))
         except RuntimeError as error:
             return found, error
         return found, None
@@ -81,7 +86,11 @@ class Probe:
         return min(self._once(cache, tree) for _ in range(REPEATS))
 
     def _once(self, cache: SequenceCache, tree: TokenTree) -> float:
+        """A root alone is kept, as plain decoding keeps it: runners that cannot go back make no copy for it."""
         start = perf_counter()
         scores = self.runner.score([cache], [0], [tree])
         scores.logits[-1, 0].item()
-        return perf_counter() - start
+        seconds = perf_counter() - start
+        if not len(tree):
+            self.runner.commit([cache], [()])
+        return seconds

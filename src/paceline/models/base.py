@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -166,6 +168,9 @@ class Runner(Protocol):
 
         Returns logits of each sequence's last token (one row a sequence), or of every token with `all_logits`; taps always
         cover every token, in order.
+
+        Raises:
+            ConfigError: more tokens than the model's context holds; nothing has changed.
         """
 
     def score(
@@ -182,6 +187,9 @@ class Runner(Protocol):
         Keys and values go to scratch slots until `commit`. With `computed[i] = k`, the first k of sequence i's 1 + n inputs were
         already scored by the previous call on the same growing tree: they are neither fed nor returned, and `Scores.rows` counts
         the remaining inputs only (at least one).
+
+        Raises:
+            ConfigError: a path of a tree is longer than the model's context; nothing has changed.
         """
 
     def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None:
@@ -201,3 +209,32 @@ def memory_of(runner: Runner) -> CacheMemory | None:
     """The blocks of a runner's caches; None for one that does not declare `blocks`."""
     found: CacheMemory | None = getattr(runner, "memory", None) if runner.capabilities.blocks else None
     return found
+
+
+def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
+    """Refuse chunks that do not fit into the context.
+
+    Args:
+        counts: tokens that each sequence shall get.
+    Raises:
+        ConfigError: the first sequence that would become too long.
+    """
+    for cache, count in zip(caches, counts, strict=True):
+        if cache.length + count > info.max_context:
+            raise _too_long(info, cache.length, count)
+
+
+def check_score(info: ModelInfo, caches: Sequence[SequenceCache], trees: Sequence[TokenTree]) -> None:
+    """Refuse trees with a path that does not fit into the context.
+
+    Raises:
+        ConfigError: the first sequence that would become too long.
+    """
+    for cache, tree in zip(caches, trees, strict=True):
+        if cache.length + 1 + len(tree.tokens) > info.max_context < cache.length + 1 + tree.max_depth:
+            raise _too_long(info, cache.length, 1 + tree.max_depth)
+
+
+def _too_long(info: ModelInfo, length: int, count: int) -> ConfigError:
+    most = info.max_context
+    return ConfigError(f"{length} + {count} tokens exceed the context of {most} tokens; shorten the text or raise max_model_len")

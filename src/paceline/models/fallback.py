@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
 from paceline.models.histories import CausalModel, Fed, History, choose
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
@@ -30,11 +30,16 @@ UNLIMITED = 2**20
 
 
 class FallbackCache:
-    """One sequence: its history, of which the first `length` tokens are committed; the rest was scored and waits for a commit."""
+    """One sequence: its history, of which the first `length` tokens are committed; the rest was scored and waits for a commit.
+
+    Attributes:
+        marked: the history was marked since the tokens that wait were first scored.
+    """
 
     def __init__(self, history: History) -> None:
         self.history: History | None = history
         self.length = 0
+        self.marked = False
 
     def opened(self) -> History:
         """The history, unless the sequence was released."""
@@ -134,11 +139,12 @@ class TransformersRunner:
     ) -> Scores:
         """See `Runner.extend`."""
         self._check_taps(taps)
+        check_extend(self.info, caches, [len(new) for new in tokens])
         fed = []
         for cache, new in zip(caches, tokens, strict=True):
             if not len(new):
                 raise ConfigError("extend needs at least one token for each sequence, got none; leave that sequence out")
-            history = self._room(cache, cache.length, len(new))
+            history = _cut(cache, cache.length)
             fed.append(history.feed([int(token) for token in new], last_only=not all_logits, taps=taps))
             cache.length += len(new)
         return _scores(fed, taps)
@@ -164,14 +170,18 @@ class TransformersRunner:
                     f"score: {self.info.name} runs through transformers, which scores chains only, but drafter number "
                     f"{int(tree.sources[-1])} proposed a tree that branches; choose a method or settings that draft chains"
                 )
+        check_score(self.info, caches, trees)
         fed = []
         for i, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):
             inputs, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
-            history = self._room(cache, cache.length + done, len(inputs) - done)
+            again = len(cache.opened().tokens) > cache.length
+            history = _cut(cache, cache.length + done)
             if done >= len(inputs) or history.tokens[cache.length :] != inputs[:done]:
                 raise ConfigError(f"score: the first {done} inputs of sequence {i} are not those scored before; pass computed=0")
-            if not done:
+            cache.marked = cache.marked and done > 0
+            if not cache.marked and (len(inputs) > 1 or again):  # a plain step stays, unless it is scored again
                 history.mark()
+                cache.marked = True
             fed.append(history.feed(inputs[done:], taps=taps))
         return _scores(fed, taps)
 
@@ -202,15 +212,6 @@ class TransformersRunner:
         """See `Runner.release`."""
         cache.history = None
 
-    def _room(self, cache: FallbackCache, length: int, new: int) -> History:
-        """The history cut to `length` tokens, after checking that `new` more fit into the context."""
-        history = cache.opened()
-        if length + new > self.info.max_context:
-            raise ConfigError(f"{length} + {new} tokens exceed the context of {self.info.max_context}; shorten the sequence")
-        if length < len(history.tokens):
-            history.rewind(length)
-        return history
-
     def _check_taps(self, taps: Sequence[int]) -> None:
         if taps and not self.capabilities.taps:
             raise CapabilityError(f"{self.info.name} runs through transformers, and its layers were not found; taps need them")
@@ -233,6 +234,14 @@ def _quiet() -> Iterator[None]:
         reports.set_verbosity(level)
         if bars:
             reports.enable_progress_bar()
+
+
+def _cut(cache: FallbackCache, length: int) -> History:
+    """The history without what is behind its first `length` tokens."""
+    history = cache.opened()
+    if length < len(history.tokens):
+        history.rewind(length)
+    return history
 
 
 def _scores(fed: Sequence[Fed], taps: Sequence[int]) -> Scores:

@@ -6,12 +6,14 @@ eager path (also the oracle of the tests: without capture the same body runs on 
 A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into one int64
 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks and rotations from
 it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots (models.attention_apart).
-Padding rows write to the arena's spare block and see one finite slot. Graphs die when the arena or the tables move.
+Padding rows write to the arena's spare block and see one finite slot. Graphs die when the arena or the tables move. Streams, events
+and graphs are those of the model's own device, whichever device is the current one; on more than one GPU this has never run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +82,10 @@ class ScoringGraphs:
         bucket = bucket_for(segments, taps)
         if bucket is None or self._rotary.depends_on_length:
             return None
+        with _current(self._arena.kv.device):
+            return self._run(bucket, segments, tokens)
+
+    def _run(self, bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Result:
         self._rotary.reserve(bucket.slots + bucket.inputs)
         state = (self._arena.version, self._rotary.size)
         if state != self._state or len(self._passes) >= MAX_GRAPHS:
@@ -92,6 +98,11 @@ class ScoringGraphs:
         logits, kept = chosen.replay() if self._capture else chosen.body()
         counts = [segment.rows for segment in segments]
         return _valid(logits, bucket, counts), {layer: _valid(rows, bucket, counts) for layer, rows in kept.items()}
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, a CUDA device is the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Ints:
@@ -163,7 +174,10 @@ class _Pass:
         return PaddedStep(shape, self._arena.layers, given["write"], read, masks)
 
     def replay(self) -> Result:
-        """Capture at the first call (after a warm-up on a side stream), then replay."""
+        """Capture at the first call (after a warm-up on a side stream), then replay.
+
+        The capture names its stream: PyTorch's default one belongs to the device on which the process captured first.
+        """
         if self._graph is None:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -171,7 +185,7 @@ class _Pass:
                 self.body()
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, stream=side):
                 self._out = self.body()
         self._graph.replay()
         assert self._out is not None

@@ -21,7 +21,7 @@ from typing import Final
 import torch
 
 from paceline.errors import CapabilityError, ConfigError, UnsupportedModelError
-from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
 from paceline.models.cache import NativeCache
 from paceline.models.cache_memory import ArenaMemory
 from paceline.models.decoder import Decoder, attention_shape
@@ -138,6 +138,7 @@ class LayerParallelRunner:
     ) -> Scores:
         """See `Runner.extend`."""
         _no_taps(taps)
+        check_extend(self.info, caches, [len(own) for own in tokens])
         parts = [[chunk(cache.parts[i], len(own)) for cache, own in zip(caches, tokens, strict=True)] for i in self._numbers]
         at = offsets(parts[0])
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
@@ -158,6 +159,7 @@ class LayerParallelRunner:
     ) -> Scores:
         """See `Runner.score`."""
         _no_taps(taps)
+        check_score(self.info, caches, trees)
         done = [0] * len(caches) if computed is None else list(computed)
         parts = [self._segments([cache.parts[i] for cache in caches], trees, done) for i in self._numbers]
         logits = self._pass(parts, fed_tokens(roots, trees, parts[0]), None, fuzzy=self.fuzzy and all(done))

@@ -13,7 +13,7 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.attention import Masks
-from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.cache_memory import ArenaMemory
 from paceline.models.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
@@ -131,7 +131,7 @@ class NativeRunner:
         """See `Runner.extend`.
 
         Raises:
-            ConfigError: an empty list of tokens, or a released cache.
+            ConfigError: an empty list of tokens, a released cache, or more tokens than the context holds.
         """
         fed = tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own]
         return self._extend(caches, [len(own) for own in tokens], fed, taps, all_logits)
@@ -157,6 +157,7 @@ class NativeRunner:
         taps: Sequence[int],
         all_logits: bool,
     ) -> Scores:
+        check_extend(self.info, caches, rows)
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
@@ -177,8 +178,9 @@ class NativeRunner:
         """See `Runner.score`.
 
         Raises:
-            ConfigError: a released cache, or `computed` does not fit the previous call.
+            ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the context.
         """
+        check_score(self.info, caches, trees)
         if self.quick is not None and not taps and computed is None:
             found = self.quick(caches, roots, trees)
             if found is not None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from paceline.errors import CapabilityError
+from paceline.models.base import check_extend, check_score
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.native import NativeRunner
@@ -85,6 +86,7 @@ class ReplayRunner(NativeRunner):
         all_logits: bool = False,
     ) -> Scores:
         """See `NativeRunner.extend`."""
+        check_extend(self.info, caches, [len(own) for own in tokens])
         for cache, own in zip(caches, tokens, strict=True):
             self._before_chunk(cache, cache.length + len(own))
         scores = super().extend(caches, tokens, taps=taps, all_logits=all_logits)
@@ -105,6 +107,7 @@ class ReplayRunner(NativeRunner):
         Raises:
             CapabilityError: the sequence would have to be run again, but its tokens are not known.
         """
+        check_extend(self.info, caches, [len(own) for own in embeddings])
         for cache, own in zip(caches, embeddings, strict=True):
             self._before_chunk(cache, cache.length + len(own))
         scores = super().extend_embeddings(caches, embeddings, taps=taps, all_logits=all_logits)
@@ -122,6 +125,7 @@ class ReplayRunner(NativeRunner):
         computed: Sequence[int] | None = None,
     ) -> Scores:
         """See `NativeRunner.score`."""
+        check_score(self.info, caches, trees)
         self._before_step(caches, roots, trees)
         return super().score(caches, roots, trees, taps=taps, computed=computed)
 

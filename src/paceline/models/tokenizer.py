@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import reject_unknown, shortened
+from paceline.checking import keys_once, reject_unknown, shortened
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import chat_template
@@ -152,12 +152,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} if there is no such file.
 
     Raises:
-        CheckpointError: unreadable, not JSON, or not an object.
+        CheckpointError: unreadable, not JSON, not an object, or with a key given twice.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(str(path)))
     except FileNotFoundError:
         return {}
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; correct the file, or download the checkpoint again") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
     if not isinstance(found, dict):

@@ -3,16 +3,20 @@
 In: sizes. Out: byte tensors, zeros. Not here: what they hold (models.kernels.matrix, models.arena).
 
 A pass reads every weight once, and every key and value that is visible, so each small page costs a look-up of its address that
-nothing else shares; Linux gives pages of 2 MiB to memory that asks for them. Elsewhere the memory is ordinary.
+nothing else shares; Linux gives pages of 2 MiB to memory that asks for them. Elsewhere, and where the kernel refuses, the memory is
+ordinary.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from collections.abc import Sequence
 
 import torch
+
+logger = logging.getLogger("paceline")
 
 SLAB = 64 * 2**20
 """Bytes mapped at a time; what is not written stays unused."""
@@ -45,6 +49,9 @@ def _slab(size: int) -> torch.Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:  # kernels without large pages, sandboxes
+        logger.debug("no large pages: the system refuses madvise (%s)", error.strerror or error)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole.narrow(0, -whole.data_ptr() % LARGE, size)
