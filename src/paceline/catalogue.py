@@ -252,7 +252,7 @@ VERIFIERS: Mapping[str, Entry] = {
 }
 
 CONTROLLERS: Mapping[str, Entry] = {
-    "auto": Entry("paceline.controllers.auto.controller:AutoController", "controller", paper="expected accepted tokens per second"),
+    "auto": Entry("paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"),
     "fixed": Entry("paceline.controllers.fixed:FixedController", "controller", paper="a fixed number of tokens"),
     "heuristic": Entry(
         "paceline.controllers.heuristic:HeuristicController", "controller", paper="assisted generation of transformers (heuristic)"

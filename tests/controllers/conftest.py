@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.controllers.auto.controller import AutoController
+from paceline.controllers.auto import AutoController
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from controllers.steps import plan, step
 from engine.harness import engine, run, tokens
+from paceline.controllers.pick import cut
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.config import SamplingParams
 from paceline.controllers.lengths import LengthController
-from paceline.controllers.pick import cut
 from paceline.drafters.base import DrafterArgs
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import NO_BUDGET

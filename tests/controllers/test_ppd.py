@@ -10,13 +10,13 @@ import pytest
 from controllers.steps import plan
 from controllers.test_lengths import PROMPT, VOCAB, drafts, p_value
 from engine.harness import engine, run, tokens
+from paceline.controllers.cost_model import CostModel
 from tools.gtest import ERROR
 from toys import ToyRunner
 
 from paceline import ConfigError
 from paceline.config import SamplingParams
 from paceline.controllers.base import Signal, StepTimes
-from paceline.controllers.cost_model import CostModel
 from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
 from paceline.tree.static_shapes import ShapedBudget, best_shapes, choose
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree

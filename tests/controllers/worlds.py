@@ -7,13 +7,14 @@ up the seconds that its formulas give. Token RIGHT is what the target wants next
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from paceline.controllers.auto.costs import Costs
 from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
+from paceline.tree.merge import merge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import NO_BUDGET, Budget, Verdict
 
@@ -72,20 +73,7 @@ class Guesser:
 
 def join(tree: TokenTree, tokens: Sequence[int], confidence: Sequence[float], source: int) -> TokenTree:
     """Add a chain to a tree, sharing what is already there."""
-    if not len(tree) and tokens:
-        return TokenTree.chain(tokens, confidence=confidence, source=source)
-    rows = list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.confidence.tolist(), tree.sources.tolist(), strict=True))
-    place = {(parent, token): node for node, (token, parent, _, _) in enumerate(rows)}
-    parent = -1
-    for token, chance in zip(tokens, confidence, strict=True):
-        node = place.get((parent, token))
-        if node is None:
-            node = place[parent, token] = len(rows)
-            taken = sum(c for _, p, c, _ in rows if p == parent)
-            rows.append((token, parent, min(chance, 1 - taken), source))
-        parent = node
-    columns = list(zip(*rows, strict=True))
-    return TokenTree.build(columns[0], columns[1], confidence=columns[2], sources=columns[3])
+    return merge([tree, TokenTree.chain(tokens, confidence=confidence, source=source)])
 
 
 def right_path(tree: TokenTree) -> tuple[int, ...]:
@@ -115,7 +103,7 @@ class World:
     jitter: float = 0.05
     outliers: float = 0.01
     remaining: int = 1000
-    _plan: Plan = Plan(())
+    _plan: Plan = field(default_factory=lambda: Plan(()))
     _left: int = 0
     _outcome: Outcome | None = None
 

@@ -185,8 +185,16 @@ class Acceptance:
             family[1] += 1
         for (_, source, bucket), (successes, children) in families.items():
             self.sources[source].learn_level(bucket, children, successes > 0)
+        self._learn_echoes(proposed)
         for source, (hits, foreseen, tries) in known.items():
             own.add(source, int(hits), foreseen, int(tries))
+
+    def _learn_echoes(self, tree: TokenTree) -> None:
+        """Who begins as an earlier drafter did adds nothing where that one fails."""
+        parents, sources = tree.parents.tolist(), tree.sources.tolist()
+        own = {source for parent, source in zip(parents, sources, strict=True) if parent < 0}
+        for source in {other for others in tree.also.values() for other in others} - own:
+            self.sources[source].levels[RIVAL].add(False)
 
 
 def nodes(tree: TokenTree) -> Iterator[tuple[int, int, int, float]]:

@@ -67,7 +67,7 @@ class Trust:
                 self.state, self._failures = State.ON, 0
             else:
                 self._fall()
-        elif self.saved < -LOSS:
+        elif self.state is State.ON and self.saved < -LOSS:
             self._fall()
 
     def skip(self, steps: int, *, known: bool = False) -> None:
