@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, ConfigError, SamplingParams, registry
+from paceline.bench.settings import DIAL, dial_registered
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES)
@@ -50,6 +51,25 @@ def test_entry_points_add_methods_and_may_not_replace_ours(monkeypatch: pytest.M
     monkeypatch.setattr(registry, "installed", points("adversaries:Adversary", "ngram"))
     with pytest.raises(ConfigError, match="two drafters are called 'ngram'"):
         registry.table("drafters")
+
+
+def test_temporary_entries_are_gone_behind_their_block() -> None:
+    entry = registry.Entry("adversaries:Garbage", "table")
+    with registry.temporary("drafters", {"gauge": entry}):
+        with registry.temporary("drafters", {"other": entry}):
+            assert {"gauge", "other", "ngram"} <= set(registry.table("drafters"))
+        assert registry.lookup("drafters", "gauge") is entry
+        with pytest.raises(ConfigError, match="unknown drafter 'other'"):
+            registry.lookup("drafters", "other")
+    with pytest.raises(ConfigError, match="unknown drafter 'gauge'"):
+        registry.lookup("drafters", "gauge")
+
+
+def test_the_acceptance_dial_is_known_to_bench_alone() -> None:
+    with dial_registered():
+        assert registry.load("drafters", DIAL).name == DIAL
+    with pytest.raises(ConfigError, match=f"unknown drafter '{DIAL}'"):
+        LLM(speculative_config={"method": DIAL, "continuations": []})
 
 
 def test_a_third_partys_drafter_serves_by_module_and_class() -> None:

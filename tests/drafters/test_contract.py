@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
+from paceline.bench.settings import DIAL, dial_registered
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.engine.judge import ExactJudge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
-NAMES = sorted(registry.DRAFTERS)
+NAMES = sorted([*registry.DRAFTERS, DIAL])
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16)
@@ -147,6 +148,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
 
 
+@pytest.fixture(autouse=True)
+def _dial() -> Iterator[None]:
+    """The acceptance dial keeps the contract too."""
+    with dial_registered():
+        yield
+
+
+@dial_registered()
 def remembers(name: str) -> bool:
     """Whether what it proposes depends on more than the text: on its own earlier trees, or on other requests."""
     drafter = registry.load("drafters", name)
