@@ -6,9 +6,12 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
+from adversaries import Adversary
 
 from paceline import LLM, ConfigError, SamplingParams, registry
 from paceline.bench.settings import DIAL, dial_registered
+from paceline.drafters.base import Drafter
+from paceline.errors import DrafterError
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES)
@@ -29,6 +32,42 @@ def test_unknown_names_get_near_matches() -> None:
         registry.lookup("drafters", "perl")
     with pytest.raises(ConfigError, match="cannot import drafter"):
         registry.load("drafters", "paceline.drafters.nowhere:Drafter")
+
+
+class Stranger:
+    """Has the methods of a drafter and does not derive from it."""
+
+    def begin(self) -> None: ...
+    def propose(self) -> None: ...
+    def fork(self) -> None: ...
+
+
+class Unfinished(Drafter):
+    """Cannot be forked."""
+
+    def begin(self, contexts: Any) -> Any: ...
+    def propose(self, states: Any, budgets: Any, so_far: Any) -> Any: ...
+
+
+class Nameless(Adversary):
+    """Forgets its name."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        self.name = ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (Stranger, ConfigError, "does not derive from paceline.drafters.base.Drafter; give module:Class"),
+        (Unfinished, ConfigError, "names no drafter class: .*Unfinished.* has no fork"),
+        (Nameless, DrafterError, "is no drafter: it has no name"),
+    ],
+)
+def test_third_parties_derive_from_the_base_class(kind: type, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        LLM(speculative_config={"method": f"{__name__}:{kind.__name__}"})
 
 
 @pytest.mark.parametrize("name", [*registry.LEARNED_HEADS, "deepseek_mtp"])

@@ -28,6 +28,7 @@ __all__ = [
     "Entry",
     "Exactness",
     "check_class",
+    "check_derives",
     "installed",
     "load",
     "lookup",
@@ -102,6 +103,22 @@ def load(family: str, name: str) -> Any:
     except Exception as error:  # a third party's module may raise anything
         where = "" if entry.target == name else f" from {entry.target!r}"
         raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r}{where}: {error}") from error
+
+
+def check_derives(family: str, name: str, factory: Any, base: type) -> None:
+    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do anything.
+
+    Args:
+        base: of every member.
+    Raises:
+        ConfigError: no class that derives from it, or one that leaves a method of it abstract.
+    """
+    made = factory.func if isinstance(factory, partial) else factory
+    kind, where = family.removesuffix("s"), f"{base.__module__}.{base.__name__}"
+    if not (isinstance(made, type) and issubclass(made, base)):
+        raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one")
+    if lacking := sorted(getattr(made, "__abstractmethods__", ())):
+        raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from engine.harness import engine, run, tokens
@@ -11,7 +10,7 @@ from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.controllers.base import Controller, Signal
-from paceline.drafters.base import Context
+from paceline.drafters.base import Context, Drafter
 from paceline.engine.loop import Engine
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget
@@ -19,10 +18,10 @@ from paceline.tree.types import Budget
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-class Zeros:
+class Zeros(Drafter):
     """Drafts token 0."""
 
-    name, taps, catches_up = "zeros", (), True
+    name, catches_up = "zeros", True
 
     def begin(self, contexts: list[Context]) -> list[Context]:
         return list(contexts)
@@ -30,9 +29,8 @@ class Zeros:
     def propose(self, states: list[Context], budgets: list[Budget], so_far: list[TokenTree]) -> list[TokenTree]:
         return [TokenTree.chain([0]) for _ in states]
 
-    def observe(self, *_: Any) -> None: ...
-
-    def end(self, states: list[Context]) -> None: ...
+    def fork(self, state: Context, context: Context) -> Context:
+        return context
 
 
 class Steady(Controller):

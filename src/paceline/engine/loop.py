@@ -178,8 +178,6 @@ class Engine:
                 controller.plan([sequence.signal() for sequence in batch])
                 self._start_clocks(batch, perf_counter() - start)
             proposed, seconds = crew.propose(batch, controller)
-            if controller.patient:
-                controller.resting = 0 if any(map(len, proposed)) else crew.rest(batch)
             return self.scheduler.fit(batch, proposed if steady else controller.select(proposed)), proposed, seconds
         except Exception as error:
             self._drop_controller(error)
