@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from paceline.cli.main import main
 from paceline.config import EngineConfig
 from paceline.engine.build import build_parts, check_methods
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def called(arguments: list[str]) -> tuple[int, list[str]]:
     """Exit code and lines of a command, with an empty standard input."""
@@ -34,7 +37,8 @@ def called(arguments: list[str]) -> tuple[int, list[str]]:
             code = main(arguments)
     finally:
         sys.stdin = before
-    return code, [line.rstrip() for line in out.getvalue().splitlines()]
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return code, [line for line in lines if not line.startswith("WARNING paceline: compiling")]  # the first time on a machine
 
 
 def commands() -> list[list[str]]:
@@ -91,13 +95,17 @@ def _line(arguments: list[str]) -> str:
     return f"{code}: {' | '.join(lines) if len(lines) < 4 else f'{len(lines)} lines'}"
 
 
+def _same(line: str, work: str) -> str:
+    """The line without what differs from machine to machine and run to run."""
+    for path, name in ((work, "WORK"), (str(ROOT), "ROOT"), (str(Path.home()), "~")):
+        line = line.replace(path, name)
+    return re.sub(r" at 0x[0-9a-f]+", " at ADDRESS", line)
+
+
 def found(golden: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         folder = tiny_checkpoint.write(Path(work) / "whole")
-        errors = {
-            kind: {given: line.replace(work, "WORK").replace(str(Path.home()), "~") for given, line in lines.items()}
-            for kind, lines in _errors(folder).items()
-        }
+        errors = {kind: {given: _same(line, work) for given, line in lines.items()} for kind, lines in _errors(folder).items()}
     return {
         "methods": called(["methods"])[1],
         "help": {" ".join(["paceline", *path]): called([*path, "--help"])[1] for path in commands()},
