@@ -116,7 +116,9 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
     made = factory.func if isinstance(factory, partial) else factory
     kind, where = family.removesuffix("s"), f"{base.__module__}.{base.__name__}"
     if not (isinstance(made, type) and issubclass(made, base)):
-        raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one")
+        raise ConfigError(
+            f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one that does"
+        )
     if lacking := sorted(getattr(made, "__abstractmethods__", ())):
         raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
 
