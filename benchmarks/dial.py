@@ -32,6 +32,7 @@ from common import RESULTS, pyplot, random_llama, ratio, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET
+from paceline.bench.settings import dial_registered
 
 PROMPT = 16
 """Tokens of a random prompt: speeds include prompts, the same for all settings."""
@@ -171,6 +172,7 @@ def _lines(axes: Any, points: list[tuple[float, dict[str, float]]]) -> None:
     axes.set(ylim=(0, None))
 
 
+@dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["bundled", "291m"], default="bundled")

@@ -33,6 +33,7 @@ from common import RESULTS, pyplot, ratio, save
 from dial import WARM_UP, Dial
 
 from paceline import LLM
+from paceline.bench.settings import dial_registered
 from paceline.tree.static_shapes import best_shapes
 
 PLAIN, AUTO, AUTO_CHAINS, PPD = "plain", "auto", "auto, chains", "ppd controller"
@@ -237,6 +238,7 @@ def measure(given: argparse.Namespace, found: dict[str, Any], name: str) -> None
                 save(name, {"model": given.model, **found}, parts=[part])
 
 
+@dial_registered()
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)

@@ -24,6 +24,7 @@ from common import RESULTS, pyplot, save
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
 from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
+from paceline.bench.settings import dial_registered
 
 Ids = list[int]
 POLICIES: dict[str, dict[str, Any]] = {
@@ -204,6 +205,7 @@ def bars(axes: Any, groups: Mapping[str, Any]) -> None:
     axes.set(xlabel="times plain decoding (95 % intervals)", title="Draft model; prompt lookup (hatched)")
 
 
+@dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)

@@ -27,6 +27,7 @@ from strict_settings import NAMES, NGRAM, settings
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench.demo import bundled_prompts
+from paceline.bench.settings import dial_registered
 from paceline.models import native
 
 PROVEN = "strict, proven by self-test"
@@ -202,6 +203,7 @@ def _seconds(dtype: str, config: Any, compiled: bool, repeats: int) -> dict[str,
     return seconds
 
 
+@dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["count", "cost"])

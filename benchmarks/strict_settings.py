@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from paceline import RequestOutput, registry
+from paceline.bench.settings import DIAL
 from paceline.drafters.datastore_build import Writer
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
@@ -34,7 +35,8 @@ NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH = 256
 
-NAMES = (*registry.DRAFTERS, "list", "auto")
+METHODS = (*registry.DRAFTERS, DIAL)
+NAMES = (*METHODS, "list", "auto")
 
 
 def settings(plain: Sequence[RequestOutput]) -> dict[str, Config]:
@@ -57,7 +59,7 @@ def settings(plain: Sequence[RequestOutput]) -> dict[str, Config]:
         "slem": {"model": shuffled()},
     }
     return {
-        **{name: {"method": name, **GUESSES} | needs.get(name, {}) for name in registry.DRAFTERS},
+        **{name: {"method": name, **GUESSES} | needs.get(name, {}) for name in METHODS},
         "rasd": {"method": [DRAFT, {"method": "rasd", "datastore": texts}], "num_speculative_tokens": 12},
         "list": {"method": [NGRAM, DRAFT], "num_speculative_tokens": 12},
         "auto": {"method": "auto", "model": DRAFT["model"]},

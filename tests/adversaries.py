@@ -13,15 +13,13 @@ import numpy as np
 import torch
 from toys import ToyRunner
 
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import Budget, Scores, Verdict
 
 
-class Adversary:
+class Adversary(Drafter):
     """The quiet base: proposes nothing. `open` counts states that were begun and not ended."""
-
-    taps: Sequence[int] = ()
 
     def __init__(self, args: DrafterArgs) -> None:
         self.name = type(self).__name__.lower()
@@ -37,11 +35,6 @@ class Adversary:
 
     def tree(self, context: Context, budget: Budget) -> TokenTree:
         return EMPTY_TREE
-
-    def observe(
-        self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        return None
 
     def fork(self, state: Any, context: Context) -> Any:
         self.open += 1

@@ -132,9 +132,9 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
     "no class but a function": (
         ("generate", "x", "-s", '{"method": "os:system"}'),
-        "'os:system' names no drafter class: <built-in function system> has no begin, propose, observe, fork, end; give module:",
+        "'os:system' names no drafter class: <built-in function system> does not derive from paceline.drafters.base.Drafter",
     ),
-    "a class of something else": (("generate", "x", "-s", '{"method": "subprocess:Popen"}'), "Popen'> has no begin, propose"),
+    "a class of something else": (("generate", "x", "-s", '{"method": "subprocess:Popen"}'), "Popen'> does not derive from"),
     "no controller": (
         ("generate", "x", "-s", '{"controller": "json:dumps"}'),
         "has no plan, budget, select, observe, forget; give module:Class of a class with the methods of paceline.controllers.base",

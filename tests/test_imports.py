@@ -31,7 +31,8 @@ ALLOWED = {
     "claims": LOW,
     "dllm": METHODS | {"diffusion", "engine", "models", "verifiers"},
     "llm": METHODS | {"dllm", "engine", "models", "constraints", "verifiers", "profiles"},
-    "bench": METHODS | {"diffusion", "dllm", "llm", "engine", "models", "verifiers", "controllers", "constraints", "profiles"},
+    "bench": METHODS
+    | {"diffusion", "dllm", "llm", "engine", "drafters", "models", "verifiers", "controllers", "constraints", "profiles"},
     "cli": METHODS | {"diffusion", "dllm", "llm", "engine", "drafters", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "constraints"},
     "__main__": {"cli"},

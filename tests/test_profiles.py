@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from paceline.controllers.cost_model import CostModel
+from paceline.controllers.curve import Line
 from tiny_checkpoint import edit_json, edit_weights, write
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.controllers.cost_model import CostModel
-from paceline.controllers.curve import Line
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir, switched_on
 

@@ -6,8 +6,12 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
+from adversaries import Adversary
 
 from paceline import LLM, ConfigError, SamplingParams, registry
+from paceline.bench.settings import DIAL, dial_registered
+from paceline.drafters.base import Drafter
+from paceline.errors import DrafterError
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES)
@@ -30,6 +34,42 @@ def test_unknown_names_get_near_matches() -> None:
         registry.load("drafters", "paceline.drafters.nowhere:Drafter")
 
 
+class Stranger:
+    """Has the methods of a drafter and does not derive from it."""
+
+    def begin(self) -> None: ...
+    def propose(self) -> None: ...
+    def fork(self) -> None: ...
+
+
+class Unfinished(Drafter):
+    """Cannot be forked."""
+
+    def begin(self, contexts: Any) -> Any: ...
+    def propose(self, states: Any, budgets: Any, so_far: Any) -> Any: ...
+
+
+class Nameless(Adversary):
+    """Forgets its name."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        self.name = ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (Stranger, ConfigError, "does not derive from paceline.drafters.base.Drafter; give module:Class"),
+        (Unfinished, ConfigError, "names no drafter class: .*Unfinished.* has no fork"),
+        (Nameless, DrafterError, "is no drafter: it has no name"),
+    ],
+)
+def test_third_parties_derive_from_the_base_class(kind: type, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        LLM(speculative_config={"method": f"{__name__}:{kind.__name__}"})
+
+
 @pytest.mark.parametrize("name", [*registry.LEARNED_HEADS, "deepseek_mtp"])
 def test_learned_heads_are_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=f"drafter '{name}': learned heads are not there yet; take") as caught:
@@ -50,6 +90,25 @@ def test_entry_points_add_methods_and_may_not_replace_ours(monkeypatch: pytest.M
     monkeypatch.setattr(registry, "installed", points("adversaries:Adversary", "ngram"))
     with pytest.raises(ConfigError, match="two drafters are called 'ngram'"):
         registry.table("drafters")
+
+
+def test_temporary_entries_are_gone_behind_their_block() -> None:
+    entry = registry.Entry("adversaries:Garbage", "table")
+    with registry.temporary("drafters", {"gauge": entry}):
+        with registry.temporary("drafters", {"other": entry}):
+            assert {"gauge", "other", "ngram"} <= set(registry.table("drafters"))
+        assert registry.lookup("drafters", "gauge") is entry
+        with pytest.raises(ConfigError, match="unknown drafter 'other'"):
+            registry.lookup("drafters", "other")
+    with pytest.raises(ConfigError, match="unknown drafter 'gauge'"):
+        registry.lookup("drafters", "gauge")
+
+
+def test_the_acceptance_dial_is_known_to_bench_alone() -> None:
+    with dial_registered():
+        assert registry.load("drafters", DIAL).name == DIAL
+    with pytest.raises(ConfigError, match=f"unknown drafter '{DIAL}'"):
+        LLM(speculative_config={"method": DIAL, "continuations": []})
 
 
 def test_a_third_partys_drafter_serves_by_module_and_class() -> None:

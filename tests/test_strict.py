@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.bench.settings import dial_registered
 from paceline.llm import BUNDLED
 from paceline.models import native
 from paceline.models.native import NativeRunner
@@ -47,6 +48,12 @@ def opened(dtype: str, batch: int, config: Any = None) -> LLM:
 @pytest.fixture(scope="module")
 def plain() -> dict[tuple[str, float], Found]:
     return {(dtype, t): decoded(opened(dtype, 1), t) for dtype in ("bfloat16", "float32") for t in (0.0, 0.9)}
+
+
+@pytest.fixture(autouse=True)
+def _dial() -> Iterator[None]:
+    with dial_registered():
+        yield
 
 
 def oracle(plain: Found, llm: LLM) -> dict[str, Any]:

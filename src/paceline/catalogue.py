@@ -211,13 +211,6 @@ DRAFTERS: Mapping[str, Entry] = {
         (),
         "Adaptive draft-verification for efficient LLM decoding (arXiv:2407.12021)",
     ),
-    "corrupted_oracle": Entry(
-        "paceline.drafters.corrupted_oracle:CorruptedOracleDrafter",
-        "table",
-        ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("recorded continuations",),
-        "A measuring device: acceptance at will, after the analysis of arXiv:2211.17192",
-    ),
 }
 
 VERIFIERS: Mapping[str, Entry] = {

@@ -2,13 +2,14 @@
 
 In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
 `paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an error, never
-an overwrite. Not here: building anything.
+an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here: building anything.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
@@ -27,11 +28,15 @@ __all__ = [
     "Entry",
     "Exactness",
     "check_class",
+    "check_derives",
     "installed",
     "load",
     "lookup",
     "table",
+    "temporary",
 ]
+
+_temporary: dict[str, dict[str, Entry]] = {}
 
 
 @cache
@@ -40,13 +45,24 @@ def installed(family: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=f"paceline.{family}"))
 
 
+@contextmanager
+def temporary(family: str, entries: Mapping[str, Entry]) -> Iterator[None]:
+    """Register methods of a family while the block runs; also a decorator. Blocks may be nested."""
+    before = _temporary.get(family, {})
+    _temporary[family] = {**before, **entries}
+    try:
+        yield
+    finally:
+        _temporary[family] = before
+
+
 def table(family: str) -> dict[str, Entry]:
-    """Name -> entry of a family, entry points of installed packages included.
+    """Name -> entry of a family, entry points of installed packages and temporary entries included.
 
     Raises:
         ConfigError: two packages give one name to different classes.
     """
-    entries = dict(FAMILIES[family])
+    entries = {**FAMILIES[family], **_temporary.get(family, {})}
     for point in installed(family):
         other = entries.setdefault(point.name, Entry(point.value, "plugin"))
         if other.target != point.value:
@@ -87,6 +103,24 @@ def load(family: str, name: str) -> Any:
     except Exception as error:  # a third party's module may raise anything
         where = "" if entry.target == name else f" from {entry.target!r}"
         raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r}{where}: {error}") from error
+
+
+def check_derives(family: str, name: str, factory: Any, base: type) -> None:
+    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do anything.
+
+    Args:
+        base: of every member.
+    Raises:
+        ConfigError: no class that derives from it, or one that leaves a method of it abstract.
+    """
+    made = factory.func if isinstance(factory, partial) else factory
+    kind, where = family.removesuffix("s"), f"{base.__module__}.{base.__name__}"
+    if not (isinstance(made, type) and issubclass(made, base)):
+        raise ConfigError(
+            f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one that does"
+        )
+    if lacking := sorted(getattr(made, "__abstractmethods__", ())):
+        raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from paceline import LLM
 from paceline.bench import comparison, document, load, table
 from paceline.bench.harness import Harness
 from paceline.bench.records import Options
-from paceline.bench.settings import Setting, defaults, dial, name_of, parse
+from paceline.bench.settings import Setting, defaults, dial, dial_registered, name_of, parse
 from paceline.bench.trace import Arrival
 from paceline.bench.workloads import Conversation, Workload
 from paceline.errors import ConfigError
@@ -35,6 +35,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(tiny_checkpoint.write(tmp_path_factory.mktemp("model")), speculative_config=None, dtype="float32", seed=0)
 
 
+@dial_registered()
 def bench(llm: LLM, settings: list[Setting], options: Options = OPTIONS, work: Workload = WORK) -> dict[str, Any]:
     harness = Harness(llm, settings, options)
     harness.run([work])
@@ -170,7 +171,8 @@ def test_a_trace_is_replayed_under_load(llm: LLM) -> None:
 
 
 def test_defaults_are_the_registry_and_reasons(llm: LLM) -> None:
-    found, skipped = defaults(llm)
+    with dial_registered():
+        found, skipped = defaults(llm)
     assert [setting.name for setting in found][:2] == ["auto", "ngram"]
     assert {"corrupted_oracle", "draft_model", "prediction"} <= {one["name"] for one in skipped}
     bundled, _ = defaults(LLM(speculative_config=None))

@@ -57,7 +57,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.bench.halving.FIRST_LOOKS", 1.0)
     monkeypatch.setattr("paceline.bench.candidates.OPTIONS", {})
     monkeypatch.setattr("paceline.bench.candidates.TOKENS", (5,))
-    drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model", "corrupted_oracle")}
+    drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model")}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": drafters})
 
 
@@ -226,7 +226,6 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert "draft_model (draft, tree_width 4), controller auto" in words
     assert "off, 1 thread" in words
     assert len(set(words)) == len(words)
-    assert found.skipped["corrupted_oracle"].startswith("it measures, it does not guess")
     assert found.skipped["prediction"].startswith("it follows what a request predicts")
     assert "no search can find a datastore made with the target's tokenizer" in found.skipped["rest"]
     assert {"method": "quantized_copy"} in [setting.config for setting in found.settings]

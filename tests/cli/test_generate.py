@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from command import Command
-
-from paceline import LLM, SamplingParams
 from paceline.controllers.cost_model import CostModel
 from paceline.controllers.curve import Line
+
+from paceline import LLM, SamplingParams
 from paceline.profiles import Conditions, Profile
 
 PROMPT = "Once upon a time"

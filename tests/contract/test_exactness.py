@@ -82,8 +82,6 @@ def store() -> str:
 def options(drafter: str) -> dict[str, Any]:
     """How the contract of drafters builds it; those that look something up are told what this target will say."""
     found = VARIANTS.get(drafter, [{}])[0]
-    if drafter == "corrupted_oracle":
-        return found | {"continuations": [{"prompt": PROMPT, "continuation": target().greedy(PROMPT, 60)}]}
     return found | {"datastore": store()} if "datastore" in found else found
 
 

@@ -58,7 +58,6 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "slem": lambda llm, folder: {"model": shuffled(folder)},
     "rest": lambda llm, folder: {"datastore": store(llm, folder)},
     "rasd": lambda llm, folder: {"datastore": store(llm, folder)},
-    "corrupted_oracle": lambda llm, folder: {"continuations": recorded(llm), "acceptance": 0.8},
 }
 PREDICTED = "The first thing is the name of the thing."
 MODES = ("greedy", "seeded")

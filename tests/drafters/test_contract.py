@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
+from paceline.bench.settings import DIAL, dial_registered
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.engine.judge import ExactJudge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
-NAMES = sorted(registry.DRAFTERS)
+NAMES = sorted([*registry.DRAFTERS, DIAL])
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16)
@@ -147,10 +148,18 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 CASES = [(name, options) for name in NAMES for options in VARIANTS.get(name, [{}])]
 
 
+@pytest.fixture(autouse=True)
+def _dial() -> Iterator[None]:
+    """The acceptance dial keeps the contract too."""
+    with dial_registered():
+        yield
+
+
+@dial_registered()
 def remembers(name: str) -> bool:
     """Whether what it proposes depends on more than the text: on its own earlier trees, or on other requests."""
     drafter = registry.load("drafters", name)
-    return bool(getattr(drafter, "keeps_trajectory", False) or getattr(drafter, "shares_state", False))
+    return bool(drafter.keeps_trajectory or drafter.shares_state)
 
 
 def named(options: dict[str, Any]) -> str:
@@ -184,7 +193,7 @@ class World:
             judge=ExactJudge(),
         )
         self.drafter = registry.load("drafters", name)(args, **options)
-        for tenant in TENANTS if getattr(self.drafter, "shares_state", False) else ():
+        for tenant in TENANTS if self.drafter.shares_state else ():
             self.teach(tenant)
 
     def context(self, tokens: Sequence[int], seed: int = 5, tenant: str = "") -> Context:
@@ -251,7 +260,8 @@ def test_trees_fit_the_budget_and_the_vocabulary(
         assert set(tree.sources.tolist()) <= {2}
         for parent in (-1, *range(len(tree))):
             assert sum(float(tree.confidence[i]) for i in tree.children(parent)) <= 1.0 + 1e-5
-            assert temperature > 0 or not any(trial.drawn for trial in tree.trials_of(parent))
+            drawn = any(trial.drawn for trial in tree.trials_of(parent))
+            assert not drawn or (temperature > 0 and world.drafter.draws_tokens)
         assert nodes > 0 or tree is EMPTY_TREE
 
 
@@ -290,7 +300,7 @@ def check_separation(name: str, options: dict[str, Any], temperature: float, ten
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str, Any], temperature: float) -> None:
     """Those of two tenants never do; those of one tenant may where the drafter says that it `shares_state`."""
-    shares_state = getattr(registry.load("drafters", name), "shares_state", False)
+    shares_state = registry.load("drafters", name).shares_state
     check_separation(name, options, temperature, TENANTS[1:] if shares_state else TENANTS[:1] * 2)
 
 

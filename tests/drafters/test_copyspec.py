@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from toys import ToyRunner
 
 from paceline import SamplingParams
-from paceline.drafters import copyspec
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.copyspec import CONFIDENCE, CopySpecDrafter
 from paceline.errors import ConfigError
@@ -102,18 +101,6 @@ def test_the_search_check_catches_a_drafter_that_takes_the_latest_place() -> Non
     text, latest = [1, 2, 7, 1, 2, 8, 1, 2], NgramDrafter(ARGS)
     (tree,) = latest.propose(latest.begin([context(text)]), [Budget(1, 1)], [EMPTY_TREE])
     assert tree.tokens.tolist() != searched(text, 2, 1) == proposal(text, 1, copyspec_gamma=2).tokens.tolist()
-
-
-def test_hash_collisions_are_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all hashes equal, every look-up is compared with the text before it is believed."""
-    monkeypatch.setattr(copyspec, "_MASK", 0)
-    drafter, own = CopySpecDrafter(ARGS, copyspec_gamma=2), context([1, 2, 3])
-    states = drafter.begin([own])
-    for token in [4, 5, 6]:
-        own.tokens.append(token)
-        assert drafter.propose(states, [Budget(2, 2)], [EMPTY_TREE]) == [EMPTY_TREE]
-    own.tokens += [1, 2]
-    assert drafter.propose(states, [Budget(2, 2)], [EMPTY_TREE])[0].tokens.tolist() == [3, 4]
 
 
 class Repeater(ToyRunner):

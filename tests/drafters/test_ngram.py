@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters import ngram
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.ngram import CONFIDENCE, NgramDrafter
-from paceline.drafters.ngram_table import index, latest
+from paceline.drafters.ngram_table import index, longest
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Verdict
@@ -96,13 +95,9 @@ def test_the_running_index_equals_a_search_of_the_whole_text(
 
 def test_the_search_check_catches_an_index_that_keeps_the_earliest_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the equality above."""
-    text, done = [1, 2, 7, 1, 2, 8, 1, 2], ngram.index
-
-    def earliest(text: Any, span: tuple[int, int], lengths: tuple[int, int], table: Any) -> None:
-        done(text, (span[0], min(span[1], 3)), lengths, table)
-
-    assert searched(text, 1, 5, 1) == [8]
-    monkeypatch.setattr(ngram, "index", earliest)
+    text = [1, 2, 7, 1, 2, 8, 1, 2]
+    assert proposal(text, 1).tokens.tolist() == searched(text, 1, 5, 1) == [8]
+    monkeypatch.setattr(NgramDrafter, "keep_first", True)
     assert proposal(text, 1).tokens.tolist() == [7]
 
 
@@ -110,8 +105,8 @@ def test_the_search_check_catches_an_index_that_keeps_the_earliest_place(monkeyp
 def test_full_tables_tell_n_grams_apart(tokens: list[int]) -> None:
     """With hardly a free slot, nearly every look-up passes other n-grams before it finds its own."""
     text, table = np.array(tokens, np.int32), np.full(32, -1, np.int64)
-    index(text, (0, len(text) - 1), (1, 3), table)
-    place = latest(text, len(text), (1, 3), table)
+    index(text, (0, len(text) - 1), (1, 3), False, table)
+    place = longest(text, len(text), (1, 3), table)
     assert ([tokens[place + 1]] if place >= 0 else []) == searched(tokens, 1, 3, 1)
 
 
@@ -137,4 +132,4 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 )
 def test_lengths_that_are_left_out(options: dict[str, Any], lengths: tuple[int, int]) -> None:
     drafter = NgramDrafter(ARGS, **options)
-    assert (drafter.lengths.start, drafter.lengths.stop - 1) == lengths
+    assert drafter.lengths == lengths

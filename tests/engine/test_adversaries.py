@@ -11,12 +11,12 @@ import adversaries
 import pytest
 from engine.harness import engine, run, tokens
 from engine.test_engine_law import LENGTH, PROMPT, TEMPERATURE, VOCAB, target_law
+from paceline.controllers.cost_model import CostModel
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.controllers.auto import AutoController
-from paceline.controllers.cost_model import CostModel
 from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import DrafterArgs
 from paceline.tree.token_tree import TokenTree

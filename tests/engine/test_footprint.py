@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from adversaries import Adversary
 from tiny_checkpoint import write
 from toys import ToyRunner
 
@@ -15,9 +17,11 @@ from paceline.bench.demo import BUNDLED_DRAFT
 from paceline.controllers.base import Signal
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.limited import LimitedController
+from paceline.drafters.base import DrafterArgs
 from paceline.engine.footprint import footprint_of, limited, runners_of
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
+from paceline.models.base import Runner
 from paceline.models.footprint import cache_bytes, slot_bytes
 
 
@@ -176,21 +180,30 @@ def test_what_fits_nothing_is_refused(folder: Path) -> None:
         engine_of(folder, None, speculative_memory_bytes=0)
 
 
+class Toy(Adversary):
+    """With a model whose caches are not counted."""
+
+    runner = ToyRunner(16)
+
+    def __init__(self) -> None:
+        super().__init__(DrafterArgs(vocab_size=16, index=0, max_context=64))
+
+    def runners(self) -> Sequence[Runner]:
+        return (self.runner,)
+
+
 def test_without_drafts_or_a_limit_nothing_changes(folder: Path) -> None:
     runner, controller = ToyRunner(16), FixedController(3)
     assert limited(controller, runner, [], 5) is controller
-    assert limited(controller, runner, [object()], None) is controller  # type: ignore[list-item]
+    assert limited(controller, runner, [Toy()], None) is controller
     assert engine_of(folder, None, speculative_memory_bytes=1).engine.parts.controller.name == "fixed"
 
 
 def test_caches_that_are_not_counted_are_refused(plain: LLM) -> None:
-    class Drafter:
-        name, runner = "toy", ToyRunner(16)
-
-    for runner in (Drafter.runner, plain.runner):
+    for runner in (Toy.runner, plain.runner):
         with pytest.raises(ConfigError, match="not available with toy"):
-            limited(FixedController(3), runner, [Drafter()], 10**9)  # type: ignore[list-item]
-    assert cache_bytes(Drafter.runner, 5) is None
+            limited(FixedController(3), runner, [Toy()], 10**9)
+    assert cache_bytes(Toy.runner, 5) is None
 
 
 def test_the_controller_keeps_its_name(folder: Path) -> None:

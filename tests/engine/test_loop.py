@@ -13,7 +13,7 @@ from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.controllers.fixed import FixedController
-from paceline.drafters.base import Context
+from paceline.drafters.base import Context, Drafter
 from paceline.engine import crew, loop
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores
@@ -31,10 +31,10 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-class Guess:
+class Guess(Drafter):
     """A point drafter whose guesses are the toy target's own, some of them spoiled: a chain or a bushy tree."""
 
-    name, taps = "guess", ()
+    name = "guess"
 
     def __init__(self, runner: ToyRunner, *, bushy: bool = False) -> None:
         self.runner, self.bushy = runner, bushy
@@ -61,12 +61,8 @@ class Guess:
                 break
         return TokenTree.build(nodes, parents) if nodes else EMPTY_TREE
 
-    def observe(self, *_: Any) -> None: ...
-
     def fork(self, state: Context, context: Context) -> Context:
         return context
-
-    def end(self, states: list[Context]) -> None: ...
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from adversaries import Adversary
 from engine.harness import engine, run, tokens
 from interrupts import bytecodes, interrupt
 from toys import ToyRunner
@@ -29,10 +30,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 FILES = ("engine/overlap.py", "engine/loop.py", "engine/crew.py", "drafters/pearl.py", "drafters/pearl_state.py")
 
 
-class Working:
+class Working(Adversary):
     """A drafter that only works ahead."""
 
-    name = "working"
+    name, works_ahead = "working", True
 
     def __init__(self, work: Callable[[], Any], threads: int = 0) -> None:
         self.work, self.threads = work, threads

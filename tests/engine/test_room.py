@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from engine.harness import engine
+from paceline.controllers.cost_model import CostModel
 from tiny_checkpoint import write
 from toys import ToyRunner
 from wide_trees import WIDE
 
 from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParams
-from paceline.controllers.cost_model import CostModel
 from paceline.engine.probe import Probe
 from paceline.engine.record import StepRecord, watching
 from paceline.engine.request import Request

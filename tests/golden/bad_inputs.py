@@ -147,7 +147,6 @@ ENGINES: list[dict[str, Any]] = [
 COMMANDS: list[list[str]] = [
     [],
     ["--log-level", "loud", "methods"],
-    ["bench"],
     ["bench", "nonsense"],
     ["bench", "--nonsense"],
     ["bench", "-m", "/no/such/folder"],

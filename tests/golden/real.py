@@ -102,11 +102,6 @@ def found(golden: Any) -> dict[str, Any]:
                 continue
             config: dict[str, Any] = {"method": name, "num_speculative_tokens": NUMBER} | FIXED.get(name, {})
             config |= NEEDS[name](target, folder) if name in NEEDS else {}
-            if name == "corrupted_oracle":
-                config["continuations"] = [
-                    {"prompt": i, "continuation": o.outputs[0].token_ids} for i, o in zip(prompts, said, strict=True)
-                ]
-                config["acceptance"] = 0.8
             made[name] = shown(decoded(plain.with_speculative_config(config), prompts))
             print(f"{name}: {made[name]['tokens per pass']} tokens per pass", flush=True)
     return made

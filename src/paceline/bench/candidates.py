@@ -39,7 +39,6 @@ MEMORY: Final = "memory for "
 """How needs begin that the loader checks itself: such a method is tried, and refused where there is too little."""
 
 GUESS_NOTHING: Final = {
-    "corrupted_oracle": "it measures, it does not guess; `paceline bench --dial` asks for it",
     "prediction": "it follows what a request predicts, and prompts predict nothing; a profile reads predictions all the same",
 }
 """Methods that no set of prompts can measure -> why."""

@@ -4,13 +4,16 @@ In: JSON of speculative_configs, or nothing. Out: Settings, and engines for them
 
 Without settings of their own, users get plain decoding, "auto", and every registered method that runs on this model without more
 options than a draft model; the others are listed with the reason. A method with an option `continuations` gets the recorded ones.
+
+The acceptance dial's drafter is a measuring device, which nobody else knows: whoever uses it stands within `dial_registered`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +27,13 @@ from paceline.llm import LLM
 PLAIN = "plain"
 RECORD = "continuations"
 DIAL = "corrupted_oracle"
+DIAL_ENTRY = registry.Entry(
+    "paceline.bench.corrupted_oracle:CorruptedOracleDrafter",
+    "table",
+    ("bit-equal up to near ties", "bit-equal up to near ties"),
+    ("recorded continuations",),
+    "A measuring device: acceptance at will, after the analysis of arXiv:2211.17192",
+)
 
 Records = Mapping[tuple[int, ...], Sequence[int]]
 
@@ -142,6 +152,13 @@ def name_of(config: Mapping[str, Any]) -> str:
 def _short(value: object) -> str:
     text = value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+@contextmanager
+def dial_registered() -> Iterator[None]:
+    """Where the dial's drafter can be named in a speculative_config: within this block; also a decorator."""
+    with registry.temporary("drafters", {DIAL: DIAL_ENTRY}):
+        yield
 
 
 def dial(acceptances: Sequence[float], tokens: int | None = None) -> list[Setting]:

@@ -77,7 +77,10 @@ def command(
     options = flags.options(**switches, **sweep, **sizes)
     _name_random(given, random_shape)
     dials, others = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
-    document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
+    from paceline.bench.settings import dial_registered
+
+    with dial_registered():
+        document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
     _show(document)
     bench_documents.write(document, output, html)
     raise typer.Exit(INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1)

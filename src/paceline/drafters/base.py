@@ -10,6 +10,7 @@ dropped for that request, which goes on without it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from paceline.drafters.tables import Tables
+    from paceline.drafters.tree_policies import TreePolicy
     from paceline.models.base import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
     from paceline.models.layer_parallel import LayerGroups
@@ -168,39 +171,98 @@ class Ahead:
     threads: int = 0
 
 
-class Drafter(Protocol):
-    """Proposes token trees for many sequences.
+class Drafter(ABC):
+    """Proposes token trees for many sequences; every drafter derives from it.
 
-    A drafter that has `catches_up = True` needs no `observe` after a step without any drafts: it reads the new tokens from its
-    contexts when it is next asked. One that has `plain_every`, a number that it may change in `observe`, needs to hear of one in so
-    many of those steps. One that has `rest(states) -> int` says after a step without any drafts for how many further ones it need
-    not be asked; controllers that are patient then leave these sequences alone, which get a token in each step. One that has
-    `shares_state = True` learns from all running sequences of a tenant for all of them, so that its proposals for one may depend on
-    what the others were; without it they never do. One that has `runs_target = True` finds the target's cache in its contexts. One
-    that has `score_taps`, a sequence of layers that it may change before each step, gets those of the next scoring pass beside
-    `taps`, and none of the prompt. One that has `ahead(states, trees) -> Ahead | None` is asked before every scoring pass, with the
-    chosen trees, for work that a second thread does meanwhile; verdicts wait for it, so that no outcome depends on which of the two
-    was faster. Work that raises is asked for again, sequence by sequence.
+    A drafter must have a `name`, `begin`, `propose` and `fork`. The rest are abilities that it may have: an attribute or a method
+    that it leaves alone says that it has not.
+
+    Attributes:
+        name: what logs and metrics call it.
+        taps: layers of the target whose hidden states it wants, in the prompt and in every score.
+        catches_up: it needs no `observe` after a step without any drafts: it reads the new tokens from its contexts when it is next
+            asked.
+        plain_every: without `catches_up`, it needs to hear of one in so many of those steps; it may change this in `observe`.
+        shares_state: it learns from all running sequences of a tenant for all of them, so that its proposals for one may depend on
+            what the others were; without it they never do.
+        keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
+        runs_target: it finds the target's cache in its contexts; `resume` is asked.
+        works_ahead: `ahead` is asked.
+        rewinds: `rewind` may be called, so that it can serve inside a hierarchy.
+        policy: how it grows trees, where that is one of the tree policies.
+        tables: what it learns from text, to be saved on request.
     """
 
-    name: str
-    taps: Sequence[int]
-    """Layers of the target whose hidden states this drafter wants, in the prompt and in every score."""
+    name: str = ""
+    taps: Sequence[int] = ()
+    catches_up: bool = False
+    plain_every: int = 1
+    shares_state: bool = False
+    keeps_trajectory: bool = False
+    runs_target: bool = False
+    works_ahead: bool = False
+    rewinds: bool = False
+    policy: TreePolicy | None = None
+    tables: Tables[Any] | None = None
 
+    @property
+    def draws_tokens(self) -> bool:
+        """Whether it draws tokens from laws of its own above temperature 0."""
+        return False
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """Layers whose hidden states it wants of the next scoring pass, beside `taps`; asked in each step."""
+        return ()
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of a drafted token's logits, where those of all tokens are held at once."""
+        return 0
+
+    @abstractmethod
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
         """One new state per sequence, right after prefill; None for one that it will have nothing to say about."""
 
+    @abstractmethod
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         """One tree per sequence within its budget; EMPTY_TREE where there is nothing to say. `so_far` holds the trees that the
         drafters before this one proposed."""
 
-    def observe(
+    @abstractmethod
+    def fork(self, state: Any, context: Context) -> Any:
+        """A state for a copy of the sequence (n > 1, search)."""
+
+    def observe(  # noqa: B027  # a default, as are those below
         self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         """What became of the (merged) trees that were scored; contexts already hold the new tokens."""
 
-    def fork(self, state: Any, context: Context) -> Any:
-        """A state for a copy of the sequence (n > 1, search)."""
-
-    def end(self, states: Sequence[Any]) -> None:
+    def end(self, states: Sequence[Any]) -> None:  # noqa: B027
         """The sequences are finished or dropped; free what they hold."""
+
+    def ahead(self, states: Sequence[Any], trees: Sequence[TokenTree]) -> Ahead | None:
+        """Work for a second thread while the target scores the chosen trees; asked before every scoring pass.
+
+        Verdicts wait for it, so that no outcome depends on which of the two was faster. Work that raises is asked for again,
+        sequence by sequence.
+        """
+        return None
+
+    def resume(
+        self, states: Sequence[Any], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
+    ) -> Scores | None:
+        """The scores of these trees, computed from what its drafts left; None leaves that to the target."""
+        return None
+
+    def rewind(self, state: Any, kept: int) -> None:
+        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the new one."""
+        raise NotImplementedError(f"drafter {self.name!r} cannot go back")
+
+    def runners(self) -> Sequence[Runner]:
+        """The models that it runs beside the target and whose caches grow with the text."""
+        return ()
+
+    def held_bytes(self, tokens: int) -> int:
+        """At most what it keeps, beside the caches of `runners`, of a sequence of so many tokens, drafted ones included."""
+        return 0

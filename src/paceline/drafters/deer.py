@@ -81,6 +81,10 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
     def _state(self, context: Context) -> DenoisedState:
         return DenoisedState(context)
 
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy"
+
     def _drawn(self, context: Context) -> bool:
         return context.temperature > 0 and (self.method == "probabilistic" or (self.method is None and not context.seeded))
 

@@ -14,19 +14,19 @@ its last `draft_context` tokens where that is too much.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
 from paceline.checking import integer, need
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_rows import fit
 from paceline.errors import DrafterError
 from paceline.models.denoiser import Call, Ints, SlotCache
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +53,8 @@ class DenoisedState:
 S = TypeVar("S", bound=DenoisedState)
 
 
-class DenoisingDrafter(ABC, Generic[S]):
-    """Base of these drafters, with the methods of `Drafter`.
+class DenoisingDrafter(Drafter, Generic[S]):
+    """Base of these drafters.
 
     Args:
         args: of the drafter.
@@ -69,9 +69,7 @@ class DenoisingDrafter(ABC, Generic[S]):
         ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer.
     """
 
-    name: str
     catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -120,9 +118,6 @@ class DenoisingDrafter(ABC, Generic[S]):
             trees[i] = self._tree(state, fit(logits, self.vocab_size))
         return trees
 
-    def observe(self, states: Sequence[S], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None) -> None:
-        """Nothing: `propose` reads what is new in the text."""
-
     def fork(self, state: S, context: Context) -> S:
         return self._state(context)
 
@@ -131,7 +126,7 @@ class DenoisingDrafter(ABC, Generic[S]):
             state.cache, state.slots = None, 0
 
     def held_bytes(self, tokens: int) -> int:
-        """At most what a sequence of so many tokens, drafted ones included, keeps of keys and values."""
+        """Keys and values of the denoiser's cache."""
         if not self._stores:
             return 0
         assert self.denoiser.block_length is not None
@@ -140,7 +135,7 @@ class DenoisingDrafter(ABC, Generic[S]):
 
     @property
     def row_bytes(self) -> int:
-        """Of a drafted token's logits, all of which come from one pass."""
+        """All logits come from one pass."""
         return 4 * self.denoiser.vocab_size
 
     def _room(self, slots: int) -> int:

@@ -71,7 +71,6 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
     """
 
     name = "diffuspec"
-    method = "greedy"
     shares_state = True
 
     def __init__(

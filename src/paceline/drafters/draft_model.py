@@ -16,13 +16,13 @@ from typing import Any, Literal, cast
 
 from paceline.checking import need
 from paceline.drafters import vocab_trim
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_quick import ChainRunner, quick_chains
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
 from paceline.drafters.grow_quick import quick_trees
-from paceline.drafters.tree_policies import PolicyName
+from paceline.drafters.tree_policies import PolicyName, TreePolicy
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.base import Runner
@@ -34,7 +34,7 @@ _Asked = tuple[int, DraftState, Budget, Any]
 """Place in the batch, state, budget, levels or plan."""
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """Drafts with a smaller model.
 
     Args:
@@ -67,7 +67,8 @@ class DraftModelDrafter:
 
     name = "draft_model"
     catches_up = True
-    taps: Sequence[int] = ()
+    rewinds = True
+    policy: TreePolicy
 
     def __init__(
         self,
@@ -186,6 +187,13 @@ class DraftModelDrafter:
     def end(self, states: Sequence[DraftState]) -> None:
         for state in states:
             self.runner.release(state.cache)
+
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy" and not self.policy.points
+
+    def runners(self) -> Sequence[Runner]:
+        return (self.runner,)
 
     def rewind(self, state: DraftState, kept: int) -> None:
         """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the new one."""

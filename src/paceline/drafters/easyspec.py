@@ -89,7 +89,7 @@ class EasySpecDrafter(DraftModelDrafter):
 
     name = "easyspec"
     catches_up = False
-    rewind: Any = None  # not inside a hierarchy, whose steps are not timed
+    rewinds = False  # not inside a hierarchy, whose steps are not timed
 
     def __init__(
         self,

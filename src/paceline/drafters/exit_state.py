@@ -10,7 +10,7 @@ has gone through all layers is committed. Until then a token's state behind its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,43 +20,10 @@ from paceline.models.decoder import LayerPlan
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
-    from paceline.models.base import ModelInfo, SequenceCache
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Scores
+    from paceline.models.base import LayeredRunner, SequenceCache
 
 MOST: Final = 48
 """Tokens of a text that may wait for deeper layers."""
-
-
-class ExitRunner(Protocol):
-    """What is needed of a runner: `models.native.NativeRunner` has it."""
-
-    info: ModelInfo
-
-    def open(self) -> SequenceCache: ...
-
-    def extend(self, caches: Sequence[SequenceCache], tokens: Sequence[Sequence[int]]) -> Scores: ...
-
-    def run_layers(
-        self,
-        caches: Sequence[SequenceCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        *,
-        plan: LayerPlan,
-        hidden: torch.Tensor | None,
-        computed: Sequence[int],
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-    def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None: ...
-
-    def truncate(self, cache: SequenceCache, length: int) -> None: ...
-
-    def fork(self, cache: SequenceCache) -> SequenceCache: ...
-
-    def release(self, cache: SequenceCache) -> None: ...
 
 
 class ExitState:
@@ -76,7 +43,7 @@ class ExitState:
         self.done = [0] * exits
         self.states: list[torch.Tensor | None] = [None] * exits
 
-    def follow(self, runner: ExitRunner, exits: int) -> None:
+    def follow(self, runner: LayeredRunner, exits: int) -> None:
         """Take drafts back, put the text behind what stays, and commit what has gone through all layers."""
         text = self.context.tokens[self.cache.length :]
         same = next(
@@ -99,13 +66,13 @@ class ExitState:
                 self.states[i] = states[: max(0, self.done[i] - deeper)]
         del self.inputs[kept:]
 
-    def restart(self, runner: ExitRunner, exits: int) -> None:
+    def restart(self, runner: LayeredRunner, exits: int) -> None:
         """Give up what waits for deeper layers."""
         runner.truncate(self.cache, self.cache.length)
         self.done, self.states = [0] * exits, [None] * exits
 
 
-def catch_up(runner: ExitRunner, states: Sequence[ExitState], exits: int) -> None:
+def catch_up(runner: LayeredRunner, states: Sequence[ExitState], exits: int) -> None:
     """Feed long texts through all layers, in chunks, but for the last token."""
     while behind := [state for state in states if len(state.inputs) > MOST]:
         for state in behind:
@@ -116,7 +83,7 @@ def catch_up(runner: ExitRunner, states: Sequence[ExitState], exits: int) -> Non
             state.inputs = state.inputs[len(chunk) :]
 
 
-def deepen(runner: ExitRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
+def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
     """Take all inputs of some sequences from exit `index` - 1 to exit `index`; (r, v) logits there after each one's last.
 
     Every sequence has an input that exit `index` has not seen.

@@ -58,7 +58,8 @@ class PearlDrafter(DraftModelDrafter):
 
     name = "pearl"
     catches_up = False
-    rewind: Any = None  # not inside a hierarchy, where nobody scores what it could draft beside
+    rewinds = False  # not inside a hierarchy, where nobody scores what it could draft beside
+    works_ahead = True
 
     def __init__(
         self,

@@ -19,18 +19,19 @@ from typing import Any, Final, Literal, cast
 import torch
 
 from paceline.checking import need, number
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
 from paceline.drafters.draft_rows import fit
-from paceline.drafters.exit_state import ExitRunner, ExitState, catch_up, deepen
+from paceline.drafters.exit_state import ExitState, catch_up, deepen
 from paceline.errors import ConfigError
+from paceline.models.base import LayeredRunner, Runner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 THRESHOLD: Final = 0.9
 
 
-class S2dDrafter:
+class S2dDrafter(Drafter):
     """Drafts with as many layers of a draft model as each token needs.
 
     Args:
@@ -46,7 +47,6 @@ class S2dDrafter:
 
     name = "s2d"
     catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class S2dDrafter:
         need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
-        self.runner = cast(ExitRunner, args.models.open(model, layers=True, device=draft_device))
+        self.runner = cast(LayeredRunner, args.models.open(model, layers=True, device=draft_device))
         self.exits = _exits(draft_exits, self.runner.info.num_layers)
         self.thresholds = _thresholds(draft_exit_thresholds, len(self.exits) - 1)
         self.index, self.vocab_size, self.limit, self.method = args.index, args.vocab_size, limit, draft_sample_method
@@ -92,10 +92,12 @@ class S2dDrafter:
             trees[i] = chain.tree(self.index)
         return trees
 
-    def observe(
-        self, states: Sequence[ExitState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing to do: texts are followed when drafts are asked for."""
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy"
+
+    def runners(self) -> Sequence[Runner]:
+        return (self.runner,)
 
     def fork(self, state: ExitState, context: Context) -> ExitState:
         return ExitState(context, self.runner.fork(state.cache), len(self.exits))

@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast
 import torch
 
 from paceline.checking import need
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, add_level
 from paceline.drafters.draft_quick import stop_of
@@ -29,7 +29,7 @@ from paceline.models.base import Runner, SequenceCache
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget, Scores
 
 SampleMethod = Literal["probabilistic", "greedy"]
 METHODS = ("probabilistic", "greedy")
@@ -105,7 +105,7 @@ class Asked:
     way: Way
 
 
-class SelfDrafter(Generic[S]):
+class SelfDrafter(Drafter, Generic[S]):
     """Base of the drafters that run layers of the target.
 
     Args:
@@ -118,10 +118,8 @@ class SelfDrafter(Generic[S]):
         ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
     """
 
-    name: str
     catches_up = True
     runs_target = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -185,14 +183,12 @@ class SelfDrafter(Generic[S]):
                 trees[one.place] = tree
         return trees
 
-    def observe(self, states: Sequence[S], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None) -> None:
-        """Nothing to learn."""
-
     def fork(self, state: S, context: Context) -> S:
         return self._state(context)
 
-    def end(self, states: Sequence[S]) -> None:
-        """Nothing is held."""
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy"
 
     def draws(self, context: Context) -> bool:
         """Whether tokens are drawn for this sequence rather than the most likely ones taken."""

@@ -10,10 +10,11 @@ drafted tokens do. All this happens in a copy that shares the text's beginning, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.models.base import HasMemory, RunsLayers
 from paceline.models.layer_drafts import LayerDrafts
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
@@ -45,7 +46,7 @@ def replayed(
     own = runner.fork(cache)
     try:
         runner.truncate(own, start)
-        if not hasattr(runner, "run_layers"):
+        if not isinstance(runner, RunsLayers):
             steps = (drafts.step([own], [tokens[: i + 1]], plan, states=True)[1] for i in range(len(tokens)))
             return torch.cat(list(steps))
         return torch.cat([_passed(runner, own, tokens[i : i + CHUNK], plan) for i in range(0, len(tokens), CHUNK)])
@@ -53,15 +54,14 @@ def replayed(
         runner.release(own)
 
 
-def _passed(runner: Any, own: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
+def _passed(runner: RunsLayers, own: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
     """States of one pass over the next tokens of a copy, which then holds them."""
     tree = TokenTree.chain(tokens[1:]) if len(tokens) > 1 else EMPTY_TREE
-    found: torch.Tensor = runner.run_layers([own], [tokens[0]], [tree], plan=plan)[0]
+    found, _ = runner.run_layers([own], [tokens[0]], [tree], plan=plan)
     runner.commit([own], [tuple(range(len(tokens) - 1))])
     return found
 
 
 def has_room(runner: Runner, tokens: int) -> bool:
     """Whether a copy of a text of so many tokens takes nothing from others: the copy moves to a run of up to twice its size."""
-    memory = getattr(runner, "memory", None)
-    return memory is None or 3 * memory.blocks_for(tokens) <= memory.spare()
+    return not isinstance(runner, HasMemory) or 3 * runner.memory.blocks_for(tokens) <= runner.memory.spare()

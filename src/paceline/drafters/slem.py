@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.checking import need
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_quick import ChainRunner, quick_chains
@@ -26,11 +26,12 @@ from paceline.drafters.rewrite import Writer
 from paceline.drafters.translated import TranslatedState
 from paceline.drafters.vocabularies import check_shared, shared_tokens
 from paceline.errors import ConfigError
+from paceline.models.base import Runner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 
-class SlemDrafter:
+class SlemDrafter(Drafter):
     """Drafts text with a model of another tokenizer.
 
     Args:
@@ -43,7 +44,6 @@ class SlemDrafter:
 
     name = "slem"
     catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -82,10 +82,8 @@ class SlemDrafter:
             trees[i] = chain_tree(tokens[:count], chances[:count], self.index) if count else EMPTY_TREE
         return trees
 
-    def observe(
-        self, states: Sequence[TranslatedState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing to do: texts are followed when drafts are asked for."""
+    def runners(self) -> Sequence[Runner]:
+        return (self.runner,)
 
     def fork(self, state: TranslatedState, context: Context) -> TranslatedState:
         return state.fork(context, self.runner)

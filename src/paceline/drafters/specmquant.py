@@ -26,7 +26,7 @@ from paceline.drafters.middle_state import MiddleState, catch_up, paths_of, rero
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.base import Runner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 LENGTH: Final = 4
 NODES: Final = 12
@@ -34,7 +34,7 @@ DEPTH: Final = 6
 """Tokens of a chain, nodes and levels of a tree below it, by default; depth as EAGLE-2 has it."""
 
 
-class SpecMQuantDrafter:
+class SpecMQuantDrafter(Drafter):
     """Drafts chains with a model that is helped by a smaller one.
 
     Args:
@@ -54,7 +54,6 @@ class SpecMQuantDrafter:
 
     name = "specmquant"
     catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(
         self,
@@ -102,10 +101,12 @@ class SpecMQuantDrafter:
             active = [each for each in active if self._goes_on(*each)]
         return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in asked]
 
-    def observe(
-        self, states: Sequence[MiddleState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        """Nothing to do: texts are followed when drafts are asked for."""
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy"
+
+    def runners(self) -> Sequence[Runner]:
+        return (self.runner, *(() if self.inner is None else self.inner.runners()))
 
     def fork(self, state: MiddleState, context: Context) -> MiddleState:
         return state.fork(context, self.runner, self.inner)
@@ -170,7 +171,7 @@ def _inner(args: DrafterArgs, config: Mapping[str, Any]) -> Drafter:
     if args.nested is None:
         raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
     made = args.nested(config)
-    if not callable(getattr(made, "rewind", None)):
+    if not made.rewinds:
         raise DrafterError(f"draft of 'specmquant' must be draft_model or quantized_copy, got {made.name!r}, which cannot go back")
     return made
 

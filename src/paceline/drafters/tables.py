@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.checking import integer, need
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.drafters.part_file import Part
 from paceline.errors import DrafterError
 
@@ -215,7 +215,7 @@ def _folder(name: str) -> Path:
     return path
 
 
-def tables_of(drafters: Iterable[object], folder: str | Path | None = None) -> list[Tables[Any]]:
+def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> list[Tables[Any]]:
     """The tables of those that have any.
 
     Args:
@@ -223,7 +223,7 @@ def tables_of(drafters: Iterable[object], folder: str | Path | None = None) -> l
     Raises:
         ConfigError: two of them would be saved to one file.
     """
-    found = [each for each in (getattr(drafter, "tables", None) for drafter in drafters) if isinstance(each, Tables)]
+    found = [drafter.tables for drafter in drafters if drafter.tables is not None]
     files: set[Path] = set()
     for tables in found:
         where = Path(folder) if folder is not None else tables.folder and tables.folder.resolve()

@@ -5,22 +5,22 @@ In: contexts, budgets. Out: states and trees, sequence by sequence. Not here: an
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from paceline.checking import integer
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 S = TypeVar("S")
 
 UNLIMITED: Final = 2**31
 
 
-class TextDrafter(ABC, Generic[S]):
-    """Base of these drafters, with the methods of `Drafter`: nothing is learned from scores and nothing held, unless they say so.
+class TextDrafter(Drafter, Generic[S]):
+    """Base of these drafters: nothing is learned from scores and nothing held, unless they say so.
 
     Args:
         args: of the drafter.
@@ -33,9 +33,7 @@ class TextDrafter(ABC, Generic[S]):
         ConfigError: a negative number.
     """
 
-    name: str
     catches_up = True
-    taps: Sequence[int] = ()
 
     def __init__(self, args: DrafterArgs, num_speculative_tokens: int | None = None) -> None:
         self.limit = UNLIMITED if num_speculative_tokens is None else num_speculative_tokens
@@ -53,12 +51,6 @@ class TextDrafter(ABC, Generic[S]):
 
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
         return [self._begin(context) for context in contexts]
-
-    def observe(self, states: Sequence[S], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None) -> None:
-        """Nothing: `propose` reads what is new in the text."""
-
-    def end(self, states: Sequence[S]) -> None:
-        """Nothing is held."""
 
     def _steps(self, budget: Budget) -> int:
         """Tokens of a chain within the budget and `limit`."""

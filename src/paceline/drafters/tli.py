@@ -41,7 +41,7 @@ class TliDrafter(DraftModelDrafter):
     """
 
     name = "tli"
-    rewind = None  # type: ignore[assignment]  # texts are followed forwards only
+    rewinds = False  # texts are followed forwards only
 
     def __init__(
         self,

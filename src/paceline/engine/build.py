@@ -19,7 +19,6 @@ from paceline.config import SHARED, SpeculativeConfig
 from paceline.config_keys import reject_unknown_keys
 from paceline.drafters.base import Drafter, DrafterArgs, Models
 from paceline.drafters.tables import tables_of
-from paceline.drafters.tree_policies import TreePolicy
 from paceline.engine.crew import Crew
 from paceline.engine.footprint import limited
 from paceline.engine.judge import ExactJudge
@@ -34,12 +33,6 @@ logger = logging.getLogger("paceline")
 
 TURNS = {"model": 1, "self": 1, "head": 1, "fusion": 2}
 """Kinds of drafters that run after the table-driven ones: their budget depends on what those found; fusions look at all trees."""
-
-DRAWING = ("model", "self", "head")
-"""Kinds of drafters that draw tokens above temperature 0."""
-
-METHODS = ("begin", "propose", "observe", "fork", "end")
-"""Of every drafter."""
 
 
 def build_parts(
@@ -92,23 +85,16 @@ def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
     """
     why = "block_verification judges chains of drawn drafts as wholes"
     way = "or take acceptance_method 'rejection_sampler'"
-    drawing = [(str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if _draws(one, drafter)]
+    drawing = [(str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens]
     for name, drafter in drawing:
-        policy = getattr(drafter, "policy", None)
-        if isinstance(policy, TreePolicy) and policy.name != "chain":
+        policy = drafter.policy
+        if policy is not None and policy.name != "chain":
             raise ConfigError(
                 f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and tree_width out, {way}"
             )
     if drawing and len(methods) > 1:
         names = ", ".join(repr(str(one.method)) for one in methods)
         raise ConfigError(f"{why}, but the methods {names} join their drafts and {drawing[0][0]!r} draws; name it alone, {way}")
-
-
-def _draws(config: SpeculativeConfig, drafter: Drafter) -> bool:
-    """Whether a drafter draws its tokens where the target does."""
-    policy = getattr(drafter, "policy", None)
-    points = getattr(drafter, "method", None) == "greedy" or (isinstance(policy, TreePolicy) and policy.points)
-    return _kind(config) in DRAWING and not points
 
 
 def check_methods(config: SpeculativeConfig | None) -> None:
@@ -217,9 +203,8 @@ def _drafter(
         check_types(factory, options)
         raise ConfigError(f"speculative_config of {name!r}: {type(error).__name__}: {error}") from error
     check_types(factory, options)
-    lacking = [part for part in ("name", "taps", *METHODS) if not hasattr(drafter, part)]
-    if lacking:
-        raise DrafterError(f"{name!r} is no drafter: it has no {', '.join(lacking)}; see paceline.drafters.base.Drafter")
+    if not drafter.name:
+        raise DrafterError(f"{name!r} is no drafter: it has no name; see paceline.drafters.base.Drafter")
     _check_taps(drafter, name, runner)
     return drafter
 
@@ -254,7 +239,7 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     """The keyword arguments of a drafter's constructor."""
     name = str(config.method)
-    registry.check_class("drafters", name, factory, METHODS)
+    registry.check_derives("drafters", name, factory, Drafter)
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError) as error:

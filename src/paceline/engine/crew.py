@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.checking import need
 from paceline.controllers.base import Plan
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import tables_of
-from paceline.drafters.text import TextDrafter
 from paceline.engine.guard import Guard
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
@@ -48,21 +47,19 @@ class Crew:
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
-        self._listeners = [drafter for drafter in drafters if not getattr(drafter, "catches_up", False)]
+        self._listeners = [drafter for drafter in drafters if not drafter.catches_up]
         self._unheard = 0  # steps without drafts since the last one that was told
-        self._askers: list[Any] = [drafter for drafter in drafters if hasattr(drafter, "score_taps")]
-        self._ahead = [i for i, drafter in enumerate(drafters) if hasattr(drafter, "ahead")]
+        self._ahead = [i for i, drafter in enumerate(drafters) if drafter.works_ahead]
         self.helper = Helper()
-        own = [drafter for drafter in drafters if getattr(drafter, "runs_target", False)]
-        self._resuming = [i for i, drafter in enumerate(drafters) if own == [drafter] and hasattr(drafter, "resume")]
-        self._observing = [i for i, one in enumerate(drafters) if getattr(one.observe, "__func__", None) is not TextDrafter.observe]
+        own = [i for i, drafter in enumerate(drafters) if drafter.runs_target]
+        self._resuming = own if len(own) == 1 else []  # two that draft in the same scratch slots leave nothing to go on from
+        self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
     def score_taps(self) -> Sequence[int]:
         """Layers whose states the drafters want of the next scoring pass."""
-        if not self._askers:
-            return self.taps
-        return tuple(sorted({*self.taps, *(layer for drafter in self._askers for layer in drafter.score_taps)}))
+        more = [layer for drafter in self.drafters for layer in drafter.score_taps]
+        return tuple(sorted({*self.taps, *more})) if more else self.taps
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from text; see `Tables.save`.
@@ -96,7 +93,7 @@ class Crew:
         sequence.told = len(tokens)
 
     def _context(self, sequence: Decoding, index: int) -> Context:
-        cache = (lambda: sequence.cache) if getattr(self.drafters[index], "runs_target", False) else None
+        cache = (lambda: sequence.cache) if self.drafters[index].runs_target else None
         return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps), cache=cache)
 
     def _tell(self, sequence: Decoding) -> None:
@@ -176,13 +173,12 @@ class Crew:
         return tree.replace(sources=sources * 0 + index)
 
     def score(self, runner: Runner, batch: Sequence[Decoding], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores:
-        """One scoring pass; where a drafter has computed part of it, the rest. Two that draft in the same scratch slots cannot."""
+        """One scoring pass; where a drafter has computed part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self.score_taps
         for index in self._resuming if not taps else ():
             states = [sequence.states[index] for sequence in batch]
-            drafter: Any = self.drafters[index]
             try:
-                found: Scores | None = drafter.resume(states, caches, roots, trees)
+                found = self.drafters[index].resume(states, caches, roots, trees)
             except Exception as error:
                 for sequence in batch:
                     self.drop(index, sequence, error)
@@ -213,7 +209,7 @@ class Crew:
         themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in `scores`."""
         if not any(map(len, trees)):
             self._unheard += 1
-            if not self._listeners or self._unheard < min(getattr(drafter, "plain_every", 1) for drafter in self._listeners):
+            if not self._listeners or self._unheard < min(drafter.plain_every for drafter in self._listeners):
                 return
         self._unheard = 0
         for sequence in batch:

@@ -9,16 +9,15 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from paceline.controllers.base import Controller
 from paceline.controllers.limited import Footprint, LimitedController
 from paceline.drafters.base import Drafter
-from paceline.drafters.denoising import DenoisingDrafter
 from paceline.errors import ConfigError
 from paceline.models.base import Runner
 from paceline.models.footprint import cache_bytes, save_memory, slot_bytes
+from paceline.models.mapped import MappedRunner
 
 SHORTEST = 16
 """Tokens of a text for which at least one drafted token must fit."""
@@ -27,17 +26,9 @@ ROW = 4
 """Bytes of a number in the rows that sampling makes."""
 
 
-def runners_of(drafter: Any) -> Iterator[Runner]:
-    """The models that a drafter runs beside the target; those inside others (renamed ids, hierarchies) for what they wrap."""
-    for part in ("runner", "inner"):
-        found = getattr(drafter, part, None)
-        if found is None:
-            continue
-        inside = list(runners_of(found))
-        if inside:
-            yield from inside
-        elif hasattr(found, "extend"):
-            yield found
+def runners_of(drafter: Drafter) -> list[Runner]:
+    """The models that a drafter runs beside the target; one with renamed ids for what it wraps."""
+    return [one.inner if isinstance(one, MappedRunner) else one for one in drafter.runners()]
 
 
 def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
@@ -47,20 +38,22 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
         ConfigError: caches that are not counted.
     """
     slot, drafts = slot_bytes(runner), [one for drafter in drafters for one in runners_of(drafter)]
-    denoising = [drafter for drafter in drafters if isinstance(drafter, DenoisingDrafter)]
+    rows = sum(drafter.row_bytes for drafter in drafters)
     for one in (runner, *drafts):
         if (slot_bytes(runner) if one is runner else cache_bytes(one, 1)) is None:
             raise ConfigError(f"speculative_memory_bytes is not available with {one.info.name}: its caches are not counted")
     for one in drafts:
         save_memory(one)
     vocab = runner.info.vocab_size
-    draws = 2 * ROW * vocab if drafts or denoising else ROW * vocab
+    draws = 2 * ROW * vocab if drafts or rows else ROW * vocab
     return Footprint(
         slot or 0,
-        vocab * runner.info.dtype.itemsize + sum(one.row_bytes for one in denoising),
+        vocab * runner.info.dtype.itemsize + rows,
         draws,
-        lambda tokens: sum(cache_bytes(one, tokens) or 0 for one in drafts) + sum(one.held_bytes(tokens) for one in denoising),
-        2 if any(hasattr(drafter, "ahead") for drafter in drafters) else 1,
+        lambda tokens: (
+            sum(cache_bytes(one, tokens) or 0 for one in drafts) + sum(drafter.held_bytes(tokens) for drafter in drafters)
+        ),
+        2 if any(drafter.works_ahead for drafter in drafters) else 1,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline.drafters.base import Ahead, Guess
+from paceline.drafters.base import Ahead, Drafter, Guess
 from paceline.errors import DrafterError
 from paceline.tree.token_tree import TokenTree, Trial
 from paceline.verifiers.base import Rows
@@ -86,14 +86,13 @@ class Task:
     """
 
     index: int
-    drafter: Any
+    drafter: Drafter
     states: Mapping[int, Any]
     drop: Callable[[int, Exception], None]
 
     def ask(self, places: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
         """Its work for the sequences at some places of the batch."""
-        found: Ahead | None = self.drafter.ahead([self.states[place] for place in places], [trees[place] for place in places])
-        return found
+        return self.drafter.ahead([self.states[place] for place in places], [trees[place] for place in places])
 
 
 class Beside(Nothing):

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
+    from paceline.models.decoder import LayerPlan
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Scores
 
@@ -205,8 +206,74 @@ class Runner(Protocol):
         """Give the sequence's blocks back; the handle must not be used again, and a second release does nothing."""
 
 
+@runtime_checkable
+class RunsLayers(Runner, Protocol):
+    """A runner that can run part of its stack."""
+
+    def run_layers(
+        self,
+        caches: Sequence[SequenceCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan,
+        hidden: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """A pass over the planned layers: layer subsets, early exit, resumption, input embeddings.
+
+        Args:
+            caches, roots, trees, computed: as for `score`; roots and tokens are not looked at when `hidden` is given.
+            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0, or what an earlier
+                call returned that stopped there, whose keys and values are still in scratch. Not modified.
+        Returns:
+            (r, hidden) states behind the last layer that was run, before the final norm, and the taps.
+        """
+
+
+@runtime_checkable
+class HasHead(Protocol):
+    """A runner whose head can be asked about any hidden state."""
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
+
+
+@runtime_checkable
+class HasEmbeddings(Protocol):
+    """A runner that takes input embeddings in place of tokens."""
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) input embeddings of tokens."""
+
+    def extend_embeddings(
+        self,
+        caches: Sequence[SequenceCache],
+        embeddings: Sequence[torch.Tensor],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """`Runner.extend` with input embeddings (rows, hidden) per sequence instead of tokens."""
+
+
+@runtime_checkable
+class HasMemory(Protocol):
+    """A runner whose caches are made of blocks that can be counted."""
+
+    memory: CacheMemory
+
+
+class LayeredRunner(RunsLayers, HasHead, Protocol):
+    """A runner that can stop behind any layer, ask the head there, and go on."""
+
+
 def memory_of(runner: Runner) -> CacheMemory | None:
     """The blocks of a runner's caches; None for one that does not declare `blocks`."""
+    return runner.memory if runner.capabilities.blocks and isinstance(runner, HasMemory) else None
+
+
     found: CacheMemory | None = getattr(runner, "memory", None) if runner.capabilities.blocks else None
     return found
 

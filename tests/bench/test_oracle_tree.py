@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters.test_corrupted_oracle import PROMPT, RECORD, drafter
+from bench.test_corrupted_oracle import PROMPT, RECORD, drafter
 from engine.harness import engine, run
 from toys import ToyRunner
 
+from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
+from paceline.bench.oracle_tree import NEVER, Noise, key_of
 from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.corrupted_oracle import CorruptedOracleDrafter
-from paceline.drafters.oracle_tree import NEVER, Noise, key_of
 from paceline.drafters.tree_policies import POLICIES
 from paceline.errors import ConfigError
 from paceline.tree.static_shapes import ShapedBudget, best_shapes

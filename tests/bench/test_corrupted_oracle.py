@@ -11,9 +11,9 @@ import pytest
 from engine.harness import engine, run
 from toys import ToyRunner
 
+from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
 from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.corrupted_oracle import CorruptedOracleDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import Budget

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.oracle_tree import Known, Noise, OracleTrees, key_of
 from paceline.checking import need, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.oracle_tree import Known, Noise, OracleTrees, key_of
 from paceline.drafters.text import SingleDrafter
 from paceline.drafters.tree_policies import PolicyName
 from paceline.drafters.tree_policies import tree_policy as policy_of
