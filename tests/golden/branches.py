@@ -30,6 +30,7 @@ def measured(*tests: str) -> dict[str, float]:
             "parallel = True",
             f"data_file = {work}/data",
             "patch = subprocess, _exit",
+            "disable_warnings = no-data-collected",  # the process that only waits for its workers has none
         ]
         config.write_text("\n".join(lines))
         coverage = [sys.executable, "-m", "coverage"]

@@ -57,9 +57,9 @@ FIXED: dict[str, dict[str, Any]] = {
 """Options of which a measurement would choose."""
 
 
-def decoded(llm: LLM, prompts: Sequence[list[int]]) -> list[Any]:
+def decoded(llm: LLM, prompts: Sequence[list[int]], **more: Any) -> list[Any]:
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    return [llm.generate({"prompt_token_ids": ids, "prediction": PREDICTED}, params)[0] for ids in prompts]
+    return [llm.generate({"prompt_token_ids": ids, **more}, params)[0] for ids in prompts]
 
 
 def shown(outputs: Sequence[Any], *, timed: bool = False) -> dict[str, Any]:
@@ -73,7 +73,8 @@ def shown(outputs: Sequence[Any], *, timed: bool = False) -> dict[str, Any]:
 
 
 def found(golden: Any) -> dict[str, Any]:
-    cpu = str(machine()["cpu"])
+    facts = machine()
+    cpu = f"{facts['cpu']}, {facts['capability']}"
     if golden and golden["cpu"] != cpu:
         raise Skipped(f"the file was made on {golden['cpu']}, this is {cpu}")
     with mock.patch.dict(os.environ):
@@ -102,6 +103,7 @@ def found(golden: Any) -> dict[str, Any]:
                 continue
             config: dict[str, Any] = {"method": name, "num_speculative_tokens": NUMBER} | FIXED.get(name, {})
             config |= NEEDS[name](target, folder) if name in NEEDS else {}
-            made[name] = shown(decoded(plain.with_speculative_config(config), prompts))
+            more = {"prediction": PREDICTED} if name == "prediction" else {}
+            made[name] = shown(decoded(plain.with_speculative_config(config), prompts, **more))
             print(f"{name}: {made[name]['tokens per pass']} tokens per pass", flush=True)
     return made
