@@ -31,8 +31,8 @@ from time import perf_counter
 from typing import Any, cast
 
 import torch
-from batches import decode, must_agree
 from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
+from decoding import decode, must_agree
 from dial import REQUESTS, Dial, words
 from given_weights import GivenLLM, open_transformers, random_weights, transformers_names
 
