@@ -89,7 +89,7 @@ def test_a_real_model_gets_a_table_of_its_own(run: Command) -> None:
 
 @pytest.mark.usefixtures("real_model")
 def test_a_named_model_or_method_is_all_that_runs(run: Command) -> None:
-    for choice in (("--model", str(bench.smollm2_folder())), ("--speculative-config", "ngram")):
+    for choice in (("--model", str(bench.smollm2_folder())), ("--speculative-config", '{"method": "ngram"}')):
         found = run("demo", *FAST, *choice)
         assert found.code == 0
         assert found.out.count("speed-up") == 1
