@@ -71,7 +71,13 @@ def decoded(bench: Bench, line: Line, name: str) -> list[Sample]:
 
 def measured(bench: Bench, lines: Sequence[Line], name: str, baseline: Sequence[Sample]) -> dict[str, Any]:
     """Figures of each line; differences and ratios are to `baseline`."""
-    return {line.name: {"config": dict(line.config), **summary(decoded(bench, line, name), baseline)} for line in lines}
+    made = {line.name: {"config": dict(line.config), **summary(decoded(bench, line, name), baseline)} for line in lines}
+    return {line: one if (name, line) == (ORIGINAL, "static") else brief(one) for line, one in made.items()}
+
+
+def brief(line: dict[str, Any]) -> dict[str, Any]:
+    """A line with its score of each task; what each prompt brought is kept of the baseline alone (`restored`)."""
+    return line | {"tasks": {task: {"score": one["score"]} for task, one in line["tasks"].items()}}
 
 
 def best(lines: Mapping[str, Any], least: float) -> dict[str, Any] | None:

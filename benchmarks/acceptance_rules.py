@@ -1,15 +1,15 @@
 """How often drafts stand under every rule of verification, against the most that any exact rule could accept.
 
-usage: acceptance_rules.py [--data DIR] [--prompts 8] [--places 2] [--temperatures 0.25,0.5,0.75,1] [--drafts 1,2,3,4,6,8]
-                           [--plot-only]
+usage: acceptance_rules.py [--model smollm2] [--data FOLDER] [--prompts 8] [--places 2] [--temperatures 0.25,0.5,0.75,1]
+                           [--drafts 1,2,3,4,6,8] [--plot-only]
 
-The target of the bundled pair writes on held-out prompts at each temperature; at places spread over what it writes, p and q are the
-two models' own distributions, and every rule's acceptance is worked out from them. DATA holds the prompt sets as `paceline bench
---workload` reads them; without it the prompts that ship with the package are taken. Neither model was trained on any of them.
+The target writes after prompts at each temperature; at places spread over what it writes, p and q are its distribution and that
+of a draft model, and every rule's acceptance is worked out from them. SmolLM2's draft model is its own int4 copy, which is closer
+to it than a smaller model would be; look at `--model bundled` too. FOLDER holds published prompt sets (`methods.py`); without it
+the prompts that ship with the package are taken.
 
-Exits with 1 if a rule is above the optimum of its drafts or if draws without replacement are worse than draws with it. Writes
-`results/acceptance_rules.json`, one figure per place, and `results/acceptance_rules.png`; prints acceptance by task and
-temperature.
+Exits with 1 if a rule is above the optimum of its drafts or if draws without replacement are worse than draws with it. Prints
+acceptance by task and temperature. Results: `results/acceptance_rules_MODEL.json`, means over the places of a task, and `.png`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from common import RESULTS, pyplot, save
-from self_speculation import FILES, prompts_of
+from decoding import Model, add_model, asked, model_of, published
+from methods import FILES
 
 from paceline import LLM, SamplingParams
 from paceline.bench import workloads
 from paceline.bench.acceptance_checks import REJECTION_WITH, REJECTION_WITHOUT, violations
 from paceline.bench.acceptance_rules import RULES, WITH, WITHOUT, failures, rows_of
-from paceline.llm import BUNDLED
 
-NAME, WRITTEN, SHOWN = "acceptance_rules", 32, 4
+WRITTEN, SHOWN, ALL = 32, 4, "all"
 GREEDY = "greedy_draft_sampling"
 COLUMNS = {
     "optimum, with": WITH,
@@ -48,10 +48,10 @@ COLUMNS = {
 def prompts_by_task(llm: LLM, given: argparse.Namespace) -> dict[str, list[list[int]]]:
     """Task -> prompts as token ids."""
     if given.data is not None:
-        return {task: prompts_of(llm, given.data / file, given.prompts) for task, file in FILES.items()}
+        return {task: published(llm, given.data, task, given.prompts) for task in FILES}
     found: dict[str, list[list[int]]] = {}
     for one in workloads.bundled().conversations:
-        found.setdefault(one.task, []).append(llm.chat_ids([{"role": "user", "content": one.turns[0]}]))
+        found.setdefault(one.task, []).append(asked(llm, one.turns[0]))
     return {task: prompts[: given.prompts] for task, prompts in found.items()}
 
 
@@ -66,11 +66,12 @@ def pairs(llm: LLM, draft: Any, prompts: Sequence[list[int]], temperature: float
             yield p_tv[place], q_tv[place]
 
 
-def measure(given: argparse.Namespace, temperatures: Sequence[float], drafts: Sequence[int]) -> dict[str, Any]:
+def measure(given: argparse.Namespace, model: Model, temperatures: Sequence[float], drafts: Sequence[int]) -> dict[str, Any]:
     """Acceptance at every place by temperature, number of drafts and rule."""
-    torch.set_num_threads(1)
-    llm = LLM(speculative_config=None, threads=1, seed=0)
-    draft, tasks, rng = llm.models.open(str(BUNDLED / "draft")), prompts_by_task(llm, given), np.random.default_rng(0)
+    llm = model.open(seed=0)
+    models, options = llm.models, model.draft
+    draft = models.open(options["model"]) if "model" in options else models.copy_of_target(options["quantization"])
+    tasks, rng = prompts_by_task(llm, given), np.random.default_rng(0)
     cells = []
     for temperature in temperatures:
         rows = [(task, *pair) for task, ids in tasks.items() for pair in pairs(llm, draft, ids, temperature, given.places)]
@@ -82,7 +83,8 @@ def measure(given: argparse.Namespace, temperatures: Sequence[float], drafts: Se
             cell = {"temperature": temperature, "drafts": number, "tasks": [task for task, *_ in rows], "acceptance": found}
             cells.append({**cell, "standard_errors": {REJECTION_WITHOUT: errors}})
             print(f"temperature {temperature:g}, {number} drafts: {len(rows)} places", file=sys.stderr)
-    return {"model": "bundled", "data": "bundled prompts" if given.data is None else list(FILES), "cells": cells}
+    data = "shipped prompts" if given.data is None else list(FILES)
+    return {"model": model.weights, "draft": model.draft["method"], "data": data, "cells": cells}
 
 
 def others() -> list[tuple[str, Any]]:
@@ -99,14 +101,27 @@ def faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def means(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Cells with means by task and rule in place of a figure for each place."""
+    found = []
+    for cell in cells:
+        where = {
+            task: [i for i, one in enumerate(cell["tasks"]) if task in (one, ALL)] for task in [*dict.fromkeys(cell["tasks"]), ALL]
+        }
+        values = {rule: np.array(each) for rule, each in cell["acceptance"].items()}
+        made = {task: {rule: round(float(each[here].mean()), 5) for rule, each in values.items()} for task, here in where.items()}
+        places = {task: len(here) for task, here in where.items()}
+        found.append({"temperature": cell["temperature"], "drafts": cell["drafts"], "places": places, "acceptance": made})
+    return found
+
+
 def table(cells: Sequence[Mapping[str, Any]], number: int) -> str:
     """Acceptance by task and temperature at one number of drafts."""
     lines = [f"| {number} drafts | temperature | {' | '.join(COLUMNS)} |", "|---|---|" + "---|" * len(COLUMNS)]
-    for task in [*dict.fromkeys(cells[0]["tasks"]), "all"]:
+    for task in cells[0]["acceptance"]:
         for cell in (one for one in cells if one["drafts"] == number):
-            here = [i for i, name in enumerate(cell["tasks"]) if task in (name, "all")]
-            means = [np.array(cell["acceptance"][rule])[here].mean() for rule in COLUMNS.values()]
-            lines.append(f"| {task} | {cell['temperature']:g} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+            figures = [cell["acceptance"][task][rule] for rule in COLUMNS.values()]
+            lines.append(f"| {task} | {cell['temperature']:g} | {' | '.join(f'{mean:.3f}' for mean in figures)} |")
     return "\n".join(lines)
 
 
@@ -123,12 +138,12 @@ STYLES: dict[str, tuple[str, str]] = {
 """Colour and dashes."""
 
 
-def plot(cells: Sequence[Mapping[str, Any]], plt: Any) -> None:
+def plot(cells: Sequence[Mapping[str, Any]], path: Path, plt: Any) -> None:
     """Above, acceptance by drafts for each temperature; below, by temperature for numbers of drafts; `plt` is `pyplot`."""
     temperatures, drafts = (sorted({cell[key] for cell in cells}) for key in ("temperature", "drafts"))
     some = [number for number in drafts if number > 1][: len(temperatures)]
     figure, axes = plt.subplots(2, len(temperatures), figsize=(3.9 * len(temperatures), 7.6), layout="constrained", squeeze=False)
-    mean = {(c["temperature"], c["drafts"], rule): np.mean(c["acceptance"][rule]) for c in cells for rule in STYLES}
+    mean = {(c["temperature"], c["drafts"], rule): c["acceptance"][ALL][rule] for c in cells for rule in STYLES}
     for column, temperature in enumerate(temperatures):
         for rule, (colour, dashes) in STYLES.items():
             values = [mean[temperature, number, rule] for number in drafts]
@@ -147,26 +162,34 @@ def plot(cells: Sequence[Mapping[str, Any]], plt: Any) -> None:
     for axis in axes[1][len(some) :]:
         axis.set_visible(False)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.savefig(RESULTS / f"{NAME}.png", dpi=110)
+    figure.savefig(path, dpi=72)
     plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=None)
+    add_model(parser)
+    parser.add_argument("--data", type=Path, help="folder of published prompt sets; default: the shipped prompts")
     parser.add_argument("--prompts", type=int, default=8, help="of each task")
     parser.add_argument("--places", type=int, default=2, help="of each prompt")
     parser.add_argument("--temperatures", default="0.25,0.5,0.75,1")
     parser.add_argument("--drafts", default="1,2,3,4,6,8")
-    parser.add_argument("--plot-only", action="store_true", help=f"check and draw again from results/{NAME}.json")
+    parser.add_argument("--plot-only", action="store_true", help="draw again from the results")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given, plt = parser.parse_args(), pyplot()
+    torch.set_num_threads(given.threads)
     drafts = [int(one) for one in given.drafts.split(",")]
+    model, wrong = model_of(given.model), list[str]()
+    path = given.folder / f"acceptance_rules_{model.name}.json"
     if not given.plot_only:
-        save(NAME, measure(given, [float(one) for one in given.temperatures.split(",")], drafts))
-    cells = json.loads((RESULTS / f"{NAME}.json").read_text())["cells"]
+        made = measure(given, model, [float(one) for one in given.temperatures.split(",")], drafts)
+        wrong = faults(made["cells"])
+        save(path.stem, made | {"cells": means(made["cells"])}, given.folder)
+    cells = json.loads(path.read_text())["cells"]
     print(table(cells, SHOWN if SHOWN in drafts else drafts[-1]))
-    plot(cells, plt)
-    if wrong := faults(cells):
+    plot(cells, path.with_suffix(".png"), plt)
+    if wrong:
         sys.exit("\n".join(wrong))
 
 

@@ -1,11 +1,11 @@
-"""What attention costs as the context grows: plain steps, chains and trees on a random-weights 291M Llama, form against form.
+"""What attention costs as the context grows: plain steps, chains and trees, form against form.
 
 Forms alternate in one process on the same cache of random keys and values. On the CPU, in PyTorch's operators: `dense` (one masked
 call) and `invariant` (chunks, with sums in the order of positions). `compiled`, the passes that the library takes where it can, is
 to be timed in a process of its own, since the two keep each other's threads waiting. On CUDA, as captured graphs: `dense` and
 `apart` (prefix and tree apart, merged). Every form is compared with `dense` before anything is timed.
 
-usage: attention.py [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5] [--threads 2] [--model FOLDER]
+usage: attention.py [--model 291m] [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5] [--threads 2]
        [--device cpu] [--forms dense invariant] [--name attention]
 """
 
@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, alternate, random_llama, ratio, read_bandwidth, save
+from common import RESULTS, alternate, ratio, read_bandwidth, save
+from decoding import add_model, model_of
 
 from paceline.models import graphs
 from paceline.models.attention import Masks
@@ -170,15 +171,17 @@ def main() -> None:
     parser.add_argument("--device", choices=list(DEFAULT), default="cpu")
     parser.add_argument("--forms", nargs="+", choices=FORMS, help="time `compiled` in a run of its own")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--model", type=Path, default=RESULTS.parent / "models" / "llama-291m", help="made there if absent")
+    add_model(parser, "291m")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--name", default="attention", help="results/NAME.json is written")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     forms = given.forms or DEFAULT[given.device]
-    runner = load_runner(random_llama(given.model), device=given.device)
+    folder = model_of(given.model).folder
+    runner = load_runner(folder, device=given.device)
     if not isinstance(runner, NativeRunner):
         sys.exit("this model is not run by the native decoder")
-    use = graphs_of(runner) if given.device == "cuda" else passes_setters(runner, given.model)
+    use = graphs_of(runner) if given.device == "cuda" else passes_setters(runner, folder)
     cases = []
     for context in given.contexts:
         for batch in given.batch:
@@ -190,6 +193,7 @@ def main() -> None:
     save(
         given.name,
         {"bytes_per_second": read_bandwidth(device=given.device), "weight_bytes": runner.info.weight_bytes, "cases": cases},
+        given.folder,
     )
 
 

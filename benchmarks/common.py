@@ -20,6 +20,8 @@ from paceline.bench import machine
 from paceline.bench.random_model import open_folder
 
 RESULTS = Path(__file__).parent / "results"
+DIGITS = 8
+"""Of a stored figure."""
 
 
 def pyplot() -> Any:
@@ -118,7 +120,8 @@ def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts:
         if all(key in head["parts"] for key in result):
             head["parts"].pop("earlier", None)
     draft = path.with_suffix(".part")
-    draft.write_text(json.dumps({**head, **result}, indent=1) + "\n")
+    rounded = json.loads(json.dumps({**head, **result}), parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
+    draft.write_text(json.dumps(rounded, indent=1) + "\n")
     draft.replace(path)
     print(f"wrote {path}")
     return path

@@ -1,9 +1,9 @@
 """What retrieval costs: memory and time to build a datastore, to keep it open and to look something up; and the table of `aded`.
 
-The texts are the Python sources of this interpreter and its packages, in the tokens of the bundled model; every twentieth file is
+The texts are the Python sources of this interpreter and its packages, in the tokens of the model; every twentieth file is
 held out, and look-ups are asked for at places in these.
 
-usage: datastore.py FOLDER [--tokens 1000000 10000000]     measures; FOLDER keeps the ids and the datastores
+usage: datastore.py FOLDER [--model smollm2] [--tokens 1000000 10000000]     measures; FOLDER keeps the ids and the datastores
        datastore.py FOLDER --calibrate [SOURCES...]        prints how often the next token was seen, by match length and count
 """
 
@@ -20,9 +20,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from common import save
+from common import RESULTS, save
+from decoding import add_model, model_of
 
-from paceline.bench.demo import BUNDLED_TARGET
 from paceline.drafters.aded import AdedDrafter
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.datastore import Datastore
@@ -39,11 +39,10 @@ HELD_OUT = 20
 NODES, DEPTH, LOOKUPS, MOST = 16, 8, 2000, 128
 
 
-def prepare(folder: Path, tokens: int, sources: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+def prepare(folder: Path, tokenizer: Tokenizer, tokens: int, sources: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     """Ids of at most `tokens` tokens of text and of the held-out files, -1 after each document."""
     paths = [folder / "ids.npy", folder / "held_out.npy"]
     if not all(path.exists() for path in paths):
-        tokenizer = Tokenizer.load(BUNDLED_TARGET)
         parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         number = count = 0
         texts = Sources.find(sources) if sources else Sources(tuple(python_files()), frozenset())
@@ -69,10 +68,9 @@ def memory() -> dict[str, int]:
     return {name: int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "RssAnon", "RssFile")}
 
 
-def build(folder: Path, tokens: int) -> dict[str, Any]:
+def build(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     """Build a datastore of so many tokens from ids."""
     ids = np.load(folder / "ids.npy", mmap_mode="r")[:tokens]
-    tokenizer = Tokenizer.load(BUNDLED_TARGET)
     with Writer(folder / "warm", tokenizer) as writer:
         writer.add([1, 2, 3])
         writer.finish(1)
@@ -99,10 +97,9 @@ def documents(ids: np.ndarray) -> Iterator[np.ndarray]:
             yield ids[first:last]
 
 
-def look_up(folder: Path, tokens: int) -> dict[str, Any]:
+def look_up(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     """Open a datastore and draft at places of held-out text, one at a time and sixteen at a time."""
     held_out = np.load(folder / "held_out.npy")
-    tokenizer = Tokenizer.load(BUNDLED_TARGET)
     args = DrafterArgs(vocab_size=tokenizer.vocab_size, index=0, max_context=2048, fingerprint=tokenizer.fingerprint)
     RestDrafter(args, datastore=str(folder / "warm"))
     before, start = memory(), perf_counter()
@@ -128,11 +125,11 @@ def timed(drafter: Any, states: Sequence[Any]) -> float:
     return perf_counter() - start
 
 
-def table(folder: Path, tokens: int) -> dict[str, Any]:
+def table(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     """Teach the table of `aded` so many tokens, then draft at places of held-out text."""
     ids, held_out = np.load(folder / "ids.npy", mmap_mode="r")[:tokens].tolist(), np.load(folder / "held_out.npy")
     ids = [token for token in ids if token != BETWEEN]
-    drafter = AdedDrafter(DrafterArgs(vocab_size=6144, index=0, max_context=2048))
+    drafter = AdedDrafter(DrafterArgs(vocab_size=tokenizer.vocab_size, index=0, max_context=2048))
     before, start = memory(), perf_counter()
     learned = drafter.tables.of("default")
     learned.learn(ids)
@@ -185,10 +182,13 @@ def next_tokens(store: Datastore, tail: np.ndarray, length: int) -> list[int]:
     return found if len(found) <= MOST else [found[(2 * k + 1) * len(found) // (2 * MOST)] for k in range(MOST)]
 
 
-def apart(folder: Path, step: str, tokens: int) -> Any:
+def apart(folder: Path, model: str, step: str, tokens: int) -> Any:
     """One measurement in a process of its own, so that memory is its own."""
     done = subprocess.run(
-        [sys.executable, __file__, str(folder), "--step", step, str(tokens)], capture_output=True, text=True, check=True
+        [sys.executable, __file__, str(folder), "--model", model, "--step", step, str(tokens)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -196,30 +196,35 @@ def apart(folder: Path, step: str, tokens: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    add_model(parser)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--calibrate", type=Path, nargs="*")
     parser.add_argument("--prepare", action="store_true", help="only collect the ids")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    model = model_of(given.model)
+    tokenizer = Tokenizer.load(model.tokenizer)
     if given.step:
         step, tokens = {"build": build, "look_up": look_up, "table": table}[given.step[0]], int(given.step[1])
-        print(json.dumps(step(given.folder, tokens)))
+        print(json.dumps(step(given.folder, tokenizer, tokens)))
         return
-    ids, _ = prepare(given.folder, max(given.tokens), given.calibrate or [])
+    ids, _ = prepare(given.folder, tokenizer, max(given.tokens), given.calibrate or [])
     if given.calibrate is not None:
-        with Writer(given.folder / "calibration", Tokenizer.load(BUNDLED_TARGET)) as writer:
+        with Writer(given.folder / "calibration", tokenizer) as writer:
             writer.add(ids)
             writer.finish(1)
         calibrate(given.folder)
     elif not given.prepare:
         sizes = {
-            str(n): {step: apart(given.folder, step, n) for step in ("build", "look_up")}
+            str(n): {step: apart(given.folder, given.model, step, n) for step in ("build", "look_up")}
             for n in given.tokens
             if n <= 1.05 * len(ids)
         }
-        result = {"nodes": NODES, "depth": DEPTH, "sizes": sizes, "aded": apart(given.folder, "table", 1_000_000)}
+        table_of_aded = apart(given.folder, given.model, "table", min(given.tokens[0], 1_000_000))
+        result = {"tokenizer": model.name, "nodes": NODES, "depth": DEPTH, "sizes": sizes, "aded": table_of_aded}
         print(json.dumps(result, indent=1))
-        save("datastore", result)
+        save(f"datastore_{model.name}", result, given.results)
 
 
 if __name__ == "__main__":

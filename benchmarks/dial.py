@@ -1,41 +1,39 @@
 """`auto` against plain decoding and every fixed length along the acceptance dial, by batch size, in turn, in one run.
 
-usage: dial.py [--model bundled|291m] [--threads 2] [--screening 5] [--repeats 15] [--batches 1,4,16]
-               [--acceptance 0,0.5,0.7,0.8,0.9,0.95] [--fixed 1,2,4,8,15] [--tokens 128] [--requests 4] [--model-dir DIR]
-               [--plot-only]
+usage: dial.py [--model smollm2] [--threads 2] [--screening 2] [--repeats 5] [--batches 1,4,16] [--acceptance 0,0.5,0.8,0.95]
+               [--spread 0] [--fixed 1,2,4,8,15] [--extra NAME=JSON ...] [--tokens 64] [--requests 4] [--plot-only]
 
-The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong and
-always sure, the worst drafter there is. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
-decode the same requests, batch after batch, each in an order drawn anew, after warming up. Outputs must equal those of plain
-decoding, or differ first at a near tie (counted); otherwise nothing is timed. After a few such turns (`--screening`) plain
-decoding, `auto` and the fixed lengths within 15 % of the best go on by themselves for `--repeats` further turns, and ratios are
-taken of those alone: so the time goes where it decides something, and the best fixed length (0 is plain decoding), the one with the
-best median, did not win by its luck among many. Ratios are paired, with 95 % bootstrap intervals. A cell whose batch is smaller
-decodes `--requests`. Every cell is written when it is done, and a run that is stopped goes on where it was. Results:
-`results/dial_MODEL.json`, `.png`.
+The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong
+and always sure, the worst drafter there is. With `--spread 1` the probability differs from node to node, evenly around the chosen
+one. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths decode the same requests, batch
+after batch, each in an order drawn anew, after warming up. `--extra` adds a setting, as trees: `--extra 'dyspec 16={"controller":
+"fixed", "num_speculative_tokens": 16, "tree_policy": "dyspec"}'`.
+
+Outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. After a few turns
+(`--screening`) plain decoding, `auto` and the settings within 15 % of the best go on by themselves for `--repeats` further turns,
+and ratios are taken of those alone: so the time goes where it decides something, and the best fixed setting (plain decoding
+counts as length 0), the one with the best median, did not win by its luck among many. Ratios are paired, with 95 % bootstrap
+intervals. A cell whose batch is smaller decodes `--requests`. Every cell is written when it is done, and a run that is stopped
+goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
-from batches import decode, must_agree, prompts_of
-from common import RESULTS, pyplot, random_llama, ratio, save
+from common import RESULTS, kept, pyplot, ratio, save
+from decoding import Ids, Model, add_model, counted, decode, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_TARGET
 from paceline.bench.settings import dial_registered
-
-PROMPT = 16
-"""Tokens of a random prompt: speeds include prompts, the same for all settings."""
 
 REQUESTS = 4
 """Requests of a cell whose batch is smaller, one after the other."""
@@ -51,32 +49,41 @@ class Dial:
     """One model, its requests, and what plain decoding says to them.
 
     Args:
-        name: "bundled", or "291m" with its folder.
         most: the largest batch. requests: of a cell whose batch is smaller.
     """
 
     requests = REQUESTS
 
-    def __init__(self, name: str, folder: Path, threads: int, most: int, tokens: int, *, requests: int = REQUESTS) -> None:
-        words: dict[str, Any] = {} if name == "bundled" else {"model": random_llama(folder), "tokenizer": BUNDLED_TARGET}
-        self.plain = LLM(**words, speculative_config=None, threads=threads, max_num_seqs=most, enable_prefix_caching=False)
+    def __init__(self, model: Model, threads: int, most: int, tokens: int, *, requests: int = REQUESTS) -> None:
+        self.plain = model.open(threads=threads, max_num_seqs=most)
         self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        self.requests, number = requests, max(most, requests)
-        self.prompts = prompts_of(self.plain, number) if name == "bundled" else _random_prompts(number)
+        self.requests = requests
+        self.prompts = prompts_of(self.plain, max(most, requests))
         self.reference = [decode(self.plain, [prompt], self.params)[0] for prompt in self.prompts]
         self.records = {tuple(ids): made for ids, made in zip(self.prompts, self.reference, strict=True)}
 
-    def cell(self, batch: int, acceptance: float, fixed: list[int], repeats: int, screening: int = 0) -> dict[str, Any]:
+    def cell(
+        self,
+        batch: int,
+        acceptance: float,
+        fixed: list[int],
+        repeats: int,
+        screening: int = 0,
+        *,
+        spread: float = 0.0,
+        extra: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Seconds of every setting at one batch size and acceptance; after `screening` turns, if any, of the contenders alone."""
         oracle: dict[str, Any] = {"method": "corrupted_oracle", "continuations": self.records, "acceptance": acceptance}
-        oracle |= ALWAYS_WRONG if acceptance == 0.0 else {}
+        oracle |= {"spread": spread} | (ALWAYS_WRONG if acceptance == 0.0 else {})
         named = {"plain": None, "auto": {"controller": "auto", **oracle}}
         named |= {f"fixed {number}": {"controller": "fixed", "num_speculative_tokens": number, **oracle} for number in fixed}
+        named |= {name: {**oracle, **options} for name, options in (extra or {}).items()}
         settings = {name: self.plain.with_speculative_config(config) for name, config in named.items()}
         groups = [self.prompts[first : first + batch] for first in range(0, max(batch, self.requests), batch)]
-        agreement = {name: self._check(llm, groups) for name, llm in settings.items()}
+        drafting = {name: self._check(llm, groups) for name, llm in settings.items()}
         for _ in range(WARM_UP):
-            self._run(settings["auto"], groups)
+            self._run(settings["auto"], groups[:1])
         first = self.turns(settings, groups, screening)
         left = contenders(first) if screening else list(settings)
         seconds = self.turns({name: settings[name] for name in left}, groups, repeats)
@@ -89,12 +96,12 @@ class Dial:
             "best fixed": best,
             "auto over plain": ratio(seconds["plain"], seconds["auto"]),
             "auto over the best fixed": ratio(seconds[best], seconds["auto"]),
-            "agreement": agreement,
+            "drafting": drafting,
             "screening": first,
             "seconds": seconds,
         }
 
-    def turns(self, settings: dict[str, LLM], groups: list[list[list[int]]], repeats: int) -> dict[str, list[float]]:
+    def turns(self, settings: dict[str, LLM], groups: list[list[Ids]], repeats: int) -> dict[str, list[float]]:
         """Seconds of every setting, a number a repeat. All settings decode a group before the next one comes, for a machine's speed
         may change within a second, and in an order drawn anew, for what ran just before leaves its traces."""
         seconds: dict[str, list[float]] = {name: [0.0] * repeats for name in settings}
@@ -105,20 +112,16 @@ class Dial:
                 seconds[name][repeat] += self._run(settings[name], [groups[group]])
         return seconds
 
-    def _check(self, llm: LLM, groups: list[list[list[int]]]) -> dict[str, int]:
-        made = [output for group in groups for output in decode(llm, group, self.params)]
-        return must_agree(self.plain, self.prompts[: len(made)], self.reference[: len(made)], made)
+    def _check(self, llm: LLM, groups: list[list[Ids]]) -> dict[str, Any]:
+        found = [one for group in groups for one in run(llm, group, self.params)]
+        made = [one.outputs[0].token_ids for one in found]
+        return must_agree(self.plain, self.prompts[: len(made)], self.reference[: len(made)], made) | counted(found)
 
-    def _run(self, llm: LLM, groups: list[list[list[int]]]) -> float:
+    def _run(self, llm: LLM, groups: list[list[Ids]]) -> float:
         start = perf_counter()
         for group in groups:
             decode(llm, group, self.params)
         return perf_counter() - start
-
-
-def _random_prompts(count: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, 8192, (PROMPT,), generator=generator).tolist() for _ in range(count)]
 
 
 def contenders(seconds: dict[str, list[float]]) -> list[str]:
@@ -153,7 +156,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     panels[0][0].set_ylabel("tokens/s, each acceptance in its own minute")
     panels[1][0].set_ylabel("times plain decoding, paired")
     panels[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=72)
     plt.close(figure)
 
 
@@ -164,7 +167,7 @@ def _over_plain(cell: dict[str, Any]) -> dict[str, float]:
 
 def _lines(axes: Any, points: list[tuple[float, dict[str, float]]]) -> None:
     """A line a setting through its values at each acceptance."""
-    shades = iter(pyplot().get_cmap("Blues")([0.35 + 0.13 * i for i in range(6)]))
+    shades = cycle(pyplot().get_cmap("Blues")([0.35 + 0.13 * i for i in range(6)]))
     for name in points[0][1]:
         look = {"auto": {"color": "#d62728", "linewidth": 2.6, "marker": "o"}, "plain": {"color": "#777777", "linestyle": "--"}}
         style = look.get(name) or {"color": next(shades), "marker": "s", "markersize": 4}
@@ -175,38 +178,44 @@ def _lines(axes: Any, points: list[tuple[float, dict[str, float]]]) -> None:
 @dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["bundled", "291m"], default="bundled")
+    add_model(parser)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--screening", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--screening", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", default="1,4,16")
-    parser.add_argument("--acceptance", default="0,0.5,0.7,0.8,0.9,0.95")
+    parser.add_argument("--acceptance", default="0,0.5,0.8,0.95")
+    parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--fixed", default="1,2,4,8,15")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--extra", action="append", default=[], help="NAME=JSON, a further setting of the drafter")
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
-    parser.add_argument("--plot-only", action="store_true")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--plot-only", action="store_true", help="draw the plot again from the results")
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    batches, name = [int(batch) for batch in given.batches.split(",")], f"dial_{given.model}"
-    path = RESULTS / f"{name}.json"
-    known = json.loads(path.read_text())["cells"] if path.exists() else []
-    done = {(cell["batch"], cell["acceptance"], cell["repeats"]) for cell in known}
     if not given.plot_only:
-        dial = Dial(given.model, given.model_dir, given.threads, max(batches), given.tokens, requests=given.requests)
-        for batch in batches:
-            for acceptance in map(float, given.acceptance.split(",")):
-                if (batch, acceptance, given.repeats) in done:
-                    continue
-                cell = {"repeats": given.repeats, "tokens": given.tokens}
-                fixed = [int(number) for number in given.fixed.split(",")]
-                cell |= dial.cell(batch, acceptance, fixed, given.repeats, given.screening)
-                known = [old for old in known if (old["batch"], old["acceptance"]) != (batch, acceptance)] + [cell]
-                part = f"batch {batch}, acceptance {acceptance:g}"
-                save(name, {"model": given.model, "cells": known}, parts=[part])
-                print(words(cell), flush=True)
-    found = json.loads(path.read_text())
-    plot(found, path.with_suffix(".png"))
+        measure(given)
+    path = given.folder / f"dial_{given.model if '/' not in given.model else Path(given.model).resolve().name}.json"
+    plot(json.loads(path.read_text()), path.with_suffix(".png"))
+
+
+def measure(given: argparse.Namespace) -> None:
+    """All cells that are missing; each is written when it is done."""
+    batches, model = [int(batch) for batch in given.batches.split(",")], model_of(given.model)
+    fixed = [int(number) for number in given.fixed.split(",")]
+    extra = {name: json.loads(text) for name, _, text in (one.partition("=") for one in given.extra)}
+    name, dial = f"dial_{model.name}", Dial(model, given.threads, max(batches), given.tokens, requests=given.requests)
+    asked = {"repeats": given.repeats, "tokens": given.tokens, "spread": given.spread, "extra": extra}
+    for batch in batches:
+        for acceptance in map(float, given.acceptance.split(",")):
+            known = kept(name, given.folder).get("cells", [])
+            place = {"batch": batch, "acceptance": acceptance}
+            if any((place | asked).items() <= old.items() for old in known):
+                continue
+            cell = asked | dial.cell(batch, acceptance, fixed, given.repeats, given.screening, spread=given.spread, extra=extra)
+            cells = [old for old in known if not place.items() <= old.items()] + [cell]
+            part = f"batch {batch}, acceptance {acceptance:g}"
+            save(name, {"model": model.weights, "cells": cells}, given.folder, parts=[part])
+            print(words(cell), flush=True)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,13 @@ def scores(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> di
     lines, skipped = lines_of(bench)
     document = diffusion.scores(bench, asked(lines, given), progress) | {"skipped": skipped}
     refuse(diffusion.broken(document))
+    document["lines"] = {name: brief(line) for name, line in document["lines"].items()}
     return found | {"methods": merged(found["methods"], document, [line.name for line in lines]) if given.only else document}
+
+
+def brief(line: dict[str, Any]) -> dict[str, Any]:
+    """A line with its score of each task, without what each prompt brought."""
+    return line | {"tasks": {task: {"score": one["score"]} for task, one in line["tasks"].items()}}
 
 
 def asked(lines: list[Line], given: argparse.Namespace) -> list[Line]:
@@ -86,6 +92,7 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
     known = found["methods"]["lines"]
     lines = [line for line in asked(lines_of(bench)[0], given) if line.name in known]
     measured = diffusion.times(bench, lines, progress)
+    measured = {name: one and {key: value for key, value in one.items() if key != "raw"} for name, one in measured.items()}
     if given.only:
         before = {name: line.get("times") for name, line in known.items()}
         measured = before | {name: one for name, one in measured.items() if name != lines[0].name}

@@ -3,7 +3,8 @@
 # A stage that has ended well is left out when the script is called again, so that a machine that is taken away costs one stage; one
 # that fails does not hinder the others; after 530 seconds the rest is left to the next call.
 # usage: benchmarks/gpu.sh [--fresh] [OUT_DIR]      results land in benchmarks/results/*_cuda.json (and are copied to OUT_DIR)
-# Ends with 0 when all is done, 75 when stages are left, 1 when one failed. PYTHON names the interpreter, if it is not python3.
+# Ends with 0 when all is done, 75 when stages are left, 1 when one failed. PYTHON names the interpreter, if it is not
+# python3; MODEL the model of speed.py (bundled; smollm2 where its folder was made).
 #
 # Estimated on one H100 (3.0 TB/s read, so that reading the weights takes 5.0 ms of 15.0 GB at 8B and 0.8 ms of 2.5 GB at 1B;
 # 128 tokens of prompts and answers add less than 1 % of that, 16 rows of 8B 0.26 TFLOP, 0.4 ms, which reading hides):
@@ -23,7 +24,7 @@ results=benchmarks/results
 ended="${TMPDIR:-/tmp}/paceline-gpu-stages"
 if [ "${1:-}" = --fresh ]; then rm -rf "$ended" "$results/gpu_shapes_cuda.json"; fi
 mkdir -p "$ended" "$results"
-model="${TMPDIR:-/tmp}/paceline-291m"
+model="${MODEL:-bundled}"
 last=530
 failed=0
 left=0
@@ -59,12 +60,12 @@ stage tests 100 - "$python" -m pytest "${marked[@]}" -q -k "cuda or graph"
 stage verify 70 verify_cuda.json "$python" -m paceline verify --device cuda --samples 4 --json
 stage shapes-8b 260 - "$python" benchmarks/gpu_shapes.py --shapes 8b --budget 190
 stage shapes-1b 140 - "$python" benchmarks/gpu_shapes.py --shapes 1b --budget 95
-stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5
+stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5 --model "$model"
 stage demo 40 demo_cuda.json "$python" -m paceline demo --device cuda --json
 stage verify-int8 60 verify_int8_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int8 --json
 stage verify-int4 60 verify_int4_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int4 --json
-stage quantized 90 - "$python" benchmarks/quantized.py --device cuda --model-dir "$model"
-stage attention 90 - "$python" benchmarks/attention.py --device cuda --model "$model" --contexts 1024 4096 16384 --rows 16 --name attention_cuda
+stage quantized 90 - "$python" benchmarks/quantized.py --device cuda --model 291m
+stage attention 90 - "$python" benchmarks/attention.py --device cuda --contexts 1024 4096 16384 --rows 16 --name attention_cuda
 copy
 echo "== ended after $SECONDS s"
 if [ $failed -ne 0 ]; then exit 1; fi

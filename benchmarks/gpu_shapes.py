@@ -31,8 +31,8 @@ from time import perf_counter
 from typing import Any, cast
 
 import torch
-from batches import decode, must_agree
 from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
+from decoding import decode, must_agree
 from dial import REQUESTS, Dial, words
 from given_weights import GivenLLM, open_transformers, random_weights, transformers_names
 
@@ -40,6 +40,7 @@ from paceline import SamplingParams
 from paceline.bench import random_model
 from paceline.bench.compare import UNITS, first_difference
 from paceline.bench.random_model import RandomShape
+from paceline.bench.settings import dial_registered
 from paceline.models.families import spec_from_config
 from paceline.tree.token_tree import EMPTY_TREE
 
@@ -249,6 +250,7 @@ class Run:
         print(line(cell), flush=True)
 
 
+@dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")

@@ -173,8 +173,8 @@ def show(title: str, table: Mapping[str, Mapping[str, float]]) -> None:
     print(title)
     for name, row in sorted(table.items(), key=lambda item: -item[1]["over plain"]):
         print(
-            f"  {name:28s} {row['tokens_per_second']:6.1f} tokens/s, {row['over plain']:.3f} ({row['low']:.2f} to {row['high']:.2f}), "
-            f"{row['tokens_per_pass']:.2f} tokens a pass, {row['identical']:.2f} identical"
+            f"  {name:28s} {row['tokens_per_second']:6.1f} tokens/s, {row['over plain']:.3f} "
+            f"({row['low']:.2f} to {row['high']:.2f}), {row['tokens_per_pass']:.2f} tokens a pass, {row['identical']:.2f} identical"
         )
 
 

@@ -1,25 +1,29 @@
 """Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in one run.
 
-usage: peers.py [--threads 2] [--repeats 5] [--batches 1,8] [--tokens 64] [--prompts 8] [--only large,bundled]
-                [--peers all] [--folder results] [--quick] [--data DATA]
+usage: peers.py [--model smollm2] [--threads 2] [--repeats 3] [--batches 1,8] [--tokens 64] [--prompts 8] [--only large,prompts]
+                [--peers all] [--documents FOLDER] [--quick] [--data FOLDER]
 
+prompts  the model on the shipped prompts, the bundled one with its draft model where an engine takes one
+data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose files lie in --data as they are published
 large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of all alike
-bundled  the bundled target on its bundled prompts, with its draft model where an engine takes one
-data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose files lie in DATA as they are published
 
-Each part is one run of `paceline bench`, whose document and report go to results/; `peers.json` says for every batch size how our
-plain decoding does against the fastest plain peer, our best speculative setting against the best setting of every peer, and how
-many tokens a pass of the target yields under each. Make the peers first: `paceline bench peers install all`.
+Each part is one run of `paceline bench`, whose document and report go to --documents (megabytes; a temporary folder by default).
+`results/peers.json` keeps of every part and batch size how our plain decoding does against the fastest plain peer, our best
+speculative setting against the best setting of every peer, and how many tokens a pass of the target yields under each. Make the
+peers first: `paceline bench peers install all`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, kept, save
+from decoding import Model, add_model, model_of
+from methods import FILES
 
 from paceline.bench import document, duel
 from paceline.cli.main import main as paceline
@@ -36,29 +40,31 @@ LONG = (
     '{"name": "transformers", "method": "ngram", "num_speculative_tokens": 16}',
 )
 
-DATA = {
-    "spec-bench": "spec-bench/question.odd.jsonl",
-    "humaneval": "humaneval/HumanEval.even.jsonl",
-    "mt-redundant": "mt-redundant/question_redundant.odd.jsonl",
-    "gsm8k": "gsm8k/test.first-half.jsonl",
-}
 
-
-def arguments(part: str, given: argparse.Namespace) -> list[str]:
+def arguments(part: str, model: Model, given: argparse.Namespace) -> list[str]:
     """The words of `paceline bench` for a part, but for where its results go."""
     if part == "large":
         shape = f"synthetic:prompt=64,output={given.tokens},count={given.prompts}"
         words = ["--random-shape", "291m", "-w", shape]
         settings = ("auto", *LOOKUPS)
     else:
-        names = ("bundled",) if part == "bundled" else tuple(f"{name}={given.data / path}" for name, path in DATA.items())
-        words = [word for name in names for word in ("-w", name)]
+        names = ("bundled",) if part == "prompts" else workloads(given.data)
+        words = [] if model.name == "bundled" else ["--model", str(model.folder)]
+        words += [word for name in names for word in ("-w", name)]
         words += ["--limit", str(3 * given.prompts), "--max-tokens", str(2 * given.tokens)]
-        settings = ("auto", *LOOKUPS, *DRAFTS)
+        settings = ("auto", *LOOKUPS, *(DRAFTS if model.name == "bundled" else ()))
     peers = [given.peers, *(HALF + LONG if given.peers == "all" and not given.quick else ())]
     words += [word for setting in settings[: 2 if given.quick else None] for word in ("-s", setting)]
     words += [word for peer in peers for word in ("--peers", peer)]
     return [*words, "--batch", given.batches, "--repeats", str(given.repeats), "--threads", str(given.threads)]
+
+
+def workloads(data: Path) -> tuple[str, ...]:
+    """The published sets as `paceline bench --workload` takes them."""
+    files = {name: sorted(data.glob(pattern)) for name, pattern in FILES.items()}
+    if missing := [FILES[name] for name, found in files.items() if not found]:
+        sys.exit(f"{data} holds no {', '.join(missing)}; give --data a folder that does")
+    return tuple(f"{name}={found[0]}" for name, found in files.items())
 
 
 def claims(made: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,32 +108,37 @@ def _duel(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--documents", type=Path, help="folder of the documents and reports; default: a temporary one")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--batches", default="1,8")
-    parser.add_argument("--only", default="large,bundled")
+    parser.add_argument("--only", default="large,prompts")
     parser.add_argument("--peers", default="all")
     parser.add_argument("--quick", action="store_true", help="two settings, and no other options of the peers")
     parser.add_argument("--data", type=Path, help="for the part of this name")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     if "data" in given.only.split(",") and given.data is None:
-        parser.error("the part data needs --data DATA")
-    result = kept("peers", given.folder)
+        parser.error("the part data needs --data FOLDER")
+    result, model, made = kept("peers", given.folder), model_of(given.model), list[str]()
+    documents = given.documents or Path(tempfile.mkdtemp(prefix="paceline-peers-"))
     for part in given.only.split(","):
-        path = given.folder / f"peers_{part}.json"
-        words = ["bench", *arguments(part, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]
+        name = part if part == "large" else f"{part} {model.name}"
+        path = documents / f"peers {name}.json"
+        words = ["bench", *arguments(part, model, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]
         typed, sys.argv = sys.argv, ["paceline", *words]  # the document says which command makes it
         code = paceline(words)
         sys.argv = typed
         if code not in (0, 1):
             sys.exit(code)
-        result[part] = claims(document.load(path))
-        for record in result[part]:
+        result[name] = claims(document.load(path))
+        made.append(name)
+        for record in result[name]:
             print(record)
-    save("peers", result, given.folder, parts=given.only.split(","))
+    save("peers", result, given.folder, parts=made)
 
 
 if __name__ == "__main__":

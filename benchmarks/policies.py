@@ -1,11 +1,11 @@
-"""Policies of drafting length side by side: on the bundled pair, on prompt lookup, and along the acceptance dial, in one run.
+"""Policies of drafting length side by side: on a draft model, on prompt lookup, and along the acceptance dial, in one run.
 
-usage: policies.py [--threads 2] [--repeats 5] [--prompts 4] [--tokens 128] [--dial 0.5,0.7,0.8,0.9,0.95] [--plot-only]
+usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--dial 0.5,0.8,0.95] [--plot-only]
 
 Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that rotates, so that
 every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or differ first at a near tie
-(counted); otherwise nothing is timed. All policies have their published defaults; "fixed" has 4 and 8 tokens. "oracle length" knows
-how much of each draft will be accepted (`bench.oracle_length`). Writes `results/policies.json` and `results/policies.png`.
+(counted); otherwise nothing is timed. All policies have their published defaults; "fixed" has 4 and 8 tokens. "oracle length"
+knows how much of each draft will be accepted (`bench.oracle_length`). Results: `results/policies_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from batches import must_agree, prompts_of
 from common import RESULTS, pyplot, save
+from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
 from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
 from paceline.bench.settings import dial_registered
 
-Ids = list[int]
 POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},
     "fixed 4": {"controller": "fixed", "num_speculative_tokens": 4},
@@ -66,7 +66,7 @@ class Group:
         return found
 
     def _decode(self, llm: LLM, prompt: Ids) -> Any:
-        return llm.generate([{"prompt_token_ids": prompt}], self.params)[0]
+        return run(llm, [prompt], self.params)[0]
 
     def run(self, name: str, number: int) -> tuple[Any, float]:
         """One setting on one prompt: its result and its seconds."""
@@ -82,8 +82,7 @@ class Group:
             everything = [self.run(name, number)[0] for number in range(len(self.prompts))]
             outputs = [found.outputs[0].token_ids for found in everything]
             self.agreement[name] = must_agree(self.plain, self.prompts, self.reference, outputs)
-            sums = {key: sum(getattr(f.metrics, key) for f in everything) for key in KEYS}
-            self.drafting[name] = {**sums, "mean_acceptance_length": 1 + sums[KEYS[1]] / max(sums[KEYS[2]], 1)}
+            self.drafting[name] = counted(everything)
 
     def turn(self, repeat: int) -> None:
         """Every setting on every prompt, once."""
@@ -94,7 +93,7 @@ class Group:
                 self.seconds[name][number].append(self.run(name, number)[1])
 
     def to_dict(self, tokens: int) -> dict[str, Any]:
-        """Raw seconds, tokens/s and the paired ratio over plain decoding, with their 95 % intervals."""
+        """Tokens/s and the paired ratio over plain decoding, with their 95 % intervals."""
         found = {}
         base_pr = np.array(self.seconds[PLAIN])
         tokens_pr = np.full_like(base_pr, tokens)
@@ -105,12 +104,8 @@ class Group:
                 "over_plain": _dict(stats.speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
                 "drafting": self.drafting[name],
                 "agreement": self.agreement[name],
-                "seconds": seconds,
             }
         return found
-
-
-KEYS = ("num_draft_tokens", "num_accepted_tokens", "num_steps")
 
 
 def _controlled(llm: LLM, controller: Any) -> LLM:
@@ -125,14 +120,14 @@ def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
     return estimate.to_dict()
 
 
-def measure(given: argparse.Namespace, dial: Sequence[float]) -> dict[str, Any]:
+def measure(given: argparse.Namespace, model: Model, dial: Sequence[float]) -> dict[str, Any]:
     """All groups, in turn."""
-    plain = LLM(speculative_config=None, threads=given.threads, enable_prefix_caching=False)
+    plain = model.open(threads=given.threads)
     prompts = prompts_of(plain, given.prompts)
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
     reference = [plain.generate([{"prompt_token_ids": ids}], params)[0].outputs[0].token_ids for ids in prompts]
     records = {tuple(ids): made for ids, made in zip(prompts, reference, strict=True)}
-    drafters: dict[str, dict[str, Any]] = {"draft_model": {"method": "draft_model"}, "ngram": {"method": "ngram"}}
+    drafters: dict[str, dict[str, Any]] = {"draft model": model.draft, "ngram": {"method": "ngram"}}
     for acceptance in dial:
         drafters[f"dial {acceptance:g}"] = {"method": "corrupted_oracle", "acceptance": acceptance, "continuations": records}
     groups = {name: Group(plain, drafter, prompts, reference, given.tokens) for name, drafter in drafters.items()}
@@ -142,7 +137,8 @@ def measure(given: argparse.Namespace, dial: Sequence[float]) -> dict[str, Any]:
         for group in groups.values():
             group.turn(repeat)
     return {
-        "model": "bundled",
+        "model": model.weights,
+        "draft": model.draft["method"],
         "prompts": given.prompts,
         "tokens": given.tokens,
         "repeats": given.repeats,
@@ -165,7 +161,7 @@ STYLE = {
 }
 
 
-def plot(found: Mapping[str, Any], plt: Any) -> None:
+def plot(found: Mapping[str, Any], path: Path, plt: Any) -> None:
     """Tokens per second along the dial, the same over plain decoding, and the two real drafters."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5.5), width_ratios=(5, 5, 4), layout="constrained")
     lines(left, found, "tokens_per_second")
@@ -174,7 +170,7 @@ def plot(found: Mapping[str, Any], plt: Any) -> None:
     lines(middle, found, "over_plain")
     middle.set(ylabel="times plain decoding, paired", title="The same over plain (bands: 95 % intervals)")
     bars(right, found["groups"])
-    figure.savefig(RESULTS / "policies.png", dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
@@ -193,7 +189,7 @@ def lines(axes: Any, found: Mapping[str, Any], figures: str) -> None:
 def bars(axes: Any, groups: Mapping[str, Any]) -> None:
     """Times plain decoding under the draft model and, hatched, under prompt lookup."""
     names = [name for name in STYLE if name != PLAIN]
-    for offset, (drafter, hatch) in enumerate((("draft_model", ""), ("ngram", "///"))):
+    for offset, (drafter, hatch) in enumerate((("draft model", ""), ("ngram", "///"))):
         table = np.array([[groups[drafter][name]["over_plain"][key] for key in ("value", "low", "high")] for name in names])
         errors = np.abs(table[:, 1:] - table[:, :1]).T
         colours = [STYLE[name][0] for name in names]
@@ -208,24 +204,26 @@ def bars(axes: Any, groups: Mapping[str, Any]) -> None:
 @dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--dial", default="0.5,0.7,0.8,0.9,0.95")
-    parser.add_argument("--plot-only", action="store_true", help="draw the plot again from results/policies.json")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dial", default="0.5,0.8,0.95")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--plot-only", action="store_true", help="draw the plot again from the results")
     given, plt = parser.parse_args(), pyplot()
+    model = model_of(given.model)
+    path = given.folder / f"policies_{model.name}.json"
     if not given.plot_only:
-        save("policies", measure(given, [float(one) for one in given.dial.split(",")]))
-    found = json.loads((RESULTS / "policies.json").read_text())
+        save(path.stem, measure(given, model, [float(one) for one in given.dial.split(",")]), given.folder)
+    found = json.loads(path.read_text())
     for drafter, group in found["groups"].items():
         for name, one in group.items():
             rate, over, drafting = one["tokens_per_second"]["value"], one["over_plain"], one["drafting"]
             interval = f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f}) times plain"
-            print(
-                f"{drafter:12s} {name:14s} {rate:6.0f} tokens/s, {interval}, {drafting['mean_acceptance_length']:.2f} tokens a step"
-            )
-    plot(found, plt)
+            print(f"{drafter:12s} {name:14s} {rate:6.0f} tokens/s, {interval}, {drafting['tokens_per_pass']:.2f} tokens a pass")
+    plot(found, path.with_suffix(".png"), plt)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Prefix caching: requests that share a long beginning, with and without it, in turn, in one run on the bundled model.
+"""Prefix caching: requests that share a long beginning, with and without it, in turn, in one run.
 
-usage: prefix.py [--requests 16] [--prefix 1500] [--own 12] [--tokens 32] [--repeats 3] [--threads 2] [--model DIR]
+usage: prefix.py [--model smollm2] [--requests 8] [--prefix 1000] [--own 12] [--tokens 32] [--repeats 3] [--threads 2]
 
-The beginning is made of the shipped prompts; each request ends with tokens of its own. *together*: all requests in one call;
-*one by one*: a call for each, as in a chat. Kept prefixes are given up before every run, so that the first request of each run
-computes everything. Outputs with and without must be equal to the bit of every logprob, otherwise nothing is timed.
+The beginning is made of the shipped prompts; each request ends with tokens of its own. *together*: all requests in one call; *one
+by one*: a call for each, as in a chat. Kept prefixes are given up before every run, so that the first request of each run
+computes everything. Outputs with and without must be equal to the bit of every logprob, otherwise nothing is timed. Results:
+`results/prefix_MODEL.json`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import alternate, ratio, save
+from common import RESULTS, alternate, ratio, save
+from decoding import add_model, model_of
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
+from paceline.bench.demo import bundled_prompts
 from paceline.models.base import memory_of
 
 
@@ -79,7 +81,6 @@ def measure(on: LLM, off: LLM, prompts: Sequence[list[int]], tokens: int, repeat
         "median_seconds_to_first_token": {name: median(runs) for name, runs in middle.items()},
         "median_seconds": {name: median(runs) for name, runs in seconds.items()},
         "seconds": seconds,
-        "seconds_to_first_token": first,
     }
     print("together" if together else "one by one", {name: found[name] for name in list(found)[1:5]}, flush=True)
     return found
@@ -87,24 +88,25 @@ def measure(on: LLM, off: LLM, prompts: Sequence[list[int]], tokens: int, repeat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--prefix", type=int, default=1500)
+    add_model(parser)
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--prefix", type=int, default=1000)
     parser.add_argument("--own", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    words = BUNDLED_TARGET if given.model is not None else None
-    options: dict[str, Any] = {"speculative_config": None, "threads": given.threads, "tokenizer": words, "max_num_seqs": 16}
-    on, off = (LLM(given.model, enable_prefix_caching=cached, **options) for cached in (True, False))
+    model = model_of(given.model)
+    on, off = (model.open(enable_prefix_caching=cached, threads=given.threads) for cached in (True, False))
     prompts = prompts_of(on, given.requests, given.prefix, given.own)
     found = {
         name: measure(on, off, prompts, given.tokens, given.repeats, together=name == "together")
         for name in ("together", "one by one")
     }
     sizes = {"requests": given.requests, "prefix": given.prefix, "own": given.own, "tokens": given.tokens}
-    save("prefix", {"model": str(given.model or "bundled"), "exactness": str(on.exactness), **sizes, **found})
+    made = {"model": model.weights, "exactness": str(on.exactness), **sizes, **found}
+    save(f"prefix_{model.name}", made, given.folder)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""Recursive speculative decoding against SpecTr and a single chain at equal target budget, above temperature 0; bundled pair.
+"""Recursive speculative decoding against SpecTr and a single chain at equal target budget, above temperature 0.
 
-usage: rsd.py --data DIR --part counts|times|plot [--temperatures 0.5,0.75,1] [--budgets 6,14,30] [--prompts 24] [--tokens 64]
-              [--seconds 45] [--threads 2]
+usage: rsd.py --data FOLDER --part counts|times|plot [--model smollm2] [--temperatures 0.5,0.75,1] [--prompts 24]
+              [--budgets 6,14,30] [--tokens 64] [--seconds 45] [--threads 2]
 
-At every budget of target rows a pass (draft tokens that are verified at once) each method has the shapes that use it up: one chain
-(SD), k independent chains of one length (SpecTr, verified by k-SEQ), constant branching factors by level (RSD-C) and stochastic
-beams (RSD-S), both verified by recursive rejection. Chains that agree share their rows: "SpecTr, longer" goes on until these are
-used up as well. DATA holds the prompt sets as `paceline bench --workload` reads them; neither model was trained on any of them.
+At every budget of target rows a pass (draft tokens that are verified at once) each method has the shapes that use it up: one
+chain (SD), k independent chains of one length (SpecTr, verified by k-SEQ), constant branching factors by level (RSD-C) and
+stochastic beams (RSD-S), both verified by recursive rejection. Chains that agree share their rows: "SpecTr, longer" goes on until
+these are used up as well. FOLDER holds the published prompt sets (`methods.py`). SmolLM2's draft model is its own int4 copy,
+which is nearly always right; look at `--model bundled` too.
 
 "counts" decodes all prompts together and counts tokens per target pass. "times" decodes them one by one, plain decoding and every
 shape in turn, in an order that rotates, so that every ratio compares runs made next to each other; after --seconds no further
 prompt is begun. All rules are exact in law, so outputs differ from run to run and are not compared here: the tests of the rules
-enumerate their laws. A run leaves what other runs put into `results/rsd.json`: estimates with 95 % intervals over prompts, and the
-raw figures of every prompt. `results/rsd.png` shows, for each method and budget, the best of its shapes.
+enumerate their laws. A run leaves what other runs put into `results/rsd_MODEL.json`: estimates with 95 % intervals over prompts,
+and the raw figures of every prompt. The plot beside it shows, for each method and budget, the best of its shapes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, kept, pyplot, save
-from self_speculation import FILES, prompts_of
+from decoding import Model, add_model, model_of, published
+from methods import FILES
 
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
 
-NAME, PLAIN = "rsd", "plain"
+PLAIN = "plain"
 CHAIN, SPECTR, LONGER, RSD_C, RSD_S = "chain", "SpecTr", "SpecTr, longer", "RSD-C", "RSD-S"
 SHAPES: dict[int, dict[str, list[tuple[int, ...]]]] = {
     6: {CHAIN: [(6,)], RSD_C: [(2, 1, 1), (2, 2), (3, 1)], RSD_S: [(2, 3), (3, 2)]},
@@ -44,12 +46,11 @@ for _shapes in SHAPES.values():
     _shapes |= {SPECTR: _shapes[RSD_S], LONGER: _shapes[RSD_S]}
 POLICIES = {SPECTR: "spectr", LONGER: "spectr", RSD_C: "rsd_c", RSD_S: "rsd_s"}
 KEYS = ("num_draft_tokens", "num_accepted_tokens", "num_steps")
-SETS = ("spec-bench", "humaneval", "gsm8k", "mt-redundant")
 
 
-def config_of(method: str, shape: Sequence[int], budget: int) -> dict[str, Any]:
+def config_of(draft: Mapping[str, Any], method: str, shape: Sequence[int], budget: int) -> dict[str, Any]:
     """speculative_config of a shape; a limit inside the entry is one of levels, beside the list one of rows."""
-    entry: dict[str, Any] = {"method": "draft_model", "draft_sample_method": "probabilistic"}
+    entry: dict[str, Any] = {**draft, "draft_sample_method": "probabilistic"}
     if method != CHAIN:
         entry |= {"tree_policy": POLICIES[method], "tree_width": list(shape) if method == RSD_C else shape[0]}
     if method == SPECTR:
@@ -58,22 +59,25 @@ def config_of(method: str, shape: Sequence[int], budget: int) -> dict[str, Any]:
     return {"method": [entry], "num_speculative_tokens": budget, "controller": "fixed", "acceptance_method": rule}
 
 
-def settings(budgets: Sequence[int]) -> dict[str, tuple[int, str, dict[str, Any]]]:
-    """Name -> budget, method, speculative_config."""
+def settings(budgets: Sequence[int]) -> dict[str, tuple[int, str, tuple[int, ...]]]:
+    """Name -> budget, method, shape."""
     return {
-        f"{method} {'x'.join(map(str, shape))}, {budget} rows": (budget, method, config_of(method, shape, budget))
+        f"{method} {'x'.join(map(str, shape))}, {budget} rows": (budget, method, shape)
         for budget in budgets
         for method, shapes in SHAPES[budget].items()
         for shape in shapes
     }
 
 
-def engines(given: argparse.Namespace) -> tuple[dict[str, LLM], list[list[int]]]:
+def engines(given: argparse.Namespace, model: Model) -> tuple[dict[str, LLM], list[list[int]]]:
     """Every setting's engine, and prompts spread over the sets."""
-    plain = LLM(speculative_config=None, threads=given.threads, enable_prefix_caching=False, seed=0)
-    each = -(-given.prompts // len(SETS))
-    prompts = [ids for name in SETS for ids in prompts_of(plain, given.data / FILES[name], each, longest=256)]
-    made = {name: plain.with_speculative_config(config) for name, (_, _, config) in settings(given.budgets).items()}
+    plain = model.open(threads=given.threads, seed=0)
+    each = -(-given.prompts // len(FILES))
+    prompts = [ids for name in FILES for ids in published(plain, given.data, name, each, longest=256)]
+    made = {
+        name: plain.with_speculative_config(config_of(model.draft, method, shape, budget))
+        for name, (budget, method, shape) in settings(given.budgets).items()
+    }
     return {PLAIN: plain, **made}, prompts
 
 
@@ -181,7 +185,7 @@ def show(found: Mapping[str, Any], budgets: Sequence[int]) -> None:
         print(f"  plain: {found['times'][PLAIN]['tokens_per_second']['value']:.0f} tokens/s")
 
 
-def plot(by_temperature: Mapping[str, Any], budgets: Sequence[int]) -> None:
+def plot(by_temperature: Mapping[str, Any], budgets: Sequence[int], path: Path) -> None:
     """Above tokens per pass, below tokens per second, by budget, a panel a temperature."""
     plt, temperatures = pyplot(), sorted(by_temperature, key=float)
     size = (4.4 * len(temperatures), 7)
@@ -202,27 +206,30 @@ def plot(by_temperature: Mapping[str, Any], budgets: Sequence[int]) -> None:
             axes[1][column].axhline(plain, color="#000000", linestyle=":", label=PLAIN)
     axes[1][0].set_ylim(0, None)
     figure.legend(*axes[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(RESULTS / f"{NAME}.png", dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
-def keep(given: argparse.Namespace, temperature: float, found: Mapping[str, Any]) -> None:
+def keep(given: argparse.Namespace, model: Model, temperature: float, found: Mapping[str, Any]) -> None:
     """Put one temperature's part into the results, beside what is there by now.
 
     Raises:
         SystemExit: the results are of other budgets.
     """
-    result = {"model": "bundled", "budgets": given.budgets, "temperatures": {}} | kept(NAME)
+    file = f"rsd_{model.name}"
+    result = {"model": model.weights, "budgets": given.budgets, "temperatures": {}} | kept(file, given.folder)
     if result["budgets"] != given.budgets:
-        raise SystemExit(f"results/{NAME}.json holds budgets {result['budgets']}; move it away, or measure these")
+        raise SystemExit(f"{given.folder / file}.json holds budgets {result['budgets']}; move it away, or measure these")
     result["temperatures"].setdefault(f"{temperature:g}", {})[given.part] = found
     name = f"{given.part}, temperature {temperature:g}"
-    save(NAME, result | {"tokens": result.get("tokens", {}) | {name: given.tokens}}, parts=[name])
+    save(file, result | {"tokens": result.get("tokens", {}) | {name: given.tokens}}, given.folder, parts=[name])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--part", choices=("counts", "times", "plot"), required=True)
     parser.add_argument("--temperatures", type=lambda text: [float(one) for one in text.split(",")], default=[0.5, 0.75, 1.0])
     parser.add_argument("--budgets", type=lambda text: [int(one) for one in text.split(",")], default=list(SHAPES))
@@ -231,17 +238,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=45.0, help="of timing, at each temperature")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
+    model = model_of(given.model)
     if given.part != "plot":
-        llms, prompts = engines(given)
+        llms, prompts = engines(given, model)
         for temperature in given.temperatures:
             found = {"counts": counts, "times": times}[given.part](given, temperature, llms, prompts)
             print(f"{given.part}, temperature {temperature:g}", file=sys.stderr)
-            keep(given, temperature, found)
-    result = kept(NAME)
+            keep(given, model, temperature, found)
+    path = given.folder / f"rsd_{model.name}.png"
+    result = kept(path.stem, given.folder)
     for temperature, found in result["temperatures"].items():
         print(f"temperature {temperature}")
         show(found, given.budgets)
-    plot(result["temperatures"], given.budgets)
+    plot(result["temperatures"], given.budgets, path)
 
 
 if __name__ == "__main__":

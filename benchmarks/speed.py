@@ -1,20 +1,20 @@
 """Speed against transformers with the same weights, dtype, device and threads, greedy, batch 1, in one run.
 
-usage: speed.py [--device cpu] [--threads 2] [--repeats 7] [--model-dir DIR] [--only plain,large,demo]
+usage: speed.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 3] [--prompts 24] [--tokens 64] [--only large,demo]
 
-plain   the bundled target, `LLM(...)` without drafts against `generate`
-large   a random 291M Llama in bfloat16: the same, the share of the memory-bandwidth limit, and the cost of scoring trees
-demo    the bundled prompts: Paceline plain and "auto" against transformers' assisted generation and prompt lookup
+demo    the shipped prompts: Paceline plain and `auto` against transformers' generation, plain, with prompt lookup, and on the
+        bundled pair with its draft model
+large   a random 291M Llama in bfloat16: plain decoding against `generate`, the share of the memory-bandwidth limit, and the cost of
+        scoring trees
 
-Outputs must be equal, or differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for stay as
-they are in the result file, which says of every part which run made it.
+Prompts go through the chat template; settings decode each prompt in turn, in an order that rotates. Outputs must be equal, or
+differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for, and other models, stay as they are
+in `results/speed_DEVICE.json`, which says of every part which run made it; `table.py` writes the table of the README from it.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -22,15 +22,16 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from common import alternate, kept, random_llama, ratio, read_bandwidth, save
+from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
+from decoding import Ids, Model, add_model, asked, model_of, must_agree
 
 from paceline import LLM, SamplingParams
-from paceline.bench.compare import first_difference
-from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
+from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
 from paceline.tree.token_tree import TokenTree
 
 DEVICE = "cpu"
 UNITS = 4.0  # of tolerance against another engine, which rounds differently at every layer
+AUTO = "paceline auto"
 
 
 def open_transformers(folder: Path) -> Any:
@@ -53,80 +54,37 @@ def ours(llm: LLM, ids: list[int], tokens: int, turn: str = "") -> list[int]:
     return found.outputs[0].token_ids
 
 
-def must_agree(llm: LLM, prompts: list[list[int]], a: list[list[int]], b: list[list[int]], what: str) -> dict[str, int]:
-    """Equal, or first different at a near tie; anything else ends the benchmark."""
-    differences = [first_difference(llm.runner, p, x, y, UNITS) for p, x, y in zip(prompts, a, b, strict=True)]
-    wrong = [d for d in differences if d is not None and not d.near_tie]
-    if wrong:
-        raise SystemExit(f"{what}: outputs differ outside near ties, nothing is timed: {wrong[:3]}")
-    return {"prompts": len(prompts), "identical": sum(d is None for d in differences)}
-
-
-def plain(repeats: int, name: str, folder: Path, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Plain decoding, ours against transformers'."""
-    model, llm = (
-        open_transformers(folder),
-        LLM(
-            folder if name != "bundled" else None,
-            speculative_config=None,
-            tokenizer=BUNDLED_TARGET,
-            device=DEVICE,
-            enable_prefix_caching=False,
-        ),
-    )
-    theirs, mine = ([hf_generate(model, p, tokens) for p in prompts], [ours(llm, p, tokens) for p in prompts])
-    agreement = must_agree(llm, prompts, mine, theirs, name)
-    seconds = alternate(
-        {
-            "transformers": lambda: [hf_generate(model, p, tokens) for p in prompts],
-            "paceline plain": lambda: [ours(llm, p, tokens) for p in prompts],
-        },
-        repeats,
-    )
-    made = {"transformers": sum(map(len, theirs)), "paceline plain": sum(map(len, mine))}
-    per_token = {key: [s / made[key] for s in values] for key, values in seconds.items()}
-    rates = {key: 1 / median(values) for key, values in per_token.items()}
+def large(repeats: int) -> dict[str, Any]:
+    """The 291M model: plain speed, the share of the limit, rows."""
+    model = model_of("291m")
+    theirs, llm = open_transformers(model.folder), model.open(device=DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(2)]
+    runs = {
+        "transformers": lambda: [hf_generate(theirs, p, 64) for p in prompts],
+        "paceline plain": lambda: [ours(llm, p, 64) for p in prompts],
+    }
+    outputs = {name: run() for name, run in runs.items()}
+    agreement = must_agree(llm, prompts, outputs["paceline plain"], outputs["transformers"], units=UNITS, what="291M")
+    seconds = alternate(runs, repeats)
+    made = {name: sum(map(len, found)) for name, found in outputs.items()}
+    rates = {name: made[name] / median(took) for name, took in seconds.items()}
+    limits = [read_bandwidth(device=DEVICE) for _ in range(repeats)]
+    turns = [[score_seconds(llm, nodes) for nodes in (0, 1, 3, 7, 15)] for _ in range(repeats)]
+    step, weights = median(turn[0] for turn in turns), llm.runner.info.weight_bytes
     return {
         "agreement": agreement,
         "tokens_per_second": rates,
-        "speedup": ratio(per_token["transformers"], per_token["paceline plain"]),
-        "seconds_per_token": per_token,
+        "speedup": ratio(seconds["transformers"], seconds["paceline plain"]),
+        "limit": {
+            "weight_bytes": weights,
+            "read_bandwidth": median(limits),
+            "step_seconds": step,
+            "share_of_limit": weights / median(limits) / step,
+            "share_of_limit_generate": rates["paceline plain"] * weights / median(limits),
+        },
+        "tree_cost": {f"{n} nodes": median(turn[i] / turn[0] for turn in turns) for i, n in enumerate((0, 1, 3, 7, 15))},
     }
-
-
-def large(repeats: int, folder: Path) -> dict[str, Any]:
-    """The 291M model: plain speed, the share of the limit, rows."""
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(0, 8192, (64,), generator=generator).tolist() for _ in range(2)]
-    found = plain(repeats, "291M", folder, prompts, 64)
-    llm = LLM(folder, speculative_config=None, tokenizer=BUNDLED_TARGET, device=DEVICE, enable_prefix_caching=False)
-    limits, shares, steps = [], [], []
-    for _ in range(repeats):
-        bandwidth = read_bandwidth(device=DEVICE)
-        step = score_seconds(llm, 0)
-        limits.append(bandwidth)
-        steps.append(step)
-        shares.append(llm.runner.info.weight_bytes / bandwidth / step)
-    turns = [[score_seconds(llm, nodes) for nodes in (0, 1, 3, 7, 15)] for _ in range(repeats)]
-    cost = {nodes: [turn[i] / turn[0] for turn in turns] for i, nodes in enumerate((0, 1, 3, 7, 15))}
-    found["limit"] = {
-        "weight_bytes": llm.runner.info.weight_bytes,
-        "read_bandwidth": median(limits),
-        "step_seconds": median(steps),
-        "share_of_limit": median(shares),
-        "share_of_limit_generate": found["tokens_per_second"]["paceline plain"] * llm.runner.info.weight_bytes / median(limits),
-    }
-    found["profile"] = profile(llm)
-    found["tree_cost"] = {f"{nodes} nodes": {"median": median(v), "all": v} for nodes, v in cost.items()}
-    return found
-
-
-def profile(llm: LLM, tokens: int = 32) -> dict[str, float]:
-    """Share of the seconds of plain decoding by what they were spent on (`score` is the model's pass)."""
-    before = llm.engine.times.to_dict()
-    ours(llm, [(7 * i) % 8192 for i in range(96)], tokens)
-    spent = {name: seconds - before[name] for name, seconds in llm.engine.times.to_dict().items() if name != "prefill"}
-    return {name: round(seconds / sum(spent.values()), 4) for name, seconds in spent.items()}
 
 
 def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> float:
@@ -143,67 +101,79 @@ def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> 
     return median(seconds[2:])
 
 
-def demo(repeats: int) -> dict[str, Any]:
-    """The bundled prompts four ways."""
-    llm = LLM(device=DEVICE, enable_prefix_caching=False)
-    off = llm.with_speculative_config(None)
-    model, draft = open_transformers(BUNDLED_TARGET), open_transformers(BUNDLED_DRAFT)
-    prompts = bundled_prompts()
-    ids = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in prompts]
-    tokens = 128
+def demo(model: Model, repeats: int, prompts: int, tokens: int) -> dict[str, Any]:
+    """The shipped prompts, every way."""
+    off = model.open(device=DEVICE)
+    auto, theirs = off.with_speculative_config({"method": "auto"}), open_transformers(model.folder)
+    picked = [bundled_prompts()[5 * i % len(bundled_prompts())] for i in range(prompts)]
+    ids, turns = [asked(off, prompt.prompt) for prompt in picked], count()
     runs: dict[str, Any] = {
-        "transformers plain": lambda p, _: hf_generate(model, p, tokens),
-        "transformers assisted": lambda p, _: hf_generate(model, p, tokens, assistant_model=draft),
-        "transformers prompt lookup": lambda p, _: hf_generate(model, p, tokens, prompt_lookup_num_tokens=8),
-        "paceline plain": lambda p, turn: ours(off, p, tokens, turn),
-        "paceline auto": lambda p, turn: ours(llm, p, tokens, turn),
+        "transformers plain": lambda p: hf_generate(theirs, p, tokens),
+        "transformers prompt lookup": lambda p: hf_generate(theirs, p, tokens, prompt_lookup_num_tokens=8),
+        "paceline plain": lambda p: ours(off, p, tokens, f"turn {next(turns)}"),
+        AUTO: lambda p: ours(auto, p, tokens, f"turn {next(turns)}"),
     }
-    turns = count()
-
-    def decode(name: str, picked: list[int]) -> list[list[int]]:
-        turn = f"turn {next(turns)}"
-        return [runs[name](ids[i], turn) for i in picked]
-
-    outputs = {name: decode(name, list(range(len(ids)))) for name in runs}
+    if model.name == "bundled":
+        draft = open_transformers(BUNDLED_DRAFT)
+        runs["transformers assisted"] = lambda p: hf_generate(theirs, p, tokens, assistant_model=draft)
+    outputs = {name: [run(p) for p in ids] for name, run in runs.items()}
     base = outputs["paceline plain"]
-    agreement = {name: must_agree(off, ids, base, out, name) for name, out in outputs.items()}
-    found: dict[str, Any] = {"agreement": agreement}
-    for group, picked in (("all", list(range(len(ids)))), ("with repetition", [i for i, p in enumerate(prompts) if p.repetitive])):
-        seconds = alternate({name: partial(decode, name, picked) for name in runs}, repeats)
-        made = {name: sum(len(outputs[name][i]) for i in picked) for name in runs}
-        per_token = {name: [s / made[name] for s in values] for name, values in seconds.items()}
-        found[group] = {
-            "tokens_per_second": {name: 1 / median(values) for name, values in per_token.items()},
-            "speedup of paceline auto over": {
-                n: ratio(v, per_token["paceline auto"]) for n, v in per_token.items() if n != "paceline auto"
-            },
-            "seconds_per_token": per_token,
-        }
+    agreement = {name: must_agree(off, ids, base, found, units=UNITS, what=name) for name, found in outputs.items()}
+    seconds = rotated(runs, ids, repeats)
+    found: dict[str, Any] = {"weights": model.weights, "tokens": tokens, "agreement": agreement}
+    groups = {"all": list(range(len(ids))), "with repetition": [i for i, prompt in enumerate(picked) if prompt.repetitive]}
+    for group, chosen in groups.items():
+        if chosen:
+            found[group] = figures(seconds, outputs, chosen)
     return found
+
+
+def rotated(runs: dict[str, Any], ids: list[Ids], repeats: int) -> dict[str, list[list[float]]]:
+    """Seconds by setting, repeat and prompt."""
+    names, seconds = list(runs), {name: [[0.0] * len(ids) for _ in range(repeats)] for name in runs}
+    for repeat in range(repeats):
+        for number, prompt in enumerate(ids):
+            first = (repeat * len(ids) + number) % len(names)
+            for name in names[first:] + names[:first]:
+                start = perf_counter()
+                runs[name](prompt)
+                seconds[name][repeat][number] = perf_counter() - start
+    return seconds
+
+
+def figures(seconds: dict[str, list[list[float]]], outputs: dict[str, list[Ids]], chosen: list[int]) -> dict[str, Any]:
+    """Rates over some prompts, and what `auto` takes against every other setting, by token."""
+    made = {name: sum(len(found[i]) for i in chosen) for name, found in outputs.items()}
+    per_token = {name: [sum(turn[i] for i in chosen) / made[name] for turn in turns] for name, turns in seconds.items()}
+    return {
+        "prompts": len(chosen),
+        "tokens_per_second": {name: 1 / median(values) for name, values in per_token.items()},
+        f"speedup of {AUTO} over": {name: ratio(values, per_token[AUTO]) for name, values in per_token.items() if name != AUTO},
+        "seconds_per_token": per_token,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--model-dir", type=Path, default=Path(tempfile.gettempdir()) / "paceline-291m")
-    parser.add_argument("--only", default="plain,large,demo")
-    parser.add_argument("--name", help="name of the result file; default: speed_DEVICE")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", default="large,demo")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     globals()["DEVICE"] = given.device
     torch.set_num_threads(given.threads)
-    name, parts = given.name or f"speed_{given.device}", given.only.split(",")
-    result = kept(name)
-    if "plain" in parts:
-        llm = LLM(speculative_config=None, device=DEVICE, enable_prefix_caching=False)
-        prompts = [llm.chat_ids([{"role": "user", "content": p.prompt}]) for p in bundled_prompts()[:6]]
-        result["plain"] = plain(given.repeats, "bundled", BUNDLED_TARGET, prompts, 128)
+    name, parts = f"speed_{given.device}", given.only.split(",")
     if "large" in parts:
-        result["large"] = large(given.repeats, random_llama(given.model_dir))
+        save(name, kept(name, given.folder) | {"large": large(given.repeats)}, given.folder, parts=["large"])
     if "demo" in parts:
-        result["demo"] = demo(given.repeats)
-    save(name, result, parts=[part for part in parts if part in result])
+        model, result = model_of(given.model), kept(name, given.folder)
+        made = demo(model, given.repeats, given.prompts, given.tokens)
+        result["demo"] = result.get("demo", {}) | {model.name: made}
+        save(name, result, given.folder, parts=[f"demo {model.name}"])
 
 
 if __name__ == "__main__":

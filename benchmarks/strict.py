@@ -1,15 +1,17 @@
 """Strict mode: are the tokens of every drafter those of plain decoding, bit for bit, and what does it cost?
 
-usage: strict.py count [--tokens 100000] [--dtypes ...] [--batches ...] [--drafters ...] [--threads N]   counts what differs
-       strict.py cost [--repeats 7]                                                      seconds with and without, in turn
+usage: strict.py count [--model smollm2] [--tokens 500] [--dtypes ...] [--batches ...] [--drafters ...] [--threads N]
+       strict.py cost [--model smollm2] [--repeats 3]
 
-*count*: the bundled target decodes requests plainly, one after the other. Then every drafter of the registry decodes the same
-requests at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside running ones. Every second request asks for
-logprobs, which are compared bit by bit. Further rows are requests with seeds at temperature 0.8, PyTorch's operators in their
-strict form, and a control that must differ, if only in logprobs: those operators in their fastest form.
+*count*: what differs. The model decodes requests plainly, one after the other. Then every drafter of the registry that has what
+it needs decodes the same requests at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside running ones.
+Every second request asks for logprobs, which are compared bit by bit. Further rows are requests with seeds at temperature 0.8,
+PyTorch's operators in their strict form, and a control that must differ, if only in logprobs: those operators in their fastest
+form.
 
-Counts are taken in rounds of ROUND tokens for each row, and written after each with the commit; a run that is stopped goes on where
-it was.
+Counts are taken in rounds of up to ROUND tokens for each row, and written after each with the commit; a run that is stopped goes on
+where it was. *cost*: seconds with and without, in turn. Results: `results/strict_MODEL.json`. The bundled target, whose step takes
+0.2 ms, can be asked for 100,000 tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import argparse
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from common import alternate, kept, provenance, ratio, save
+from common import RESULTS, alternate, kept, provenance, ratio, save
+from decoding import Model, add_model, model_of
 from strict_settings import NAMES, NGRAM, settings
 
 from paceline import LLM, RequestOutput, SamplingParams
@@ -34,13 +38,11 @@ PROVEN = "strict, proven by self-test"
 LENGTHS = (96, 224, 160, 288)
 """New tokens of a request, in turn."""
 ROUND = 5000
-EARLIER = "ff59da6"
-"""The commit of rows that do not say theirs."""
 
 Request = tuple[list[int], SamplingParams]
 
 
-def requests(llm: LLM, turn: int, tokens: int = ROUND, temperature: float = 0.0) -> list[Request]:
+def requests(llm: LLM, turn: int, tokens: int, temperature: float = 0.0) -> list[Request]:
     """Beginnings of the bundled prompts, so many that their outputs have `tokens` tokens; other ones in every round `turn`."""
     texts = [llm.tokenizer.encode(prompt.prompt) for prompt in bundled_prompts()]
     found: list[Request] = []
@@ -93,63 +95,115 @@ def compare(plain: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> d
     }
 
 
-def count(tokens: int, dtypes: Sequence[str], batches: Sequence[int], drafters: Sequence[str]) -> None:
-    """All counts, on PyTorch's present number of threads."""
-    loaded = {(dtype, batch): _open(dtype, batch) for dtype in dtypes for batch in (1, *batches)}
-    operators = {(dtype, e): _open(dtype, 4, e, compiled=False) for dtype in dtypes for e in ("auto", "strict")}
-    names = [(batch, name) for batch in batches for name in drafters if (batch, name) != (1, "plain")]
-    for turn in range(-(-tokens // ROUND)):
-        for dtype in dtypes:
-            if not turn:
-                for exactness in ("auto", "strict"):
-                    _operators(operators[dtype, exactness], dtype)
-            _drafters(loaded, dtype, names, turn)
-            _seeds(loaded, dtype, turn)
+class Strict:
+    """One model, and the rows of its result file.
 
+    Args:
+        folder: of the result file.
+    """
 
-def _drafters(loaded: Mapping[tuple[str, int], LLM], dtype: str, names: Sequence[tuple[int, str]], turn: int) -> None:
-    """One round at temperature 0 of every one of `names`, batch sizes and drafters."""
-    left = [(batch, name) for batch, name in names if _rounds(_key(dtype, batch, name)) <= turn]
-    if not left:
-        return
-    alone = loaded[dtype, 1]
-    given = requests(alone, turn)
-    plain = decode(alone, given)
-    known = settings(plain) | {"plain": None}
-    for batch, name in left:
-        llm = loaded[dtype, batch].with_speculative_config(known[name])
-        _add(_key(dtype, batch, name), compare(plain, decode(llm, given, plain if name == "prediction" else ())))
+    def __init__(self, model: Model, folder: Path) -> None:
+        self.model, self.folder, self.name = model, folder, f"strict_{model.name}"
 
+    def count(self, tokens: int, dtypes: Sequence[str], batches: Sequence[int], drafters: Sequence[str]) -> None:
+        """All counts, on PyTorch's present number of threads."""
+        loaded = {(dtype, batch): self._open(dtype, batch) for dtype in dtypes for batch in (1, *batches)}
+        operators = {(dtype, e): self._open(dtype, 4, e, compiled=False) for dtype in dtypes for e in ("auto", "strict")}
+        names = [(batch, name) for batch in batches for name in drafters if (batch, name) != (1, "plain")]
+        size = min(tokens, ROUND)
+        for turn in range(-(-tokens // size)):
+            for dtype in dtypes:
+                if not turn:
+                    for exactness in ("auto", "strict"):
+                        self._operators(operators[dtype, exactness], dtype, size // 2)
+                self._drafters(loaded, dtype, names, turn, size)
+                self._seeds(loaded, dtype, turn, size // 5)
 
-def _seeds(loaded: Mapping[tuple[str, int], LLM], dtype: str, turn: int) -> None:
-    """One round, a fifth as long, of the drafters of points above temperature 0."""
-    keys = {name: _key(dtype, 4, name, temperature=0.8) for name in ("ngram", "corrupted_oracle")}
-    if all(_rounds(key) > turn for key in keys.values()):
-        return
-    given = requests(loaded[dtype, 1], turn, ROUND // 5, temperature=0.8)
-    plain = decode(loaded[dtype, 1], given)
-    for name, key in keys.items():
-        _add(key, compare(plain, decode(loaded[dtype, 4].with_speculative_config(settings(plain)[name]), given)))
+    def _drafters(
+        self, loaded: Mapping[tuple[str, int], LLM], dtype: str, names: Sequence[tuple[int, str]], turn: int, size: int
+    ) -> None:
+        """One round at temperature 0 of every one of `names`, batch sizes and drafters."""
+        left = [(batch, name) for batch, name in names if self._rounds(_key(dtype, batch, name)) <= turn]
+        if not left:
+            return
+        alone = loaded[dtype, 1]
+        given = requests(alone, turn, size)
+        plain = decode(alone, given)
+        known = settings(plain, self.model) | {"plain": None}
+        for batch, name in left:
+            if name in known:
+                llm = loaded[dtype, batch].with_speculative_config(known[name])
+                self._add(_key(dtype, batch, name), compare(plain, decode(llm, given, plain if name == "prediction" else ())))
 
+    def _seeds(self, loaded: Mapping[tuple[str, int], LLM], dtype: str, turn: int, size: int) -> None:
+        """One short round of drafters of points above temperature 0."""
+        keys = {name: _key(dtype, 4, name, temperature=0.8) for name in ("ngram", "corrupted_oracle")}
+        if (dtype, 4) not in loaded or all(self._rounds(key) > turn for key in keys.values()):
+            return
+        given = requests(loaded[dtype, 1], turn, size, temperature=0.8)
+        plain = decode(loaded[dtype, 1], given)
+        for name, key in keys.items():
+            llm = loaded[dtype, 4].with_speculative_config(settings(plain, self.model)[name])
+            self._add(key, compare(plain, decode(llm, given)))
 
-def _operators(llm: LLM, dtype: str) -> None:
-    """One short round on PyTorch's operators: their fastest form, which must differ, or their strict form, which must not."""
-    key = _key(dtype, 4, "corrupted_oracle", passes="operators", exactness=str(llm.exactness))
-    if _rounds(key):
-        return
-    given = requests(llm, 0, ROUND // 2)
-    plain = [decode(llm, [one])[0] for one in given]
-    _add(key, compare(plain, decode(llm.with_speculative_config(settings(plain)["corrupted_oracle"]), given)))
+    def _operators(self, llm: LLM, dtype: str, size: int) -> None:
+        """One short round on PyTorch's operators: their fastest form, which must differ, or their strict form, which must not."""
+        key = _key(dtype, 4, "corrupted_oracle", passes="operators", exactness=str(llm.exactness))
+        if self._rounds(key):
+            return
+        given = requests(llm, 0, size)
+        plain = [decode(llm, [one])[0] for one in given]
+        self._add(key, compare(plain, decode(llm.with_speculative_config(settings(plain, self.model)["corrupted_oracle"]), given)))
 
+    def _open(self, dtype: str, batch: int, exactness: str = "strict", *, compiled: bool = True) -> LLM:
+        fits = native.fits
+        if not compiled:
+            native.fits = lambda *_, **__: False
+        try:
+            return self.model.open(dtype=dtype, max_num_seqs=batch, exactness=exactness)
+        finally:
+            native.fits = fits
 
-def _open(dtype: str, batch: int, exactness: str = "strict", *, compiled: bool = True) -> LLM:
-    fits = native.fits
-    if not compiled:
-        native.fits = lambda *_, **__: False
-    try:
-        return LLM(dtype=dtype, speculative_config=None, max_num_seqs=batch, exactness=exactness)
-    finally:
-        native.fits = fits
+    def _row(self, key: Mapping[str, Any]) -> dict[str, Any]:
+        return next((row for row in kept(self.name, self.folder).get("count", []) if row.items() >= key.items()), {})
+
+    def _rounds(self, key: Mapping[str, Any]) -> int:
+        return int(self._row(key).get("rounds", 0))
+
+    def _add(self, key: Mapping[str, Any], found: Mapping[str, int]) -> None:
+        """Add one round to a row on disk."""
+        known, old = kept(self.name, self.folder), self._row(key)
+        sums = {name: old.get(name, 0) + value for name, value in (found | {"rounds": 1}).items()}
+        sums["mean_acceptance_length"] = round(1 + sums["accepted"] / sums["steps"], 3)
+        commits = list(dict.fromkeys([*old.get("commits", []), provenance()["commit"]]))
+        rows = [row for row in known.get("count", []) if row != old] + [key | sums | {"commits": commits}]
+        print(rows[-1], flush=True)
+        save(self.name, known | {"model": self.model.weights, "count": rows}, self.folder, parts=["count"])
+
+    def cost(self, repeats: int) -> None:
+        """Seconds of strict against automatic mode, on compiled passes (the same in both) and on PyTorch's operators."""
+        found: dict[str, Any] = {}
+        for dtype in ("bfloat16", "float32"):
+            for compiled in (True, False):
+                for method, config in (("plain", None), ("ngram", NGRAM)):
+                    seconds = self._seconds(dtype, config, compiled, repeats)
+                    key = f"{dtype}, {'compiled passes' if compiled else 'operators'}, {method}"
+                    found[key] = {"strict_over_auto": ratio(seconds["strict"], seconds["auto"]), "seconds": seconds}
+                    print(key, found[key]["strict_over_auto"], flush=True)
+        made = kept(self.name, self.folder) | {"model": self.model.weights, "cost": found}
+        save(self.name, made, self.folder, parts=["cost"])
+
+    def _seconds(self, dtype: str, config: Any, compiled: bool, repeats: int) -> dict[str, list[float]]:
+        """Of one request of 128 tokens; models are loaded anew twice, since where their memory lies counts too."""
+        seconds: dict[str, list[float]] = {"auto": [], "strict": []}
+        for order in (("auto", "strict"), ("strict", "auto")):
+            llms = {name: self._open(dtype, 4, name, compiled=compiled).with_speculative_config(config) for name in order}
+            ids = requests(llms["auto"], 0, 1)[0][0]
+            given = [(ids, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))]
+            found = alternate({name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False)
+            for name in seconds:
+                seconds[name] += found[name]
+        return seconds
 
 
 def _key(dtype: str, batch: int, drafter: str, **more: Any) -> dict[str, Any]:
@@ -158,66 +212,27 @@ def _key(dtype: str, batch: int, drafter: str, **more: Any) -> dict[str, Any]:
     return known | {"temperature": 0.0, "passes": "compiled", "exactness": PROVEN} | more
 
 
-def _row(key: Mapping[str, Any]) -> dict[str, Any]:
-    return next((row for row in kept("strict").get("count", []) if row.items() >= key.items()), {})
-
-
-def _rounds(key: Mapping[str, Any]) -> int:
-    return int(_row(key).get("rounds", 0))
-
-
-def _add(key: Mapping[str, Any], found: Mapping[str, int]) -> None:
-    """Add one round to a row on disk."""
-    known, old = kept("strict"), _row(key)
-    sums = {name: old.get(name, 0) + value for name, value in (found | {"rounds": 1}).items()}
-    sums["mean_acceptance_length"] = round(1 + sums["accepted"] / sums["steps"], 3)
-    commits = list(dict.fromkeys([*old.get("commits", [EARLIER] if old else []), provenance()["commit"]]))
-    rows = [row for row in known.get("count", []) if row != old] + [key | sums | {"commits": commits}]
-    print(rows[-1], flush=True)
-    save("strict", known | {"count": rows}, parts=["count"])
-
-
-def cost(repeats: int) -> None:
-    """Seconds of strict against automatic mode, on compiled passes (the same in both) and on PyTorch's operators."""
-    found: dict[str, Any] = {}
-    for dtype in ("bfloat16", "float32"):
-        for compiled in (True, False):
-            for method, config in (("plain", None), ("ngram", NGRAM)):
-                seconds = _seconds(dtype, config, compiled, repeats)
-                key = f"{dtype}, {'compiled passes' if compiled else 'operators'}, {method}"
-                found[key] = {"strict_over_auto": ratio(seconds["strict"], seconds["auto"]), "seconds": seconds}
-                print(key, found[key]["strict_over_auto"], flush=True)
-    save("strict", kept("strict") | {"cost": found}, parts=["cost"])
-
-
-def _seconds(dtype: str, config: Any, compiled: bool, repeats: int) -> dict[str, list[float]]:
-    """Of one request of 128 tokens; models are loaded anew twice, since where their memory lies counts too."""
-    seconds: dict[str, list[float]] = {"auto": [], "strict": []}
-    for order in (("auto", "strict"), ("strict", "auto")):
-        llms = {name: _open(dtype, 4, name, compiled=compiled).with_speculative_config(config) for name in order}
-        ids = requests(llms["auto"], 0, 1)[0][0]
-        given = [(ids, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))]
-        found = alternate({name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False)
-        for name in seconds:
-            seconds[name] += found[name]
-    return seconds
-
-
 @dial_registered()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["count", "cost"])
-    parser.add_argument("--tokens", type=int, default=100_000)
+    add_model(parser)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 3])
     parser.add_argument("--drafters", nargs="+", choices=[*NAMES, "plain"], default=[*NAMES, "plain"])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
     start = perf_counter()
-    count(asked.tokens, asked.dtypes, asked.batches, asked.drafters) if asked.part == "count" else cost(asked.repeats)
+    strict = Strict(model_of(asked.model), asked.folder)
+    if asked.part == "count":
+        strict.count(asked.tokens, asked.dtypes, asked.batches, asked.drafters)
+    else:
+        strict.cost(asked.repeats)
     print(f"{perf_counter() - start:.0f} s")
 
 

@@ -2,8 +2,9 @@
 
 In: what plain decoding said. Out: names and settings. Not here: decoding, counting (`strict`).
 
-Drafters that want a model which Paceline does not bundle are given one whose guesses mostly fail: an adapter of random weights,
-and the bundled draft under shuffled token ids. What they guess is not the point; that it does not show is.
+Beside the bundled target, drafters that want a model which Paceline does not bundle are given one whose guesses mostly fail: an
+adapter of random weights, and the bundled draft under shuffled token ids. What they guess is not the point; that it does not show
+is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
+
+from decoding import Model
 
 from paceline import RequestOutput, registry
 from paceline.bench.settings import DIAL
@@ -35,19 +38,39 @@ NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH = 256
 
+NEED_A_PAIR = ("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "diffuspec", "deer", "tli", "slem")
+"""Drafters with a model of their own, which only the bundled target has."""
+
 METHODS = (*registry.DRAFTERS, DIAL)
 NAMES = (*METHODS, "list", "auto")
 
 
-def settings(plain: Sequence[RequestOutput]) -> dict[str, Config]:
+def settings(plain: Sequence[RequestOutput], model: Model) -> dict[str, Config]:
     """Name -> speculative_config; those that look something up are given what plain decoding says."""
     record = {tuple(one.prompt_token_ids): list(one.outputs[0].token_ids) for one in plain}
-    texts = store(plain)
+    texts, draft = store(plain, model), {**model.draft, **GUESSES}
     needs: dict[str, Config] = {
-        "draft_model": DRAFT,
         "lookahead": {"num_speculative_tokens": 18},
         "rest": {"datastore": texts},
         "corrupted_oracle": {"continuations": record, "acceptance": 0.8},
+    }
+    names = tuple(registry.DRAFTERS)
+    if model.name == "bundled":
+        needs |= pair()
+    else:
+        names = tuple(name for name in names if name not in NEED_A_PAIR)
+    return {
+        **{name: {"method": name, **GUESSES} | needs.get(name, {}) for name in names},
+        "rasd": {"method": [draft, {"method": "rasd", "datastore": texts}], "num_speculative_tokens": 12},
+        "list": {"method": [NGRAM, draft], "num_speculative_tokens": 12},
+        "auto": {"method": "auto"},
+    }
+
+
+def pair() -> dict[str, Config]:
+    """Options of the drafters that need a model beside the bundled target."""
+    return {
+        "draft_model": DRAFT,
         "pearl": {"model": DRAFT["model"], "overlap": True},
         "specmquant": {"model": DRAFT["model"], "min_draft_length": 4},
         "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
@@ -58,18 +81,12 @@ def settings(plain: Sequence[RequestOutput]) -> dict[str, Config]:
         "tli": {"model": shuffled()},
         "slem": {"model": shuffled()},
     }
-    return {
-        **{name: {"method": name, **GUESSES} | needs.get(name, {}) for name in METHODS},
-        "rasd": {"method": [DRAFT, {"method": "rasd", "datastore": texts}], "num_speculative_tokens": 12},
-        "list": {"method": [NGRAM, DRAFT], "num_speculative_tokens": 12},
-        "auto": {"method": "auto", "model": DRAFT["model"]},
-    }
 
 
-def store(plain: Sequence[RequestOutput]) -> str:
+def store(plain: Sequence[RequestOutput], model: Model) -> str:
     """A datastore of these outputs."""
     folder = Path(mkdtemp(prefix="paceline-strict-"))
-    with Writer(folder / "outputs.datastore", Tokenizer.load(BUNDLED / "target")) as writer:
+    with Writer(folder / "outputs.datastore", Tokenizer.load(model.tokenizer)) as writer:
         for one in plain:
             writer.add([*one.prompt_token_ids, *one.outputs[0].token_ids])
             writer.end_document()

@@ -1,14 +1,15 @@
 """What SWIFT's search costs, what it earns, and after how many tokens it is paid back.
 
-usage: swift_search.py --data DIR [--model DIR] [--task gsm8k] [--prompts 8] [--tokens 128] [--repeats 3] [--threads 2]
+usage: swift_search.py --data FOLDER [--model smollm2] [--task gsm8k] [--prompts 4] [--tokens 128] [--repeats 2] [--threads 2]
                        [--ratio 0.45]
 
-A stream of prompts is decoded plainly, by SWIFT that searches, by SWIFT that keeps its first set, and by SWIFT that begins with the
-set that a search found, in turn; every repeat searches anew. Noted are the seconds of each stream, the seconds that replays and
-proposals of sets took within it, how many sets were tried, and the matchness of the first and of the best one. What the search
-earns is the difference between a stream with the first set and one with the found set; a search that found nothing better is never
-paid back, and one that costs more than a whole stream earns is paid back only later. Outputs must equal those of plain decoding, or
-differ first at a near tie (counted). Raw results are in `results/swift_search.json`.
+A stream of prompts is decoded plainly, by SWIFT that searches, by SWIFT that keeps its first set, and by SWIFT that begins with
+the set that a search found, in turn; every repeat searches anew. Noted are the seconds of each stream, the seconds that replays
+and proposals of sets took within it, how many sets were tried, and the matchness of the first and of the best one. What the
+search earns is the difference between a stream with the first set and one with the found set; a search that found nothing better
+is never paid back, and one that costs more than a whole stream earns is paid back only later. Outputs must equal those of plain
+decoding, or differ first at a near tie (counted). FOLDER holds the published prompt sets (`methods.py`). Results:
+`results/swift_search_MODEL.json`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from batches import must_agree
-from common import save
-from self_speculation import FILES, prompts_of
+from common import RESULTS, save
+from decoding import add_model, model_of, must_agree, published
+from methods import FILES
 
 from paceline import LLM, SamplingParams
 from paceline.drafters.swift import SwiftDrafter
-from paceline.llm import BUNDLED
 
 PLAIN, SEARCHES, FIRST, FOUND = "plain", "searches", "first set", "found set"
 
@@ -100,27 +100,29 @@ MATCHNESS = ("first_matchness", "matchness")
 
 
 def run(given: argparse.Namespace) -> None:
-    plain = LLM(str(given.model), speculative_config=None, threads=given.threads, enable_prefix_caching=False)
-    prompts = prompts_of(plain, given.data / FILES[given.task], given.prompts)
+    model = model_of(given.model)
+    plain = model.open(threads=given.threads)
+    prompts = published(plain, given.data, given.task, given.prompts)
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
     engines = {name: Watched(plain, given.ratio, steps=1000 if name == SEARCHES else 0) for name in (SEARCHES, FIRST, FOUND)}
     once(plain, engines, prompts[:1], params, "warm-up")
     runs = [once(plain, engines, prompts, params, f"turn {repeat}") for repeat in range(given.repeats)]
     asked = {key: getattr(given, key) for key in ("task", "prompts", "tokens", "repeats", "threads", "ratio")}
     found = figures(runs, given.tokens * len(prompts))
-    save("swift_search", {"asked": asked, "model": Path(given.model).name, "figures": found, "runs": runs})
+    save(f"swift_search_{model.name}", {"asked": asked, "model": model.weights, "figures": found, "runs": runs}, given.folder)
     for name, value in found.items():
         print(f"{name}: {value}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=BUNDLED / "target")
+    add_model(parser)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--task", choices=list(FILES), default="gsm8k")
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ratio", type=float, default=0.45)
     run(parser.parse_args())

@@ -1,12 +1,12 @@
-"""Ways to grow a draft tree, side by side: tokens per pass and tokens per second at several node budgets, on the bundled pair.
+"""Ways to grow a draft tree, side by side: tokens per pass and tokens per second at several node budgets.
 
-usage: trees.py [--threads 2] [--repeats 3] [--prompts 4] [--tokens 96] [--nodes 4,8,16,32] [--plot-only]
+usage: trees.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--nodes 4,8,16] [--plot-only]
 
-Chains and every tree policy of `draft_model` decode each prompt in turn with plain decoding, in an order that rotates, so that
-every ratio compares runs made next to each other. Greedy outputs must equal those of plain decoding, or differ first at a near tie
-(counted); otherwise nothing is timed. "tokens per pass" is the mean acceptance length; above temperature 0 it is counted only.
-The controller "ppd" chooses its size by itself. Trees on the acceptance dial are measured by `dial_trees.py`. Writes
-`results/trees.json` and `results/trees.png`.
+Chains and every tree policy of a draft model (on SmolLM2 its own int4 copy, which is nearly always right, so that look at
+`--model bundled` too) decode each prompt in turn with plain decoding, in an order that rotates, so that every ratio compares runs
+made next to each other. Greedy outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise
+nothing is timed. "tokens per pass" is the mean acceptance length; above temperature 0 it is counted only. The controller "ppd"
+chooses its size by itself. Trees on the acceptance dial: `dial.py --extra`. Results: `results/trees_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from batches import must_agree, prompts_of
 from common import RESULTS, pyplot, save
+from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
 from paceline.tree.static_shapes import PRIOR, best_shapes
 
-Ids = list[int]
 PLAIN, CHAIN, PPD = "plain", "chain", "ppd controller"
 POLICIES: dict[str, dict[str, Any]] = {
     CHAIN: {},
@@ -35,47 +35,41 @@ POLICIES: dict[str, dict[str, Any]] = {
     "eagle2": {"tree_policy": "eagle2"},
     "static": {"tree_policy": "static"},
 }
-KEYS = ("num_draft_tokens", "num_accepted_tokens", "num_steps")
 
 
-def settings_of(nodes: Sequence[int]) -> dict[str, dict[str, Any]]:
+def settings_of(draft: Mapping[str, Any], nodes: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Name of a setting -> its speculative_config; "static" has the best shape of each size by the chances of `PRIOR`."""
     found = {}
     for name, options in POLICIES.items():
         for number in nodes:
-            config = {"method": "draft_model", "controller": "fixed", "num_speculative_tokens": number, **options}
+            config = {**draft, "controller": "fixed", "num_speculative_tokens": number, **options}
             if name == "static":
                 config["speculative_token_tree"] = best_shapes(PRIOR, number).paths()
             found[f"{name} {number}"] = config
-    return found | {PPD: {"method": "draft_model", "controller": "ppd", "tree_policy": "ppd"}}
+    return found | {PPD: {**draft, "controller": "ppd", "tree_policy": "ppd"}}
 
 
-def decode(llm: LLM, prompt: Ids, params: SamplingParams) -> Any:
-    return llm.generate([{"prompt_token_ids": prompt}], params)[0]
-
-
-def counted(llm: LLM, prompts: Sequence[Ids], params: SamplingParams) -> tuple[list[Ids], dict[str, float]]:
+def one_by_one(llm: LLM, prompts: Sequence[Ids], params: SamplingParams) -> tuple[list[Ids], dict[str, float]]:
     """All outputs, and what was drafted for them."""
-    everything = [decode(llm, prompt, params) for prompt in prompts]
-    sums = {key: sum(getattr(one.metrics, key) for one in everything) for key in KEYS}
-    steps = max(sums["num_steps"], 1)
-    lengths = {"tokens_per_pass": 1 + sums["num_accepted_tokens"] / steps, "nodes_per_pass": sums["num_draft_tokens"] / steps}
-    return [one.outputs[0].token_ids for one in everything], {**sums, **lengths}
+    everything = [run(llm, [prompt], params)[0] for prompt in prompts]
+    return [one.outputs[0].token_ids for one in everything], counted(everything)
 
 
-def measure(given: argparse.Namespace, nodes: Sequence[int]) -> dict[str, Any]:
+def measure(given: argparse.Namespace, model: Model, nodes: Sequence[int]) -> dict[str, Any]:
     """All settings, in turn."""
-    plain = LLM(speculative_config=None, threads=given.threads, enable_prefix_caching=False)
+    plain = model.open(threads=given.threads)
     prompts = prompts_of(plain, given.prompts)
     greedy = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
     warm = SamplingParams(temperature=1.0, max_tokens=given.tokens, ignore_eos=True)
-    llms = {PLAIN: plain} | {name: plain.with_speculative_config(config) for name, config in settings_of(nodes).items()}
-    reference, _ = counted(plain, prompts, greedy)
+    llms = {PLAIN: plain} | {
+        name: plain.with_speculative_config(config) for name, config in settings_of(model.draft, nodes).items()
+    }
+    reference, _ = one_by_one(plain, prompts, greedy)
     found: dict[str, dict[str, Any]] = {}
     for name, llm in llms.items():
-        outputs, drafting = counted(llm, prompts, greedy)
+        outputs, drafting = one_by_one(llm, prompts, greedy)
         agreement = must_agree(plain, prompts, reference, outputs)
-        found[name] = {"agreement": agreement, "greedy": drafting, "temperature 1": counted(llm, prompts * 4, warm)[1]}
+        found[name] = {"agreement": agreement, "greedy": drafting, "temperature 1": one_by_one(llm, prompts * 4, warm)[1]}
     seconds = timed(llms, prompts, greedy, given.repeats)
     base_pr = np.array(seconds[PLAIN])
     tokens_pr = np.full_like(base_pr, given.tokens)
@@ -83,10 +77,8 @@ def measure(given: argparse.Namespace, nodes: Sequence[int]) -> dict[str, Any]:
         mine_pr = np.array(seconds[name])
         one["tokens_per_second"] = to_dict(stats.tokens_per_second(tokens_pr, mine_pr))
         one["over_plain"] = to_dict(stats.speedup(tokens_pr, base_pr, tokens_pr, mine_pr))
-        one["seconds"] = seconds[name]
-    found[PPD]["words"] = llms[PPD].engine.parts.controller.explain()  # type: ignore[attr-defined]
     fields = {key: getattr(given, key) for key in ("prompts", "tokens", "repeats")}
-    return {"model": "bundled", **fields, "nodes": list(nodes), "settings": found}
+    return {"model": model.weights, "draft": model.draft["method"], **fields, "nodes": list(nodes), "settings": found}
 
 
 def timed(llms: Mapping[str, LLM], prompts: Sequence[Ids], params: SamplingParams, repeats: int) -> dict[str, list[list[float]]]:
@@ -97,7 +89,7 @@ def timed(llms: Mapping[str, LLM], prompts: Sequence[Ids], params: SamplingParam
         number, first = turn % len(prompts), turn % len(names)
         for name in names[first:] + names[:first]:
             start = perf_counter()
-            decode(llms[name], prompts[number], params)
+            run(llms[name], [prompts[number]], params)
             seconds[name][number].append(perf_counter() - start)
     return seconds
 
@@ -111,7 +103,7 @@ def to_dict(estimate: stats.Estimate | None) -> dict[str, Any]:
 COLOURS = dict(zip(POLICIES, ("#777777", "#31a354", "#d62728", "#e6550d", "#3182bd", "#756bb1"), strict=True))
 
 
-def plot(found: Mapping[str, Any], plt: Any) -> None:
+def plot(found: Mapping[str, Any], path: Path, plt: Any) -> None:
     """Tokens per pass, greedy and at temperature 1, and times plain decoding, by budget; `plt` is `pyplot`."""
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
     nodes, settings = found["nodes"], found["settings"]
@@ -128,28 +120,32 @@ def plot(found: Mapping[str, Any], plt: Any) -> None:
         axis.set(title=title, xlabel="nodes of the budget", xscale="log", xticks=nodes, xticklabels=nodes, ylim=(0, None))
         axis.minorticks_off()
     axes[2].legend(frameon=False, fontsize=8)
-    figure.savefig(RESULTS / "trees.png", dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--nodes", default="4,8,16,32")
-    parser.add_argument("--plot-only", action="store_true", help="draw the plot again from results/trees.json")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--nodes", default="4,8,16")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--plot-only", action="store_true", help="draw the plot again from the results")
     given, plt = parser.parse_args(), pyplot()
+    model = model_of(given.model)
+    path = given.folder / f"trees_{model.name}.json"
     if not given.plot_only:
-        save("trees", measure(given, [int(one) for one in given.nodes.split(",")]))
-    found = json.loads((RESULTS / "trees.json").read_text())
+        save(path.stem, measure(given, model, [int(one) for one in given.nodes.split(",")]), given.folder)
+    found = json.loads(path.read_text())
     for name, one in found["settings"].items():
         over, lengths = one["over_plain"], [one[key]["tokens_per_pass"] for key in ("greedy", "temperature 1")]
         ratio = f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f}) times plain"
         rate = one["tokens_per_second"]["value"]
         print(f"{name:20s} {lengths[0]:.2f} tokens a pass, {lengths[1]:.2f} at temperature 1, {rate:.0f} tokens/s, {ratio}")
-    plot(found, plt)
+    plot(found, path.with_suffix(".png"), plt)
 
 
 if __name__ == "__main__":

@@ -71,16 +71,47 @@ def made_by(command: str, threads: int = 2) -> dict[str, Any]:
 
 def test_the_table_names_the_runs_of_its_rows() -> None:
     table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
-    one = table.table(result | {"parts": {part: made_by("all") for part in ("demo", "large")}, "provenance": made_by("plain")})
+    parts = [*(f"demo {name}" for name in result["demo"]), "large"]
+    one = table.table(result | {"parts": {part: made_by("all") for part in parts}, "provenance": made_by("plain")})
     assert one.endswith("transformers 5; made by `all`. Raw results in `benchmarks/results/`.")
     assert "chip, 2 threads, bfloat16" in one
-    two = table.note({"provenance": made_by("last"), "parts": {"earlier": made_by("older"), "demo": made_by("new", 8)}})
-    assert two.startswith("Bundled prompts: chip, 8 threads")
+    parts = {"earlier": made_by("older"), "demo smollm2": made_by("new", 8)}
+    two = table.note({"provenance": made_by("last"), "parts": parts, "demo": {"smollm2": {}}})
+    assert two.startswith("SmolLM2-135M: chip, 8 threads")
     assert two.endswith("made by `older`.")
-    assert "made by `new`. 291M Llama: chip, 2 threads" in two
+    assert "made by `new`. 291M Llama, random weights: chip, 2 threads" in two
 
 
 def test_the_table_of_a_committed_result_can_be_made() -> None:
     table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
     older = {name: value for name, value in result.items() if name != "parts"}
     assert table.note(older) == f"{table.origin(older['provenance'])}."
+
+
+def test_every_model_of_a_result_has_its_rows_and_the_real_one_comes_first() -> None:
+    table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
+    one = result["demo"]["bundled"]
+    without_repetition = {key: value for key, value in one.items() if key != "with repetition"}
+    rows = table.table(result | {"demo": {"bundled": one, "smollm2": without_repetition}}).splitlines()[2:]
+    assert [row.split(",")[0] for row in rows[:4]] == [
+        "| SmolLM2-135M",
+        "| bundled model (6M)",
+        "| bundled model (6M)",
+        "| 291M Llama",
+    ]
+
+
+def test_the_readme_shows_the_committed_table() -> None:
+    table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
+    assert table.table(result) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_results_are_summaries() -> None:
+    large = {path.name: path.stat().st_size for path in (FOLDER / "results").iterdir() if path.stat().st_size > 200_000}
+    assert not large
+
+
+def test_a_stored_figure_is_rounded(common: ModuleType, tmp_path: Path) -> None:
+    path = common.save("some", {"third": 1 / 3, "count": 10**12, "text": "0.3333333333333333"}, tmp_path)
+    assert common.kept("some", tmp_path) == {"third": 0.33333333, "count": 10**12, "text": "0.3333333333333333"}
+    assert path.exists()

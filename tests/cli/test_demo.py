@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_checkpoint
 from command import Command
 
 from paceline.bench import demo as bench
 from paceline.bench.compare import Difference
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def real_model() -> Path:
+    """A tiny model where the real one of the benchmarks would be."""
+    return tiny_checkpoint.write(bench.smollm2_folder())
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +63,44 @@ def test_a_text_that_differs(run: Command, monkeypatch: pytest.MonkeyPatch, gap:
     assert found.code == code
     assert "no (0 of 2)" in found.out
     assert remark in " ".join(found.out.split())
+
+
+def test_without_a_real_model_the_demo_says_how_to_make_it(run: Command) -> None:
+    found = run("demo", *FAST)
+    words = " ".join(found.out.split())
+    assert found.code == 0
+    assert "drafting hardly pays on it" in words
+    assert f"run `{bench.MAKE_SMOLLM2}`" in words
+    assert found.out.count("speed-up") == 1
+
+
+@pytest.mark.usefixtures("real_model")
+def test_a_real_model_gets_a_table_of_its_own(run: Command) -> None:
+    found = run("demo", *FAST)
+    words = " ".join(found.out.split())
+    assert found.code == 0
+    assert found.out.count("speed-up") == 2
+    assert f"{bench.SMOLLM2} in float32" in words
+    assert "drafting hardly pays on it" in words
+    assert bench.MAKE_SMOLLM2 not in words
+    made = json.loads(run("demo", *FAST, "--json").out)
+    assert made[bench.SMOLLM2]["totals"][-1]["identical"] == 2
+
+
+@pytest.mark.usefixtures("real_model")
+def test_a_named_model_or_method_is_all_that_runs(run: Command) -> None:
+    for choice in (("--model", str(bench.smollm2_folder())), ("--speculative-config", '{"method": "ngram"}')):
+        found = run("demo", *FAST, *choice)
+        assert found.code == 0
+        assert found.out.count("speed-up") == 1
+        assert "hardly pays" not in found.out
+
+
+@pytest.mark.usefixtures("real_model")
+def test_a_wrong_text_of_the_real_model_fails_the_demo(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differ(runner: Any, *arguments: Any) -> list[Difference]:
+        real = runner.info.num_layers == 2
+        return [Difference(position=2, plain=5, fast=6, gap=1.0, epsilon=1e-3, tied=False)] if real else []
+
+    monkeypatch.setattr(bench, "differences", differ)
+    assert run("demo", *FAST).code == 1

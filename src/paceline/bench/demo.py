@@ -26,6 +26,10 @@ BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 """The real model of the benchmarks; `benchmarks/real_models.py` makes its folder."""
 
+MAKE_SMOLLM2 = "python benchmarks/real_models.py"
+REAL_PROMPTS, REAL_TOKENS = 8, 48
+"""Of the real model in the demo, so that it takes under a minute and a half on two cores."""
+
 
 def smollm2_folder() -> Path:
     """Where the real model of the benchmarks lies, if it was made."""
