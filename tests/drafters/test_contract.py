@@ -122,8 +122,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "del": [
-        {"cost": "layers"},
-        {"cost": "layers", "exit_layers": [2, 3], "num_speculative_tokens": 2, "dynamic_draft_exit": False},
+        {},
+        {"shadow_every": 1, "exit_layers": [2, 3], "num_speculative_tokens": 2, "dynamic_draft_exit": False},
     ],
     "kangaroo": [
         {"model": MUTE, "draft_stop_threshold": 0.0},

@@ -14,7 +14,7 @@ Source: S2D: sorted speculative decoding for more efficient deployment of nested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import torch
 
@@ -79,7 +79,7 @@ class S2dDrafter:
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             if (steps := self._steps(state, budget)) > 0:
                 state.follow(self.runner, len(self.exits))
-                chains[i] = state, ChainDraft(cast(Any, state), steps, budget.go_on, self._drawn(state.context))
+                chains[i] = state, ChainDraft(state.context, steps, budget.go_on, self._drawn(state.context))
         if chains:
             catch_up(self.runner, [state for state, _ in chains.values()], len(self.exits))
         active = list(chains.values())

@@ -1,8 +1,7 @@
 """A draft model with another tokenizer that drafts text: string-level exact match.
 
 In: contexts, a draft model, both tokenizers. Out: chains of points, the target's tokens of what the draft model wrote. Not here:
-the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting (`draft_chain`,
-`draft_quick`).
+the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting (`draft_chain`).
 
 The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with the last few
 tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where the target itself says it.
@@ -20,7 +19,6 @@ from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.draft_quick import ChainRunner, quick_chains
 from paceline.drafters.retokenize import Retokenizer
 from paceline.drafters.rewrite import Writer
 from paceline.drafters.translated import TranslatedState
@@ -110,11 +108,9 @@ class SlemDrafter:
             one.settle(runner)
             one.context.temperature = 0.0
         steps = [self._steps(state, voice.budget) for state, voice in zip(states, voices, strict=True)]
-        if isinstance(runner, ChainRunner):
-            budgets = [Budget(voice.budget.nodes, voice.budget.depth, voice.go_on) for voice in voices]
-            return quick_chains(runner, inner, budgets, steps, self.index)
-        chains = [ChainDraft(one, count, voice.go_on, drawn=False) for one, count, voice in zip(inner, steps, voices, strict=True)]
-        return draft_chains(runner, chains, runner.info.vocab_size, self.index)
+        each = zip(inner, steps, voices, strict=True)
+        chains = [ChainDraft(one.context, count, voice.go_on, drawn=False) for one, count, voice in each]
+        return draft_chains(runner, inner, chains, runner.info.vocab_size, self.index)
 
 
 class _Voice:

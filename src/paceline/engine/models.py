@@ -103,7 +103,7 @@ class DraftModels:
         if not other_tokens:
             self._check_tokens(model, folder)
         found = load_runner(
-            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, draft=not layers,
+            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust,
             head_rows=head_rows, layer_groups=layer_groups,
         )  # fmt: skip
         if layers and not found.capabilities.early_exit:
@@ -156,7 +156,7 @@ class DraftModels:
         return self._once(
             ("copy", form, _named(head_rows)),
             lambda: load_runner(
-                self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context, draft=True, quantization=form,
+                self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context, quantization=form,
                 head_rows=head_rows,
             ),
         )  # fmt: skip

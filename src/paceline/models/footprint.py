@@ -9,18 +9,10 @@ from collections.abc import Sequence
 
 from paceline.models.base import CacheMemory, Runner, memory_of
 from paceline.models.layer_parallel import LayerParallelRunner
-from paceline.models.one_layer import OneLayerRunner
-from paceline.models.one_layer_cache import OneLayerCache
 
 
 def cache_bytes(runner: Runner, tokens: int) -> int | None:
-    """What a sequence of so many tokens holds; None for a runner whose caches are not counted.
-
-    Blocks count whole; a one-layer model's arrays double when they are full.
-    """
-    if isinstance(runner, OneLayerRunner):
-        kv, _, dim = runner.cache_shape
-        return 2 * kv * dim * 4 * OneLayerCache.capacity_for(tokens)
+    """What a sequence of so many tokens holds, in whole blocks; None for a runner whose caches are not counted."""
     memories = memories_of(runner)
     return sum(memory.block_bytes * memory.blocks_for(tokens) for memory in memories) if memories else None
 

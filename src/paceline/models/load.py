@@ -46,7 +46,6 @@ def load_runner(
     max_context: int | None = None,
     trust_remote_code: bool = False,
     native: bool = True,
-    draft: bool = False,
     exactness: str = "auto",
     quantization: str | None = None,
     head_rows: Sequence[int] | None = None,
@@ -63,7 +62,6 @@ def load_runner(
         max_context: most tokens of a sequence; None takes the checkpoint's, or what fits into memory.
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
-        draft: the model will draft; small models of one layer then get their fused step (models.one_layer), which has no taps.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.quantize).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
         head_rows: tokens that the head keeps (models.head_rows); the logits of all others are -inf. None: all of them.
@@ -74,7 +72,7 @@ def load_runner(
     """
     target = resolve_device(device if layer_groups is None else layer_groups.devices[0])
     name, strict = name or str(model), exactness == "strict"
-    wanted = _Wanted(name, dtype, target, max_context, draft, strict, quantization, head_rows, layer_groups)
+    wanted = _Wanted(name, dtype, target, max_context, strict, quantization, head_rows, layer_groups)
     return _load(resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code)
 
 
@@ -86,7 +84,6 @@ class _Wanted:
     dtype: str
     device: torch.device
     max_context: int | None
-    draft: bool
     strict: bool
     quantization: str | None
     head_rows: Sequence[int] | None
@@ -131,8 +128,6 @@ def _refuse_fallback(wanted: _Wanted) -> None:
 
 
 def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _Wanted) -> Runner:
-    from paceline.models.one_layer import OneLayerRunner, fits
-
     name, device, max_context = wanted.name, wanted.device, wanted.max_context
     if wanted.strict and (why := refusal(spec, device)) is not None:
         raise unavailable(name, why)
@@ -154,8 +149,6 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
 
         groups = wanted.layer_groups
         runner = cast(Runner, LayerParallelRunner(spec, weights, groups, name=name, dtype=chosen, max_context=context))
-    elif wanted.draft and form is None and fits(spec, device):
-        runner = cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
         made = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict)
         runner = cast(Runner, made)
