@@ -42,9 +42,7 @@ def texts(llm: LLM, batch: int, length: int, tokens: int = 12) -> list[list[int]
 
 
 def cache_held(cache: Any) -> int:
-    """Bytes of a cache's blocks; of one that is spread over workers all parts."""
-    if hasattr(cache, "parts"):
-        return sum(map(cache_held, cache.parts))
+    """Bytes of a cache's blocks."""
     return len(cache.blocks) * int(cache.arena.kv.nbytes // (cache.arena.slots // 16))
 
 
@@ -84,7 +82,7 @@ def engine_of(folder: Path, config: dict[str, Any] | None, **more: Any) -> LLM:
     return LLM(str(folder), speculative_config=config, dtype="float32", threads=1, enable_prefix_caching=False, **more)
 
 
-@pytest.fixture(params=["native", "bundled", "layers at once"])
+@pytest.fixture(params=["native", "bundled", "layers in groups"])
 def draft(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """What drafts, as keys of speculative_config."""
     if request.param == "bundled":
@@ -92,7 +90,7 @@ def draft(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     if request.param == "native":
         return {"method": "draft_model", "model": str(write(tmp_path / "draft", seed=1, max_position_embeddings=512))}
     model = write(tmp_path / "draft", seed=1, max_position_embeddings=512, num_hidden_layers=5)
-    return {"method": "easyspec", "model": str(model), "overlap": True}
+    return {"method": "easyspec", "model": str(model)}
 
 
 @pytest.mark.parametrize("batch", [1, 3])

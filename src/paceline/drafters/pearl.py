@@ -153,6 +153,8 @@ class PearlDrafter(DraftModelDrafter):
 
     def _draft_on(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
         """Draft so many tokens more behind what each has."""
+        if not lacking:
+            return
         for state, _ in lacking:
             state.tidy(self.runner)
         chains = [
