@@ -18,6 +18,7 @@ from paceline.checking import need
 from paceline.drafters import vocab_trim
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
+from paceline.drafters.draft_options import check_limit, check_method, draws_for
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
 from paceline.drafters.tree_policies import PolicyName
@@ -110,12 +111,11 @@ class DraftModelDrafter:
         paths: str | Sequence[Sequence[int]] | None,
     ) -> None:
         """Check and keep what needs no model."""
-        methods = ("probabilistic", "greedy")
-        need(method in (None, *methods), "draft_sample_method", f"be one of {', '.join(methods)}", method)
+        check_method(method)
         self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
         self.method = method
 
@@ -178,8 +178,7 @@ class DraftModelDrafter:
         return steps if self.limit is None else min(steps, self.limit)
 
     def _drawn(self, state: DraftState) -> bool:
-        draws = self.method == "probabilistic" or (self.method is None and not state.context.seeded)
-        return draws and not self.policy.points and state.context.temperature > 0
+        return not self.policy.points and draws_for(state.context, self.method)
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))

@@ -22,8 +22,9 @@ import torch
 
 from paceline.checking import integer, items, need, number
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.draft_options import SampleMethod
 from paceline.drafters.exit_choice import PRIOR, Array, ExitRecord, best_way
-from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree

@@ -19,7 +19,8 @@ import torch
 
 from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.draft_options import SampleMethod
+from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.drafters.skip_replay import has_room, replayed
 from paceline.models.adapter import Adapter
 from paceline.models.base import SequenceCache

@@ -15,22 +15,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 import torch
 
 from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
+from paceline.drafters.draft_options import SampleMethod, check_limit, check_method, draws_for
 from paceline.errors import CapabilityError, DrafterError
 from paceline.models.base import Runner, SequenceCache
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
-
-SampleMethod = Literal["probabilistic", "greedy"]
-METHODS = ("probabilistic", "greedy")
 
 LEAST: Final = 3
 """Scored nodes from which going on behind the exit pays for a pass in two parts."""
@@ -149,9 +147,9 @@ class SelfDrafter(Generic[S]):
     ) -> None:
         given = resume_verification
         need(given is None or isinstance(given, bool), "resume_verification", "be True or False", given)
-        need(draft_sample_method in (None, *METHODS), "draft_sample_method", f"be one of {', '.join(METHODS)}", draft_sample_method)
+        check_method(draft_sample_method)
         limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         if args.target is None:
             raise CapabilityError(f"method {self.name!r} runs the target's own layers, but no target was given")
         self.target: Runner = args.target
@@ -210,7 +208,7 @@ class SelfDrafter(Generic[S]):
 
     def draws(self, context: Context) -> bool:
         """Whether tokens are drawn for this sequence rather than the most likely ones taken."""
-        return context.temperature > 0 and (self.method == "probabilistic" or (self.method is None and not context.seeded))
+        return draws_for(context, self.method)
 
     def _steps(self, context: Context, budget: Budget, way: Way) -> int:
         """Tokens to draft: within the budget, the options and the target's context."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.checking import need
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
+from paceline.drafters.draft_options import check_limit
 from paceline.drafters.retokenize import Retokenizer
 from paceline.drafters.rewrite import Writer
 from paceline.drafters.translated import TranslatedState
@@ -52,7 +52,7 @@ class SlemDrafter:
         draft_device: str | None = None,
     ) -> None:
         limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'slem', got {model!r}")
         target, draft = args.models.tokenizer, args.models.tokenizer_of(model)

@@ -20,8 +20,9 @@ import torch
 
 from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.draft_options import SampleMethod
 from paceline.drafters.draft_rows import best
-from paceline.drafters.self_draft import Asked, SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.self_draft import Asked, SelfDrafter, SelfState, Way
 from paceline.drafters.side_branches import branched
 from paceline.drafters.skip_replay import has_room, replayed
 from paceline.drafters.skip_search import SearchRules, SkipSearch
