@@ -74,7 +74,7 @@ def pair() -> dict[str, Config]:
         "pearl": {"model": DRAFT["model"], "overlap": True},
         "specmquant": {"model": DRAFT["model"], "min_draft_length": 4},
         "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
-        "easyspec": {"model": TARGET, "overlap": True},
+        "easyspec": {"model": TARGET},
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
         "diffuspec": {"model": DENOISER, **NEAR},
         "deer": {"model": DENOISER, **NEAR},

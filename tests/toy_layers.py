@@ -14,7 +14,7 @@ import torch
 from toy_numbers import normal
 
 from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import Found, Stop, begun, best_of, chains_by_steps
+from paceline.models.layer_drafts import best_of
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
 
@@ -96,19 +96,6 @@ class ToyLayers:
     def layers_of(self, plan: LayerPlan) -> int:
         stop = self._runner.info.num_layers if plan.stop is None else plan.stop
         return stop - len([i for i in range(stop) if i in plan.skip_attention and i in plan.skip_mlp])
-
-    def chains(
-        self,
-        caches: Sequence[Any],
-        roots: Sequence[int],
-        steps: Sequence[int],
-        stops: Sequence[Stop | None],
-        *,
-        plan: LayerPlan,
-        least: Sequence[float],
-        states: list[torch.Tensor] | None = None,
-    ) -> list[Found]:
-        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan, states)
 
     def score(
         self,

@@ -24,7 +24,6 @@ from paceline.drafters.base import DrafterArgs
 from paceline.models.decoder import LayerPlan
 from paceline.models.denoiser import Call
 from paceline.models.head_rows import HeadRows
-from paceline.models.layer_parallel import LayerGroups
 from paceline.models.mapped import MappedRunner
 from paceline.models.tokenizer import Tokenizer
 
@@ -108,12 +107,12 @@ class ToyModels:
         other_tokens: bool = False,
         layers: bool = False,
         device: str | None = None,
-        layer_groups: LayerGroups | None = None,
+        group_size: int | None = None,
     ) -> Any:
         self.opened.append((model, head_rows))
         if layers:
             return self.exits
-        if layer_groups is not None:
+        if group_size is not None:
             return self.groups
         return self._trimmed(self.other if model == "other" else self.draft, head_rows)
 
@@ -223,7 +222,7 @@ class GroupToy(ToyRunner):
     """A toy with a fuzzy pass: other logits, in caches that remember which tokens went through it.
 
     Attributes:
-        fuzzy: as of `models.layer_parallel.LayerParallelRunner`.
+        fuzzy: as of `models.grouped.GroupedRunner`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -96,7 +96,7 @@ DRAFTERS: Mapping[str, Entry] = {
         "paceline.drafters.easyspec:EasySpecDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
-        ("a smaller model of four layers or more with the target's tokenizer", "several devices or threads to be of use"),
+        ("a smaller model of four layers or more with the target's tokenizer",),
         "EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493)",
     ),
     "diffuspec": Entry(

@@ -48,7 +48,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "pearl": lambda llm, folder: {"model": str(BUNDLED / "draft"), "overlap": True},
     "specmquant": lambda llm, folder: {"model": str(BUNDLED / "draft"), "min_draft_length": 5},
     "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
-    "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target"), "overlap": True},
+    "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target")},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
     "layer_skip": lambda llm, folder: {"resume_verification": True},
     "del": lambda llm, folder: {"resume_verification": True, "cost": "layers"},

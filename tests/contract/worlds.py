@@ -41,7 +41,7 @@ def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
 
 RESUMING: dict[str, dict[str, Any]] = {
     "layer_skip": {"resume_verification": True},
-    "del": {"resume_verification": True, "cost": "layers"},
+    "del": {"resume_verification": True},
 }
 """Options that the matrix fixes, where a measurement would choose."""
 

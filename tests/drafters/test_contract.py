@@ -78,10 +78,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "draft_exits": [2], "draft_exit_thresholds": 0.6, "draft_sample_method": "greedy"},
     ],
     "easyspec": [
-        {"model": "toy", "overlap": True},
-        {"model": "toy", "overlap": False, "num_speculative_tokens": 3},
-        {"model": "toy", "overlap": True, "tree_width": 3},
-        {"model": "toy", "overlap": True, "tree_policy": "dyspec", "layer_group_size": 2},
+        {"model": "toy"},
+        {"model": "toy", "layer_group_size": 1, "num_speculative_tokens": 3},
+        {"model": "toy", "tree_width": 3},
+        {"model": "toy", "tree_policy": "dyspec", "layer_group_size": 2},
         {"model": "toy", "draft_sample_method": "greedy"},
     ],
     "diffuspec": [
@@ -123,8 +123,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "del": [
-        {"cost": "layers"},
-        {"cost": "layers", "exit_layers": [2, 3], "num_speculative_tokens": 2, "dynamic_draft_exit": False},
+        {},
+        {"shadow_every": 1, "exit_layers": [2, 3], "num_speculative_tokens": 2, "dynamic_draft_exit": False},
     ],
     "kangaroo": [
         {"model": MUTE, "draft_stop_threshold": 0.0},

@@ -17,7 +17,6 @@ from toys import ToyRunner
 from paceline.drafters import draft_rows
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.draft_quick import ChainRunner
 from paceline.drafters.draft_rows import best, draw, fit, uniform
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.tree.merge import merge
@@ -228,46 +227,6 @@ def test_the_draft_models_own_context_limits_the_draft() -> None:
     assert len(propose(drafter, begin(drafter, [1] * 6), 9)) == 3
     assert len(propose(drafter, begin(drafter, [1] * 8), 9)) == 1
     assert propose(drafter, begin(drafter, [1] * 9), 9) is EMPTY_TREE
-
-
-class QuickRunner(ToyRunner):
-    """A toy with the optional method for greedy chains."""
-
-    quick = 0
-
-    def draft_chains(self, caches: Any, feeds: Any, steps: Sequence[int], stops: Any) -> list[tuple[list[int], list[float]]]:
-        self.quick += 1
-        return [self._chain(*one) for one in zip(caches, feeds, steps, stops, strict=True)]
-
-    def _chain(self, cache: Any, tokens: Sequence[int], steps: int, stop: Any) -> tuple[list[int], list[float]]:
-        drafted: list[int] = []
-        chances: list[float] = []
-        logits = self.extend([cache], [tokens]).logits[0]
-        while True:
-            drafted.append(int(logits.argmax()))
-            chances.append(float(logits.softmax(0).max()))
-            if len(drafted) == steps or (stop and stop(len(drafted) + 1, float(np.prod(chances)))):
-                return drafted, chances
-            logits = self.extend([cache], [drafted[-1:]]).logits[0]
-
-
-@pytest.mark.parametrize("go_on", [always_go_on, confident])
-def test_the_short_cut_gives_the_same_drafts(go_on: Any) -> None:
-    plain, quick = ToyRunner(VOCAB, order=None), QuickRunner(VOCAB, order=None)
-    assert isinstance(quick, ChainRunner)
-    assert not isinstance(plain, ChainRunner)
-    slow, fast = drafter_of(plain), drafter_of(quick)
-    a, b = begin(slow), begin(fast)
-    for step in range(8):
-        tree, other = propose(slow, a, 4, go_on=go_on), propose(fast, b, 4, go_on=go_on)
-        assert tree.tokens.tolist() == other.tokens.tolist()
-        assert tree.confidence.tolist() == pytest.approx(other.confidence.tolist())
-        for drafter, state in ((slow, a), (fast, b)):
-            observe(drafter, state, tree, range(min(step % 4, len(tree))), step)
-    assert quick.quick == 8
-    propose(fast, begin(fast, temperature=1.0), 4)
-    propose(fast, begin(fast, shape=lambda rows, paths: rows), 4)
-    assert quick.quick == 8, "only for greedy drafts without rules"
 
 
 def test_padded_columns_are_cut_and_missing_ones_cannot_be_drawn() -> None:

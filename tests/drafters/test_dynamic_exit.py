@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drafters.exits import FREE, GREEDY, LAYERS, PROMPTS, fast
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.exit_choice import ExitCosts, ExitRecord, best_way
-from paceline.drafters.exit_costs import in_layers
-from paceline.drafters.exit_rounds import DelState
+from paceline.drafters.dynamic_exit import DelState, DynamicExitDrafter
+from paceline.drafters.exit_choice import ExitRecord, best_way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree.types import Scores, Verdict
+
+PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+LAYERS = 6
+
+
+def fast(plain: LLM, **options: Any) -> tuple[LLM, DynamicExitDrafter]:
+    llm = plain.with_speculative_config({"method": "del", **options})
+    (drafter,) = llm.engine.parts.crew.drafters
+    assert isinstance(drafter, DynamicExitDrafter)
+    return llm, drafter
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +38,7 @@ def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> li
     return [[one.token_ids for one in out.outputs] for out in found]
 
 
-@pytest.mark.parametrize(
-    "options", [{"cost": "layers"}, {"cost": "measured"}, {"cost": "layers", "dynamic_draft_exit": False}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"shadow_every": 1}, {"dynamic_draft_exit": False}], ids=str)
 def test_the_text_is_the_targets(plain: LLM, options: dict[str, Any]) -> None:
     llm, _ = fast(plain, num_speculative_tokens=4, **options)
     assert decoded(llm, PROMPTS) == decoded(plain, PROMPTS)
@@ -42,7 +48,7 @@ def test_the_text_is_the_targets(plain: LLM, options: dict[str, Any]) -> None:
 
 
 def test_sampled_requests_learn_from_overlaps(plain: LLM) -> None:
-    llm, drafter = fast(plain, num_speculative_tokens=4, cost="layers")
+    llm, drafter = fast(plain, num_speculative_tokens=4)
     llm.generate(PROMPTS, SamplingParams(temperature=1.0, max_tokens=16))
     rates, *_ = drafter._known[""]
     assert all(0.0 < rate < 1.0 for rate in rates)
@@ -51,7 +57,7 @@ def test_sampled_requests_learn_from_overlaps(plain: LLM) -> None:
 
 def with_last_layer(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, list[Any]]:
     """DEL that may also exit behind the last layer, and what it saw: state, shadows, verdict, rows of the target."""
-    llm, drafter = fast(plain, num_speculative_tokens=3, cost="layers", exit_layers=[1, 3, 5], shadow_every=1)
+    llm, drafter = fast(plain, num_speculative_tokens=3, exit_layers=[1, 3, 5], shadow_every=1)
     drafter.exits, drafter.plans = [1, 3, LAYERS], [LayerPlan(stop=stop) for stop in (1, 3, LAYERS)]
     seen: list[Any] = []
     shadows, look = drafter._shadows, drafter._look
@@ -98,15 +104,14 @@ def test_the_exit_in_use_has_the_drafted_tokens_as_shadows(plain: LLM, monkeypat
 
 def test_one_exit_and_one_token_is_layer_skip(plain: LLM) -> None:
     skip = plain.with_speculative_config({"method": "layer_skip", "exit_layer": 3, "num_speculative_tokens": 1})
-    llm, _ = fast(plain, exit_layers=[3], num_speculative_tokens=1, cost="layers")
+    llm, _ = fast(plain, exit_layers=[3], num_speculative_tokens=1)
     (mine,), (theirs,) = llm.generate(PROMPTS[:1], GREEDY), skip.generate(PROMPTS[:1], GREEDY)
     assert mine.metrics.num_draft_tokens == theirs.metrics.num_draft_tokens
     assert mine.metrics.num_accepted_tokens == theirs.metrics.num_accepted_tokens > 0
 
 
-def chosen(rates: list[float], costs: ExitCosts, least: int = 1) -> tuple[int, int]:
-    exit_layer, length, _ = best_way(np.array(rates), costs.start, costs.token, costs.verify, least)
-    return exit_layer, length
+def chosen(rates: list[float]) -> tuple[int, int]:
+    return best_way(np.array(rates), np.arange(1, LAYERS), LAYERS, 8)
 
 
 def objective(rate: float, layer: int, length: int) -> float:
@@ -119,23 +124,14 @@ def objective(rate: float, layer: int, length: int) -> float:
 def test_the_choice_is_the_best_of_the_grid(seed: int) -> None:
     rates = np.sort(np.random.default_rng(seed).uniform(0, 1, 5)).tolist()
     grid = {(i, d): objective(rate, i + 1, d) for i, rate in enumerate(rates) for d in range(1, 9)}
-    costs = in_layers(range(1, LAYERS), LAYERS, 8)
-    assert grid[chosen(rates, costs)] == pytest.approx(max(grid.values()))
+    assert grid[chosen(rates)] == pytest.approx(max(grid.values()))
 
 
 def test_equal_acceptance_chooses_the_smallest_exit() -> None:
-    costs = in_layers(range(1, LAYERS), LAYERS, 8)
     for rate in (0.0, 0.3, 0.8, 1.0):
-        assert chosen([rate] * 5, costs)[0] == 0
-    assert chosen([1.0] * 5, costs) == (0, 8), "acceptance 1 is no division by 0"
-    assert chosen([0.1, 0.95, 0.96, 0.97, 0.98], costs)[0] == 1
-
-
-def test_nothing_is_drafted_where_that_costs_more_than_it_brings() -> None:
-    dear = ExitCosts(np.zeros(2), np.array([0.5, 0.9]), np.array([1.0, 1.3, 1.6, 1.9]))
-    assert chosen([0.3, 0.4], dear, least=0)[1] == 0
-    assert chosen([0.9, 0.9], dear, least=0)[1] > 0
-    assert chosen([0.3, 0.4], dear, least=1)[1] == 1
+        assert chosen([rate] * 5)[0] == 0
+    assert chosen([1.0] * 5) == (0, 8), "acceptance 1 is no division by 0"
+    assert chosen([0.1, 0.95, 0.96, 0.97, 0.98])[0] == 1
 
 
 def test_recent_rounds_count_more() -> None:
@@ -161,14 +157,13 @@ def test_the_threshold_lies_between_right_and_wrong_tokens() -> None:
     assert record.threshold(1) == 0.0, "another exit's tokens say nothing"
 
 
-@pytest.mark.parametrize(("counted", "resumes"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("every", "resumes"), [(None, False), (1, False), (None, True)])
 def test_states_are_asked_for_only_when_all_exits_are_looked_at(
-    plain: LLM, monkeypatch: pytest.MonkeyPatch, counted: bool, resumes: bool
+    plain: LLM, monkeypatch: pytest.MonkeyPatch, every: int | None, resumes: bool
 ) -> None:
-    """In growing distances where looking takes time that was measured, or scoring can go on from what was drafted; in every step
-    where layers are counted."""
-    llm, drafter = fast(plain, num_speculative_tokens=2, controller="fixed", resume_verification=resumes)
-    drafter._costs = replace(FREE, counted=counted)
+    """In growing distances, or in every step where that is asked for."""
+    options = {"num_speculative_tokens": 2, "controller": "fixed", "resume_verification": resumes, "shadow_every": every}
+    llm, drafter = fast(plain, **options)
     asked: list[bool] = []
     score = type(llm.runner).score
 
@@ -177,15 +172,16 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(
         return score(self, caches, roots, trees, taps=taps, **more)
 
     monkeypatch.setattr(type(llm.runner), "score", spy)
-    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
     looks = [i for i, taps in enumerate(asked) if taps]
-    if counted and not resumes:
-        assert looks == list(range(len(asked)))
+    if every == 1:
+        assert looks == list(range(len(asked) - 1)), "nothing is drafted in a text's last step"
         return
     assert looks == [0, 2, 10]
     assert drafter.score_taps == ()
-    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
-    assert [i for i, taps in enumerate(asked) if taps] == [0, 2, 10, 42], "distances go on from text to text"
+    decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
+    looks = [i for i, taps in enumerate(asked) if taps]
+    assert looks == [0, 2, 10, 43], "distances go on from text to text, whose last steps have no draft"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +190,7 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(
         ({"exit_layers": [0]}, r"each of exit_layers must be an integer in 1\.\.5, got 0"),
         ({"exit_layers": [2, 6]}, r"each of exit_layers must be an integer in 1\.\.5, got 6"),
         ({"exit_layers": []}, "exit_layers"),
-        ({"cost": "seconds"}, "cost must be measured or layers"),
+        ({"cost": "layers"}, "cost"),
         ({"decay": 1.5}, "decay must be in 0"),
         ({"shadow_every": 0}, "shadow_every must be an integer of 1 or more"),
         ({"dynamic_draft_exit": 1}, "dynamic_draft_exit must be True or False"),

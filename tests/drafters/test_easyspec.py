@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 import tiny_checkpoint
 import torch
-from tiny_llama import runner_of, spec_of, tiny_llama, tokens, weights_of
+from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens, weights_of
 from tools.enumerate_draws import Choices
 from tools.one_sequence import begin, program, propose, recorded_with
 from tools.random_drafts import random_target
@@ -18,12 +17,11 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
-from paceline.drafters import easyspec
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.easyspec import EasySpecDrafter, GroupedState
-from paceline.errors import CapabilityError, ConfigError, DrafterError, UnsupportedModelError
-from paceline.models.layer_parallel import LayerParallelRunner
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.models.grouped import GroupedRunner
 from paceline.tree.token_tree import TokenTree
 
 
@@ -34,14 +32,14 @@ class Tiny(ToyModels):
         super().__init__(ToyRunner(64), ToyRunner(64))
         self.model = tiny_llama(num_hidden_layers=6)
 
-    def open(self, model: str, *, layer_groups: Any = None, **more: Any) -> Any:
+    def open(self, model: str, *, group_size: Any = None, **more: Any) -> Any:
         spec, weights = spec_of(self.model.config), weights_of(self.model)
-        return LayerParallelRunner(spec, weights, layer_groups, name=model, dtype=torch.float32)
+        return GroupedRunner(spec, weights, group_size, name=model, device=CPU, dtype=torch.float32)
 
 
 def drafter_of(models: ToyModels, size: int = 64, **options: Any) -> EasySpecDrafter:
     args = DrafterArgs(vocab_size=size, index=0, max_context=512, models=models)
-    return EasySpecDrafter(args, model="toy", **{"overlap": True} | options)
+    return EasySpecDrafter(args, model="toy", **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"tree_width": 2}, {"tree_policy": "dyspec"}])
@@ -49,11 +47,10 @@ def test_groups_of_one_layer_are_the_plain_draft(options: dict[str, Any]) -> Non
     """Negative control: groups of four are not."""
     models = Tiny()
     plain = DraftModelDrafter(
-        DrafterArgs(vocab_size=64, index=0, max_context=512, load_runner=lambda name: runner_of(models.model, compiled=False)),
+        DrafterArgs(vocab_size=64, index=0, max_context=512, load_runner=lambda name: runner_of(models.model)),
         model="x",
         **options,
     )
-    plain._quick = False
     same = []
     for size in (1, 4):
         drafter = drafter_of(models, layer_group_size=size, **options)
@@ -67,13 +64,9 @@ def test_groups_of_one_layer_are_the_plain_draft(options: dict[str, Any]) -> Non
     assert same == [True, False]
 
 
-def kept(state: Any, layer: int, runner: Any) -> torch.Tensor:
+def kept(state: Any, layer: int) -> torch.Tensor:
     """Keys and values of the text in a draft's cache."""
-    if isinstance(runner, LayerParallelRunner):
-        owner = runner.owners[layer]
-        cache, layer = state.cache.parts[owner], [i for i, o in enumerate(runner.owners) if o == owner].index(layer)
-    else:
-        cache = state.cache
+    cache = state.cache
     slots = torch.from_numpy(cache.slot_index(0, cache.length))
     return cache.arena.layers[layer][slots]
 
@@ -84,7 +77,7 @@ def test_after_calibration_the_cache_is_the_plain_drafts(width: int, monkeypatch
 
     def differs() -> bool:
         models = Tiny()
-        drafter, plain = drafter_of(models, tree_width=width), runner_of(models.model, compiled=False)
+        drafter, plain = drafter_of(models, tree_width=width), runner_of(models.model)
         state, wrong = begin(drafter, tokens(30)), False
         for accepted in (4, 0, 2, 4, 1):
             tree = propose(drafter, state, 4)
@@ -95,7 +88,7 @@ def test_after_calibration_the_cache_is_the_plain_drafts(width: int, monkeypatch
             assert len(text) >= len(state.context.tokens) - 2 - accepted
             fresh: Any = GroupedState(state.context, plain.open())
             plain.extend([fresh.cache], [text])
-            wrong |= any(not torch.equal(kept(state, i, drafter.runner), kept(fresh, i, plain)) for i in range(6))
+            wrong |= any(not torch.equal(kept(state, i), kept(fresh, i)) for i in range(6))
         return wrong
 
     assert not differs()
@@ -114,9 +107,6 @@ def test_the_text_takes_one_exact_pass_and_levels_behind_it_fuzzy_ones() -> None
     propose(drafter, state, 4)
     assert models.groups.passes[4:] == [False, True, True, True]
     assert models.groups.fed - fed == 5 + 3, "the accepted tokens and the target's own were fed once more, in one pass"
-    drafter.paces.always = False
-    propose(drafter, state, 4)
-    assert not any(models.groups.passes[8:])
 
 
 def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +136,12 @@ def prompts(bundled: LLM) -> list[Any]:
 
 
 def test_larger_groups_are_accepted_less_and_change_no_token(bundled: LLM, prompts: list[Any]) -> None:
-    """The target as its own draft, on two threads, alone and in a ragged batch."""
+    """The target as its own draft, alone and in a ragged batch."""
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=8)
-    shares, threads = [], torch.get_num_threads()
+    shares = []
     for size in (1, 2, 4):
-        options = {"layer_group_size": size, "overlap": True, "num_speculative_tokens": 4}
+        options = {"layer_group_size": size, "num_speculative_tokens": 4}
         fast = bundled.with_speculative_config({"method": "easyspec", "model": str(BUNDLED_TARGET), **options})
         for params, some in ((greedy, prompts), (greedy, prompts[:1]), (seeded, prompts)):
             found, want = fast.generate(some, params), bundled.generate(some, params)
@@ -162,50 +152,12 @@ def test_larger_groups_are_accepted_less_and_change_no_token(bundled: LLM, promp
                 shares.append(sum(out.metrics.num_accepted_tokens for out in found) / drafted)
     assert shares[0] == 1.0
     assert shares[0] > shares[1] > shares[2] > 0.5
-    assert torch.get_num_threads() == threads
-
-
-def test_where_there_is_one_device_it_is_sequential_and_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert easyspec._way(("cuda:0",), 4, None) is False
-    assert "no device beside cuda:0" in caplog.text
-    with pytest.raises(CapabilityError, match="needs several devices, got cuda:0 alone"):
-        easyspec._way(("cuda:0", "cuda:0"), 4, True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert easyspec._way(("cuda:0", "cuda:1"), 4, None) is easyspec._way(("cpu", "cpu"), 4, None) is None
-    assert easyspec._way(("cpu", "cpu"), 1, True) is False, "groups of one layer have nothing to run at once"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert easyspec._way(("cpu", "cpu"), 4, None) is False
-    assert "2 workers share 1 CPU thread" in caplog.text
-
-
-@pytest.mark.parametrize(("together", "words"), [(2.0, "going on sequentially"), (0.5, "runs the attention of its layers at once")])
-def test_the_clock_decides_and_it_says_what_it_found(
-    together: float, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    caplog.set_level(logging.INFO, "paceline.drafters")
-    drafter = drafter_of(ToyModels(ToyRunner(11), ToyRunner(11)), 11, overlap=None)
-    now = [0.0]
-    drafter.paces.clock = lambda: now[0]
-    for _ in range(100):
-        now[0] += together if drafter.paces.beside(1) else 1.0
-        drafter.paces.stepped(1, 3, alone=False)
-    assert words in caplog.text
-    assert drafter.paces.beside(1) is (together < 1)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"layer_group_size": 0}, "layer_group_size must be an integer in"),
-        ({"overlap": "yes"}, "overlap must be True, False or None"),
-        ({"draft_devices": []}, "draft_devices must be a list of devices"),
-        ({"draft_devices": "cpu"}, "draft_devices must be a list of devices"),
-        ({"draft_devices": ["auto"]}, "draft_devices must be a list of devices"),
-        ({"draft_devices": ["cpu", "tpu"]}, "draft_devices must be auto, cpu, cuda or cuda:N, got 'tpu'"),
-        ({"draft_devices": ["cuda:99"]}, "CUDA devices"),
         ({"model": None}, "folder or hub id for method 'easyspec'"),
     ],
 )
@@ -221,12 +173,8 @@ def test_models_whose_layers_cannot_run_apart_are_refused(bundled: LLM, tmp_path
     two = {"method": "easyspec", "model": str(tiny_checkpoint.write(tmp_path / "two"))}
     with pytest.raises(ConfigError, match=r"must have 4 layers or more, .* has 2"):
         bundled.with_speculative_config(two)
-    with pytest.raises(DrafterError, match="'easyspec', which cannot go back"):
-        bundled.with_speculative_config(
-            {"method": "specmquant", "draft": {"method": "easyspec", "model": str(BUNDLED_TARGET), "layer_group_size": 3}}
-        )
     from paceline.models import load
 
     monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
-    with pytest.raises(UnsupportedModelError, match="layers that run at once need a model of the native runner"):
+    with pytest.raises(UnsupportedModelError, match="layers that run in groups need a model of the native runner"):
         bundled.with_speculative_config(two)

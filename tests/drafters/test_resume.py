@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from models.layer_chains import layer_chains
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import SteppedDrafts, layer_drafts_of, resuming_pays
+from paceline.models.layer_drafts import layer_drafts_of, resuming_pays
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
@@ -31,17 +32,14 @@ def plain(request: pytest.FixtureRequest) -> LLM:
 class Drafted:
     """Caches with texts of their own, and what greedy chains by the first layers left."""
 
-    def __init__(self, llm: LLM, plan: LayerPlan, steps: Sequence[int], *, stepped: bool = False, first: int = 0) -> None:
+    def __init__(self, llm: LLM, plan: LayerPlan, steps: Sequence[int], *, first: int = 0) -> None:
         self.runner: Any = llm.runner
-        self.drafts: Any = SteppedDrafts(self.runner) if stepped else layer_drafts_of(self.runner, "layer_skip")
+        self.drafts: Any = layer_drafts_of(self.runner, "layer_skip")
         self.caches = [self.runner.open() for _ in steps]
         for i, cache in enumerate(self.caches):
             self.runner.extend([cache], [[(7 * k + i + first) % 6000 for k in range(20 + 13 * i)]])
-        self.roots, self.plan, self.states = [5 + i for i in range(len(steps))], plan, list[torch.Tensor]()
-        found = self.drafts.chains(
-            self.caches, self.roots, steps, [None] * len(steps), plan=plan, least=[0.0] * len(steps), states=self.states
-        )
-        self.tokens = [tokens for tokens, _ in found]
+        self.roots, self.plan = [5 + i for i in range(len(steps))], plan
+        self.tokens, self.states = layer_chains(self.drafts, self.caches, self.roots, steps, plan)
 
     def trees(self, nodes: Sequence[int]) -> list[TokenTree]:
         return [TokenTree.chain(tokens[:n]) if n else EMPTY_TREE for tokens, n in zip(self.tokens, nodes, strict=True)]
@@ -58,10 +56,9 @@ class Drafted:
         return logits.clone()
 
 
-@pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("nodes", [(4, 5, 2), (2, 0, 2), (1, 5, 0)])
-def test_the_bits_are_those_of_a_whole_pass(plain: LLM, nodes: tuple[int, ...], stepped: bool) -> None:
-    made = Drafted(plain, LayerPlan(stop=2), (4, 5, 2), stepped=stepped)
+def test_the_bits_are_those_of_a_whole_pass(plain: LLM, nodes: tuple[int, ...]) -> None:
+    made = Drafted(plain, LayerPlan(stop=2), (4, 5, 2))
     assert [len(tokens) for tokens in made.tokens] == [4, 5, 2]
     assert all(len(own) >= len(tokens) for own, tokens in zip(made.states, made.tokens, strict=True))
     known = [own[: 1 + n] for own, n in zip(made.states, nodes, strict=True)]
@@ -118,9 +115,7 @@ def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return saved
 
 
-@pytest.mark.parametrize(
-    "config", [SKIP, RESUMING | {"method": "del", "cost": "layers", "exit_layers": [3], "num_speculative_tokens": 5}]
-)
+@pytest.mark.parametrize("config", [SKIP, RESUMING | {"method": "del", "exit_layers": [3], "num_speculative_tokens": 5}])
 @pytest.mark.parametrize(
     "params",
     [

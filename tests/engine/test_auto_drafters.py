@@ -34,11 +34,11 @@ CHEAP, DEAR = 1e-4, 3e-2
 DRAFTERS: dict[str, dict[str, Any]] = {
     "layer_skip": {"exit_layer": 3},
     "swift": {},
-    "del": {"cost": "layers"},
+    "del": {},
     "quantized_copy": {},
     "specmquant": {"model": "toy", "min_draft_length": 1},
     "s2d": {"model": "toy", "draft_exit_thresholds": 0.5},
-    "easyspec": {"model": "toy", "overlap": True},
+    "easyspec": {"model": "toy"},
     "diffuspec": {"model": "toy"},
     "deer": {"model": "toy"},
     "tli": {"model": "other"},

@@ -46,12 +46,8 @@ def texts(llm: LLM, batch: int, length: int, tokens: int = 12) -> list[list[int]
 
 
 def cache_held(cache: Any) -> int:
-    """Of a native cache its blocks, of a one-layer model's its arrays; of one that is spread over workers all parts."""
-    if hasattr(cache, "parts"):
-        return sum(map(cache_held, cache.parts))
-    if hasattr(cache, "blocks"):
-        return len(cache.blocks) * int(cache.arena.kv.nbytes // (cache.arena.slots // 16))
-    return int(cache.keys.nbytes + cache.values.nbytes)
+    """Bytes of a cache's blocks."""
+    return len(cache.blocks) * int(cache.arena.kv.nbytes // (cache.arena.slots // 16))
 
 
 class Meter:
@@ -90,15 +86,15 @@ def engine_of(folder: Path, config: dict[str, Any] | None, **more: Any) -> LLM:
     return LLM(str(folder), speculative_config=config, dtype="float32", threads=1, enable_prefix_caching=False, **more)
 
 
-@pytest.fixture(params=["native", "one layer", "layers at once"])
+@pytest.fixture(params=["native", "bundled", "layers in groups"])
 def draft(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """What drafts, as keys of speculative_config."""
-    if request.param == "one layer":
+    if request.param == "bundled":
         return {"method": "draft_model", "model": str(BUNDLED_DRAFT)}
     if request.param == "native":
         return {"method": "draft_model", "model": str(write(tmp_path / "draft", seed=1, max_position_embeddings=512))}
     model = write(tmp_path / "draft", seed=1, max_position_embeddings=512, num_hidden_layers=5)
-    return {"method": "easyspec", "model": str(model), "overlap": True}
+    return {"method": "easyspec", "model": str(model)}
 
 
 @pytest.mark.parametrize("batch", [1, 3])

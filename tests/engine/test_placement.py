@@ -18,7 +18,6 @@ from paceline.engine import models as engine_models
 from paceline.engine.models import DraftModels
 from paceline.engine.placement import AUTO, asked_device, devices_for, level_seconds, place
 from paceline.errors import ConfigError, OutOfMemoryError
-from paceline.models.load import load_runner
 
 CPU = torch.device("cpu")
 TIMES = {"cpu": 3e-4, "cuda:0": 1e-4, "cuda:1": 1e-4}
@@ -76,15 +75,10 @@ def test_what_is_no_device_is_refused(given: Any) -> None:
         asked_device(given, CPU)
 
 
-def test_a_level_is_timed_on_a_scratch_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_is_timed_on_a_scratch_sequence() -> None:
     for runner in (ToyRunner(11), ToyRunner(11, max_context=7), ToyRunner(11, pad=3)):
         assert level_seconds(runner) > 0
         assert runner.open_caches == 0
-    quick: Any = load_runner(BUNDLED_DRAFT, draft=True)
-    calls = []
-    monkeypatch.setattr(quick, "draft_chains", lambda *given: calls.append(given))
-    assert level_seconds(quick) > 0
-    assert len(calls) == 6, "as drafters draft with it, the first one to warm up"
 
 
 class Loads:

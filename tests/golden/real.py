@@ -49,7 +49,6 @@ NEEDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
 }
 FIXED: dict[str, dict[str, Any]] = {
     "pearl": {"overlap": True},
-    "easyspec": {"overlap": True},
     "s2d": {"draft_exits": [8, 16], "draft_exit_thresholds": 0.5},
     "layer_skip": {"resume_verification": True},
     "del": {"resume_verification": True, "cost": "layers"},

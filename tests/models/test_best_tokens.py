@@ -1,4 +1,4 @@
-"""The short way to score gives the logits of the long one, and best tokens are those that the logits show."""
+"""Best tokens of compiled passes are those that the logits show, and scores that are kept hold the logits of their own pass."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
+from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.program import ROWS
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Scores
@@ -23,7 +24,7 @@ ROOTS = [4, 5, 6, 7]
 def compiled_runner(dtype=torch.float32):
     shape = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
     runner = runner_of(tiny_llama(**shape).to(dtype), cache_slots=64)
-    assert runner.quick is not None
+    assert isinstance(runner.passes, FusedDecoder)
     return runner
 
 
@@ -40,44 +41,57 @@ def filled(runner):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_short_way_gives_the_same_bits(dtype, threads) -> None:
+def test_best_tokens_are_those_of_the_logits(dtype, threads) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         runner = compiled_runner(dtype)
-        caches = filled(runner)
-        short = runner.quick(caches, ROOTS, TREES)
-        assert short is not None
-        long = runner._score(caches, ROOTS, TREES, (), None)
+        scores = runner.score(filled(runner), ROOTS, TREES)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(short.logits, long.logits)
-    assert short.rows == long.rows == (0, 1, 5, 12, 21)
-    assert short.best == long.best == shown(short)
+    assert scores.rows == (0, 1, 5, 12, 21)
+    assert scores.best == shown(scores)
 
 
-def test_what_the_short_way_does_not_know_takes_the_long_one() -> None:
+def test_of_more_rows_than_a_pass_has_all_best_tokens_are_told() -> None:
     runner = compiled_runner()
     cache = runner.open()
     runner.extend([cache], [IDS[:20]])
-    deep = TokenTree.chain([1] * ROWS)  # with its root one row more than a pass has
-    assert runner.quick([cache], [1], [deep]) is None
-    scores = runner.score([cache], [1], [deep])
+    scores = runner.score([cache], [1], [TokenTree.chain([1] * ROWS)])
     assert scores.best == shown(scores)
     runner.release(cache)
     with pytest.raises(ConfigError, match="released"):
         runner.score([cache], [1], [EMPTY_TREE])
 
 
-def test_it_follows_the_cache_as_it_grows() -> None:
+def test_scores_outlive_later_passes_and_a_growing_cache() -> None:
     runner = compiled_runner()
     caches = filled(runner)
-    others = [runner.open() for _ in range(12)]  # more than the 64 slots that there were
-    for cache in others:
+    first = runner.score(caches, ROOTS, TREES)
+    kept = first.logits.clone()
+    for cache in [runner.open() for _ in range(12)]:  # more than the 64 slots that there were
         runner.extend([cache], [IDS[:40]])
-        again = runner.score(caches, ROOTS, TREES)
-        assert torch.equal(again.logits, runner._score(caches, ROOTS, TREES, (), None).logits)
+        assert torch.equal(runner.score(caches, ROOTS, TREES).logits, kept)
     assert runner.arena.version > 0
+    other = runner.score(caches, [root + 1 for root in ROOTS], TREES)
+    assert torch.equal(first.logits, kept)
+    assert not torch.equal(other.logits, kept)
+
+
+def test_what_a_pass_does_not_see_need_not_be_a_number() -> None:
+    runner = compiled_runner()
+    cache = runner.open()
+    runner.extend([cache], [IDS[:20]])
+    assert not runner.arena.masked
+    expected = runner.score([cache], [5], [TREE]).logits
+    seen = torch.zeros(runner.arena.slots, dtype=torch.bool)
+    seen[torch.from_numpy(cache.slot_index(0, 20))] = True
+    with torch.inference_mode():
+        runner.arena.kv[:, ~seen] = float("nan")
+    assert torch.equal(runner.score([cache], [5], [TREE]).logits, expected)
+    with torch.inference_mode():
+        runner.arena.kv[:, cache.base + 3] = float("nan")
+    assert runner.score([cache], [5], [TREE]).logits.isnan().any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

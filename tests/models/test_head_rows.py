@@ -1,4 +1,4 @@
-"""A head of fewer rows: the kept rows keep their bits, the others are -inf, and compiled drafts choose among the kept ones."""
+"""A head of fewer rows: the kept rows keep their bits, the others are -inf, and drafts are chosen among the kept ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.llm import BUNDLED
 from paceline.models.head_rows import HeadRows
 from paceline.models.load import load_runner
-from paceline.models.mapped import MappedDrafts
-from paceline.models.tree_plan import BEST_PATHS, TreePlan
 from paceline.tree.token_tree import TokenTree
 
 IDS = [(31 * i) % 6000 + 4 for i in range(24)]
@@ -60,38 +58,10 @@ def test_a_trimmed_model_scores_trees_by_its_own_ids(folder: Path) -> None:
     assert torch.equal(rows[0][:, KEPT], rows[1][:, KEPT])
 
 
-@pytest.fixture(scope="module")
-def drafts() -> tuple[Any, Any]:
-    """The bundled draft model, whole and with a small head, in compiled drafts."""
-    return load_runner(BUNDLED / "draft", draft=True), load_runner(BUNDLED / "draft", draft=True, head_rows=KEPT)
-
-
-def test_compiled_chains_choose_among_the_kept(drafts: tuple[Any, Any]) -> None:
-    whole, small = drafts
-    assert isinstance(small, MappedDrafts)
-    ((tokens, chances),) = small.draft_chains([small.open()], [IDS], [5], [None])
-    text = list(IDS)
-    for token, chance in zip(tokens, chances, strict=True):
-        row = whole.extend([whole.open()], [text]).logits[0, KEPT]
-        assert token == KEPT[int(row.argmax())]
-        assert chance == pytest.approx(float(row.softmax(0).max()), rel=0.05)
-        text.append(token)
+def test_the_bundled_draft_chooses_among_the_kept() -> None:
+    whole, small = load_runner(BUNDLED / "draft"), load_runner(BUNDLED / "draft", head_rows=KEPT)
+    assert int(logits(small)[-1].argmax()) == KEPT[int(logits(whole)[-1, KEPT].argmax())]
     assert small.info.weight_bytes < whole.info.weight_bytes
-
-
-def test_compiled_trees_are_named_by_their_tokens(drafts: tuple[Any, Any]) -> None:
-    whole, small = drafts
-    (grown,) = small.draft_trees([small.open()], [IDS], [TreePlan(BEST_PATHS, 8, 3, 3, 3)], [None])
-    tokens, parents, _ = grown.columns_3n
-    row = whole.extend([whole.open()], [IDS]).logits[0, KEPT]
-    best = [KEPT[int(i)] for i in row.topk(int((parents < 0).sum())).indices]
-    assert tokens[parents < 0].tolist() == best
-    assert grown.fed_tokens[0] == IDS[-1]
-    assert set(grown.fed_tokens[1:]) <= set(tokens.tolist())
-
-
-def test_small_heads_are_drafted_step_by_step() -> None:
-    assert not isinstance(load_runner(BUNDLED / "draft", draft=True, head_rows=KEPT[:40]), MappedDrafts)
 
 
 def test_a_head_without_rows_and_a_model_without_head_are_refused(folder: Path) -> None:
@@ -101,8 +71,6 @@ def test_a_head_without_rows_and_a_model_without_head_are_refused(folder: Path) 
         load_runner(folder, head_rows=KEPT, native=False)
 
 
-def test_order_and_places() -> None:
+def test_rows_that_the_model_lacks_are_left_out() -> None:
     rows = HeadRows.of([4, 1, 4, 9], 6)
-    assert rows.kept.tolist() == [1, 4]
-    assert rows.order.tolist() == [1, 4, 0, 2, 3, 5]
-    assert rows.order[rows.places].tolist() == list(range(6))
+    assert (rows.kept.tolist(), rows.vocab_size) == ([1, 4], 6)

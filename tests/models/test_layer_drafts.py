@@ -1,4 +1,4 @@
-"""Drafting with part of the target's layers: compiled chains are the chains of readable passes, and leave the target as it was."""
+"""Drafting with part of the target's layers: compiled passes draft what readable ones do, and leave the target as it was."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from models.layer_chains import layer_chains
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.errors import CapabilityError, DrafterError
+from paceline.errors import CapabilityError
 from paceline.models import native
 from paceline.models.decoder import LayerPlan
-from paceline.models.kernels import exit_drafts
+from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.program import ROWS
-from paceline.models.layer_drafts import SteppedDrafts, begun, chains_by_steps, layer_drafts_of
+from paceline.models.layer_drafts import layer_drafts_of
 from paceline.models.load import load_runner
 from paceline.models.native import NativeRunner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, dtype: str = "float32", *, compiled: bool = True) -> NativeRunner:
     with patch.object(native, "fits", native.fits if compiled else lambda *a, **b: False):
         runner: Any = load_runner(folder, dtype=dtype)
-    if compiled and runner.quick is None:
+    if compiled and not isinstance(runner.passes, FusedDecoder):
         pytest.skip("this machine runs no compiled passes")
     return runner
 
@@ -66,9 +67,8 @@ def opened(runner: NativeRunner, texts: Sequence[Sequence[int]] = TEXTS) -> tupl
     return caches, [text[-1] for text in texts]
 
 
-def chains(drafts: Any, caches: Sequence[Any], roots: Sequence[int], steps: Sequence[int], plan: LayerPlan, **more: Any) -> Any:
-    stops, least = more.get("stops", [None] * len(caches)), more.get("least", [0.0] * len(caches))
-    return drafts.chains(caches, roots, steps, stops, plan=plan, least=least)
+def chains(runner: Any, caches: Sequence[Any], roots: Sequence[int], steps: Sequence[int], plan: LayerPlan) -> list[list[int]]:
+    return layer_chains(layer_drafts_of(runner, "x"), caches, roots, steps, plan)[0]
 
 
 def greedy(runner: NativeRunner, text: Sequence[int], count: int) -> list[int]:
@@ -82,33 +82,27 @@ def greedy(runner: NativeRunner, text: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_compiled_chains_are_those_of_single_passes(runner: NativeRunner, plan: LayerPlan) -> None:
-    drafts, stepped = layer_drafts_of(runner, "x"), SteppedDrafts(runner)
-    assert type(drafts) is exit_drafts.CompiledDrafts
-    caches, roots = opened(runner)
-    found, steps = chains(drafts, caches, roots, [4, 7, 40], plan), [4, 7, 40]
-    assert [len(tokens) for tokens, _ in found] == steps
-    for other in (
-        chains(stepped, caches, roots, steps, plan),
-        chains_by_steps(drafts, begun(caches, roots, steps, [None] * 3, [0.0] * 3), plan),
-    ):
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in other]
-        for (_, mine), (_, theirs) in zip(found, other, strict=True):
-            assert mine == pytest.approx(theirs, rel=1e-3)
-    assert any(chains(drafts, caches, roots, steps, one) != found for one in PLANS if one is not plan), "plans differ"
+def test_compiled_chains_are_those_of_readable_passes(folder: Path, plan: LayerPlan) -> None:
+    found = {}
+    for compiled in (True, False):
+        runner = load(folder, compiled=compiled)
+        found[compiled] = {id(one): chains(runner, *opened(runner), [4, 7, 40], one) for one in PLANS}
+    assert found[True] == found[False]
+    assert [len(tokens) for tokens in found[True][id(plan)]] == [4, 7, 40]
+    assert any(found[True][id(one)] != found[True][id(plan)] for one in PLANS if one is not plan), "plans differ"
 
 
 def test_all_layers_draft_what_the_target_says(runner: NativeRunner) -> None:
     caches, roots = opened(runner)
-    found = chains(layer_drafts_of(runner, "x"), caches, roots, [9, 9, 9], LayerPlan(stop=LAYERS))
-    assert [tokens for tokens, _ in found] == [greedy(runner, text, 9) for text in TEXTS]
+    found = chains(runner, caches, roots, [9, 9, 9], LayerPlan(stop=LAYERS))
+    assert found == [greedy(runner, text, 9) for text in TEXTS]
 
 
 def test_a_draft_changes_no_bit_of_what_the_target_says_next(runner: NativeRunner) -> None:
     """Neither of a tree scored behind it nor of what follows once that is committed; the next pass runs all layers again."""
     drafts, tree = layer_drafts_of(runner, "x"), TokenTree.chain([3, 8, 140])
     (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
-    chains(drafts, [touched], [root], [6], PLANS[1])
+    chains(runner, [touched], [root], [6], PLANS[1])
     drafts.step([touched], [[root]], PLANS[3])
     for tokens in (tree, EMPTY_TREE):
         mine, theirs = (runner.score([cache], [root], [tokens]).logits.clone() for cache in (touched, clean))
@@ -119,7 +113,7 @@ def test_a_draft_changes_no_bit_of_what_the_target_says_next(runner: NativeRunne
 def test_the_comparison_catches_a_draft_that_commits(runner: NativeRunner) -> None:
     """Negative control: keys and values of a draft by fewer layers, kept, change what comes next."""
     (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
-    ((tokens, _),) = chains(layer_drafts_of(runner, "x"), [touched], [root], [4], PLANS[0])
+    (tokens,) = chains(runner, [touched], [root], [4], PLANS[0])
     touched.keep((0, 1))
     runner.extend([clean], [[root, *tokens[:2]]])
     mine, theirs = (runner.score([cache], [tokens[2]], [EMPTY_TREE]).logits.clone() for cache in (touched, clean))
@@ -138,54 +132,23 @@ def test_verification_can_resume_at_the_exit(runner: NativeRunner) -> None:
     assert torch.equal(runner.head(hidden), runner.score([clean], [root], [tree]).logits)
 
 
-def test_stops_are_asked_and_unlikely_tokens_end_a_draft(runner: NativeRunner) -> None:
-    drafts, plan = layer_drafts_of(runner, "x"), PLANS[1]
-    caches, roots = opened(runner)
-    whole = chains(drafts, caches, roots, [8] * 3, plan)
-    asked: list[int] = []
-
-    def stop(depth: int, reach: float) -> bool:
-        asked.append(depth)
-        return depth > 3
-
-    found = chains(drafts, caches, roots, [8] * 3, plan, stops=[stop, None, None])
-    assert (found[0][0], found[1:]) == (whole[0][0][:3], whole[1:])
-    assert asked == [2, 3, 4]
-    for i, (tokens, chances) in enumerate(whole):
-        low = sorted(chances)[4]
-        ends = next(place for place, chance in enumerate(chances) if chance < low)
-        cut = chains(drafts, caches, roots, [8] * 3, plan, least=[low if j == i else 0.0 for j in range(3)])
-        assert cut[i][0] == tokens[: ends + 1]
-        assert [cut[j] for j in range(3) if j != i] == [whole[j] for j in range(3) if j != i]
-
-
 def test_more_sequences_than_a_pass_holds(folder: Path) -> None:
     runner = load(folder)
     texts = [[1 + i, (3 * i) % VOCAB, 5] for i in range(ROWS + 3)]
     caches, roots = opened(runner, texts)
-    found = chains(layer_drafts_of(runner, "x"), caches, roots, [2] * len(texts), PLANS[0])
-    assert found[-1][0] == chains(SteppedDrafts(runner), caches[-1:], roots[-1:], [2], PLANS[0])[0][0]
+    found = chains(runner, caches, roots, [2] * len(texts), PLANS[0])
+    assert found[-1:] == chains(runner, caches[-1:], roots[-1:], [2], PLANS[0])
 
 
-def test_scattered_caches_and_models_without_compiled_passes_take_single_passes(folder: Path) -> None:
-    runner, eager = load(folder), load(folder, compiled=False)
-    assert type(layer_drafts_of(eager, "x")) is SteppedDrafts
+def test_scattered_caches_draft_alike(folder: Path) -> None:
+    runner = load(folder)
     runner.arena.copy_limit = 0
     (cache,), (root,) = opened(runner, [TEXTS[2]])
+    expected = chains(runner, [cache], [root], [5], PLANS[1])[0]
     twin = runner.fork(cache)
-    found = chains(layer_drafts_of(runner, "x"), [cache, twin], [root] * 2, [5, 5], PLANS[1])
+    found = chains(runner, [cache, twin], [root] * 2, [5, 5], PLANS[1])
     assert min(cache.base, twin.base) < 0, "nothing is scattered"
-    other, _ = opened(eager, [TEXTS[2]])
-    expected = chains(layer_drafts_of(eager, "x"), other, [root], [5], PLANS[1])[0][0]
-    assert [tokens for tokens, _ in found] == [expected] * 2
-
-
-def test_logits_that_are_not_finite_end_the_draft(folder: Path) -> None:
-    runner = load(folder)
-    caches, roots = opened(runner)
-    runner.passes.embedding[roots[0]].fill_(float("nan"))
-    with pytest.raises(DrafterError, match="not finite"):
-        chains(layer_drafts_of(runner, "x"), caches[:1], roots[:1], [3], PLANS[0])
+    assert found == [expected] * 2
 
 
 def test_a_runner_that_cannot_is_refused_by_name(folder: Path) -> None:

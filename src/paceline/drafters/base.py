@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from paceline.drafters.tree_policies import TreePolicy
     from paceline.models.base import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
-    from paceline.models.layer_parallel import LayerGroups
     from paceline.models.tokenizer import Tokenizer
     from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Scores, Verdict
@@ -81,7 +80,7 @@ class Models(Protocol):
         other_tokens: bool = False,
         layers: bool = False,
         device: str | None = None,
-        layer_groups: LayerGroups | None = None,
+        group_size: int | None = None,
     ) -> Runner:
         """Another checkpoint by folder or hub id.
 
@@ -90,7 +89,7 @@ class Models(Protocol):
             other_tokens: do not check that its tokenizer is the target's.
             layers: the runner must be able to run parts of the stack.
             device: where it runs; "auto" takes the one where its levels take the least time, None the target's.
-            layer_groups: run neighbouring layers at once, on devices of their own (models.layer_parallel).
+            group_size: layers of a group that fuzzy passes feed the same state (models.grouped).
         """
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:

@@ -18,16 +18,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from paceline.checking import integer, need
+from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.denoising import DenoisedState, DenoisingDrafter
+from paceline.drafters.draft_options import check_method, draws_for
 from paceline.drafters.draft_rows import best, draws, weights
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
 if TYPE_CHECKING:
     import torch
-
-METHODS = ("probabilistic", "greedy")
 
 
 class DeerDrafter(DenoisingDrafter[DenoisedState]):
@@ -63,7 +62,7 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         draft_context: int | None = None,
         draft_device: str | None = None,
     ) -> None:
-        need(draft_sample_method in (None, *METHODS), "draft_sample_method", f"be one of {', '.join(METHODS)}", draft_sample_method)
+        check_method(draft_sample_method)
         if separator_token_id is not None:
             integer("separator_token_id", separator_token_id, 0, args.vocab_size - 1)
         super().__init__(
@@ -85,16 +84,13 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
     def draws_tokens(self) -> bool:
         return self.method != "greedy"
 
-    def _drawn(self, context: Context) -> bool:
-        return context.temperature > 0 and (self.method == "probabilistic" or (self.method is None and not context.seeded))
-
     def _tree(self, state: DenoisedState, logits: torch.Tensor) -> TokenTree:
         context = state.context
         tokens, chances, trials = list[int](), list[float](), dict[int, tuple[Trial, ...]]()
         plain = weights(context, logits, [[]] * len(logits)) if context.shape is None else None
         for node in range(len(logits)):
             row = weights(context, logits[node : node + 1], [list(tokens)]) if plain is None else plain[node : node + 1]
-            if self._drawn(context):
+            if draws_for(context, self.method):
                 made, drawn, likely = draws(context, row.softmax(-1)[0], [node], node)
                 if not made:  # the rules forbid all
                     break

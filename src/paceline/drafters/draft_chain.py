@@ -1,7 +1,6 @@
 """Drafting chains with a draft model: one forward pass a level for the whole batch.
 
-In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), greedy chains of runners
-that draft them in one call (`draft_quick`), upkeep of caches.
+In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of caches.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from paceline.drafters.draft_state import DraftState, feed_ahead, feed_text
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
 if TYPE_CHECKING:
+    from paceline.drafters.base import Context
     from paceline.models.base import Runner
 
 GoOn = Callable[[int, float, object], bool]
@@ -27,11 +27,12 @@ class ChainDraft:
     """One chain under construction.
 
     Attributes:
-        steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of taking its best token.
+        context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of
+            taking its best token.
         behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
     """
 
-    state: DraftState
+    context: Context
     steps: int
     go_on: GoOn
     drawn: bool
@@ -58,20 +59,22 @@ class ChainDraft:
         return tree.replace(trials=self.trials) if self.trials else tree
 
 
-def draft_chains(runner: Runner, drafts: Sequence[ChainDraft], vocab_size: int, source: int) -> list[TokenTree]:
-    """One chain per draft; the caches then hold the whole text and all drafted tokens but the last of each."""
-    logits = feed_text(runner, [draft.state for draft in drafts])
-    active = list(drafts)
+def draft_chains(
+    runner: Runner, states: Sequence[DraftState], drafts: Sequence[ChainDraft], vocab_size: int, source: int
+) -> list[TokenTree]:
+    """One chain per state; the caches then hold the whole text and all drafted tokens but the last of each."""
+    logits = feed_text(runner, states)
+    active = list(zip(states, drafts, strict=True))
     while True:
-        add_level(active, fit(logits, vocab_size))
-        active = [draft for draft in active if draft.wants_more]
+        add_level([draft for _, draft in active], fit(logits, vocab_size))
+        active = [(state, draft) for state, draft in active if draft.wants_more]
         if not active:
             return [draft.tree(source) for draft in drafts]
-        logits = feed_ahead(runner, [draft.state for draft in active], [draft.tokens[-1] for draft in active])
+        logits = feed_ahead(runner, [state for state, _ in active], [draft.tokens[-1] for _, draft in active])
 
 
 def _plain(draft: ChainDraft) -> bool:
-    return not draft.drawn and draft.state.context.shape is None
+    return not draft.drawn and draft.context.shape is None
 
 
 def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
@@ -81,7 +84,7 @@ def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
             draft.add(token, chance)
         return
     for i, draft in enumerate(drafts):
-        rows = weights(draft.state.context, logits[i : i + 1], [[*draft.behind, *draft.tokens]])
+        rows = weights(draft.context, logits[i : i + 1], [[*draft.behind, *draft.tokens]])
         if draft.drawn:
             _draw_level(draft, rows)
         else:
@@ -91,7 +94,7 @@ def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
 
 def _draw_level(draft: ChainDraft, rows: torch.Tensor) -> None:
     node = len(draft.tokens)
-    trials, tokens, chances = draws(draft.state.context, rows.softmax(-1)[0], [node], len(draft.behind) + node)
+    trials, tokens, chances = draws(draft.context, rows.softmax(-1)[0], [node], len(draft.behind) + node)
     if not trials:
         draft.reach = 0.0
         return

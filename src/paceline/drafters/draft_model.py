@@ -12,26 +12,21 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
 from paceline.checking import need
 from paceline.drafters import vocab_trim
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.draft_quick import ChainRunner, quick_chains
+from paceline.drafters.draft_options import check_limit, check_method, draws_for
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
-from paceline.drafters.grow_quick import quick_trees
 from paceline.drafters.tree_policies import PolicyName, TreePolicy
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.base import Runner
-from paceline.models.tree_plan import TreePlan, TreeRunner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
-
-_Asked = tuple[int, DraftState, Budget, Any]
-"""Place in the batch, state, budget, levels or plan."""
 
 
 class DraftModelDrafter(Drafter):
@@ -117,12 +112,11 @@ class DraftModelDrafter(Drafter):
         paths: str | Sequence[Sequence[int]] | None,
     ) -> None:
         """Check and keep what needs no model."""
-        methods = ("probabilistic", "greedy")
-        need(method in (None, *methods), "draft_sample_method", f"be one of {', '.join(methods)}", method)
+        check_method(method)
         self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
         self.method = method
 
@@ -142,34 +136,20 @@ class DraftModelDrafter(Drafter):
                 f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {name} cannot; leave it out and use "
                 "tree_width=1"
             )
-        same = runner.info.vocab_size == self.vocab_size
-        self._quick = same and isinstance(runner, ChainRunner if self._chains else TreeRunner)
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [DraftState(context, self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        quick, planned, slow = list[_Asked](), list[_Asked](), list[_Asked]()
-        for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
-            if (count := self._steps(state, budget)) <= 0:
-                continue
-            state.settle(self.runner)
-            short = self._quick and state.context.shape is None and not self._drawn(state)
-            if not short:
-                slow.append((i, state, budget, count))
-            elif self._chains:
-                quick.append((i, state, budget, count))
-            elif (plan := self._plan(state, budget, count)) is not None:
-                planned.append((i, state, budget, plan))
-            else:
-                slow.append((i, state, budget, count))
-        ways: list[tuple[list[_Asked], Any]] = [(quick, self._draft_quick), (planned, self._draft_planned), (slow, self._draft)]
-        for asked, draft in ways:
-            if asked:
-                places, *parts = zip(*asked, strict=True)
-                for i, tree in zip(places, draft(*parts), strict=True):
-                    trees[i] = tree
+        steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        asked = [i for i, count in enumerate(steps) if count > 0]
+        for i in asked:
+            states[i].settle(self.runner)
+        if asked:
+            found = self._draft([states[i] for i in asked], [budgets[i] for i in asked], [steps[i] for i in asked])
+            for i, tree in zip(asked, found, strict=True):
+                trees[i] = tree
         return trees
 
     def observe(
@@ -206,26 +186,12 @@ class DraftModelDrafter(Drafter):
         return steps if self.limit is None else min(steps, self.limit)
 
     def _drawn(self, state: DraftState) -> bool:
-        draws = self.method == "probabilistic" or (self.method is None and not state.context.seeded)
-        return draws and not self.policy.points and state.context.temperature > 0
-
-    def _plan(self, state: DraftState, budget: Budget, steps: int) -> TreePlan | None:
-        """How the runner may grow this tree by itself; None where it cannot."""
-        if state.context.temperature > 0:
-            return None
-        plan = self.policy.plan(budget, steps)
-        return plan if plan is not None and cast(TreeRunner, self.runner).grows(plan) else None
-
-    def _draft_planned(self, states: Sequence[DraftState], budgets: Sequence[Budget], plans: Sequence[TreePlan]) -> list[TokenTree]:
-        return quick_trees(self.runner, states, budgets, plans, self.index)
-
-    def _draft_quick(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
-        return quick_chains(self.runner, states, budgets, steps, self.index)
+        return not self.policy.points and draws_for(state.context, self.method)
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))
         if self._chains:
-            chains = [ChainDraft(state, count, budget.go_on, self._drawn(state)) for state, budget, count in each]
-            return draft_chains(self.runner, chains, self.vocab_size, self.index)
+            chains = [ChainDraft(state.context, count, budget.go_on, self._drawn(state)) for state, budget, count in each]
+            return draft_chains(self.runner, states, chains, self.vocab_size, self.index)
         growing = [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
         return grow(self.runner, growing, self.vocab_size, self.index)

@@ -14,11 +14,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from paceline.drafters.draft_draw import draw_row
 from paceline.errors import DrafterError
 from paceline.tree.token_tree import Trial
 
@@ -85,17 +82,6 @@ def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int,
     Raises:
         DrafterError: NaN in the row.
     """
-    if row_v.device.type != "cpu" or row_v.dtype is not torch.float32 or not row_v.is_contiguous():
-        return draw_anywhere(row_v, removed, luck)
-    array_v: npt.NDArray[np.float32] = row_v.numpy()
-    token, mass = draw_row(array_v, np.array(removed, np.int64), luck)
-    if math.isnan(mass):
-        raise DrafterError(NAN)
-    return (token, min(float(array_v[token]), 1.0)) if token >= 0 else None
-
-
-def draw_anywhere(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-    """`draw` by PyTorch, for rows on any device and of any type."""
     left_v = row_v
     if removed:
         left_v = row_v.index_fill(0, torch.tensor(removed, device=row_v.device), 0.0)

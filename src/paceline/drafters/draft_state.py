@@ -49,10 +49,7 @@ class DraftState:
             self._settle_tree(runner)
         text, length = self.context.tokens, self.cache.length
         keep = min(self.base, len(text) - 1, length)
-        for token in self.ahead:
-            if keep >= min(len(text) - 1, length) or text[keep] != token:
-                break
-            keep += 1
+        keep += agreed(self.ahead, text[keep : min(len(text) - 1, length)])
         if keep < length:
             runner.truncate(self.cache, keep)
         self.base, self.ahead = keep, []
@@ -77,6 +74,11 @@ class DraftState:
         if path:
             runner.commit([self.cache], [[i - 1 for i in path[1:]]])
             self.base = self.cache.length
+
+
+def agreed(old: Sequence[int], new: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
 
 
 def catch_up(runner: Runner, states: Sequence[DraftState], leave: int) -> None:

@@ -1,14 +1,12 @@
 """DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
 
 In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit. Not here:
-the choice and what it rests on (`exit_choice`), costs (`exit_costs`), what is kept of a sequence (`exit_rounds`), a fixed exit
-(`layer_skip`).
+the choice and what it rests on (`exit_choice`), a fixed exit (`layer_skip`).
 
 At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted there: its
 *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do not count. Above
-temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so where times are measured
-it is done at growing distances, nothing else is drafted while no exit pays, and nobody need ask until then; in between the verdicts
-tell of the exit in use. They are gathered, and the choice is made anew after every few.
+temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so it is done at growing
+distances, and in between the verdicts tell of the exit in use. They are gathered, and the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper leaves open how
 its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done here is said at the options.
@@ -17,8 +15,6 @@ its averages start and decay and how the threshold of the dynamic draft exit com
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +22,9 @@ import torch
 
 from paceline.checking import integer, items, need, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.exit_choice import PRIOR, Array, ExitCosts, ExitRecord, best_way
-from paceline.drafters.exit_costs import RoundClock, in_layers, measured
-from paceline.drafters.exit_rounds import DelState
-from paceline.drafters.self_draft import SampleMethod, SelfDrafter, Way
+from paceline.drafters.draft_options import SampleMethod
+from paceline.drafters.exit_choice import PRIOR, Array, ExitRecord, best_way
+from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -43,34 +38,46 @@ SOME = 16
 """Verdicts after which the choice is made anew."""
 WIDER = 4
 """How much longer each distance between two looks is than the one before."""
-RESTING = 2
-"""The same where nothing is drafted but for the looks, so that nothing else tells of any exit."""
 START = 2.0
 """Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers says."""
 
-NAP, SLEEP = 4, 64
-"""Rounds without a draft for which nobody is asked: while these are to be timed, and at most."""
-EARLY = 2
-"""Rounds at the start of a text that are not timed: caches are cold."""
 TENANTS = 1024
 """Tenants that are remembered."""
 
 NOBODY: set[int] = set()
 
 
+class DelState(SelfState):
+    """One sequence.
+
+    Attributes:
+        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
+        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
+            from text to text of a tenant.
+        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
+            tokens stood.
+    """
+
+    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
+
+    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
+        super().__init__(context)
+        self.record, self.exit, self.way = record, 0, way
+        self.rounds, self.look, self.gap = 0, look, gap
+        self.own: TokenTree | None = None
+        self.heard: list[tuple[TokenTree, int]] = []
+
+
 class DynamicExitDrafter(SelfDrafter[DelState]):
-    """Drafts from the exit and over the length that promise most tokens for their cost.
+    """Drafts from the exit and over the length that promise most tokens per layer run.
 
     Args:
         exit_layers: exits to choose from, each from 1 to one less than the target has layers; None is all of them.
-        cost: "measured" weighs tokens against seconds measured on this machine where the target's steps are short, and drafts
-            nothing where no exit pays; "layers" weighs them against layers run, as the paper does, and always drafts.
         dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
             of accepted ones.
         decay: weight of a round against the one after it, in the averages of acceptance and confidence.
-        shadow_every: rounds between two looks at all exits, 1 as in the paper; None is 1 where layers are counted, and lets the
-            distance grow where times are measured, for there the looks cost as much as steps, or verification resumes, which it
-            cannot in a round with a look.
+        shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look takes as
+            long as a step where there are many exits, and verification cannot resume in a round with one.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
         draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
             tokens. By default it draws, but for requests with a seed of their own.
@@ -90,7 +97,6 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         args: DrafterArgs,
         *,
         exit_layers: Sequence[int] | None = None,
-        cost: Literal["measured", "layers"] = "measured",
         dynamic_draft_exit: bool = True,
         decay: float = 0.95,
         shadow_every: int | None = None,
@@ -108,7 +114,6 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         exits = range(1, layers) if exit_layers is None else items("exit_layers", exit_layers, "be a list of layers")
         for one in exits:
             integer("each of exit_layers", one, 1, layers - 1)
-        need(cost in ("measured", "layers"), "cost", "be measured or layers", cost)
         need(isinstance(dynamic_draft_exit, bool), "dynamic_draft_exit", "be True or False", dynamic_draft_exit)
         number("decay", decay, 0.0, 1.0, "be in 0..1")
         if shadow_every is not None:
@@ -118,10 +123,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
         self.most = MOST if self.limit is None else max(self.limit, 1)
-        self._measures, self._least = cost == "measured", int(cost == "layers")
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
-        self._costs: ExitCosts | None = None
-        self.clock = RoundClock()
         self._known: dict[str, tuple[Array, int, int]] = {}  # rates, rounds to the next look, and from there to the one after
         self._looking: list[DelState] = []
 
@@ -130,49 +132,15 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         """The exits' last layers, where somebody looks at all of them in this step."""
         return [one - 1 for one in self.exits] if self._looking else ()
 
-    @property
-    def costs(self) -> ExitCosts:
-        """What the choice weighs tokens against; measured when first asked for."""
-        if self._costs is None:
-            found = measured(self.target, self.drafts, self.plans, self.most, resumes=self.resumes) if self._measures else None
-            self._costs = in_layers(self.exits, self.target.info.num_layers, self.most) if found is None else found
-            if found is not None:
-                self.clock.know(found)
-        return self._costs
-
-    def _distance(self, *, rests: bool) -> int | None:
-        """Rounds between two looks; None where it grows."""
-        return self._every or (1 if self.costs.counted and not rests and not self.resumes else None)
-
     def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        now = perf_counter()
-        slept = [state.wake() for state in states]
-        for state, budget in zip(states, budgets, strict=True):
-            if state.waits and not self.clock.is_new:
-                self._choose(state)
-            if state.rests and budget.depth < min(state.way.steps, state.deepest):  # at the text's end no verdict may follow
-                state.look = max(state.look, state.rounds + 1)
-            state.deepest = max(state.deepest, budget.depth)
-        resting = all(state.rests and state.rounds < state.look for state in states)
-        trees = [EMPTY_TREE] * len(states) if resting else super().propose(states, budgets, so_far)
+        trees = super().propose(states, budgets, so_far)
         self._looking = []
         for state, tree in zip(states, trees, strict=True):
             state.own = tree
             if state.rounds >= state.look and tree is not EMPTY_TREE:
                 self._looking.append(state)
             state.rounds += 1
-        timed = len(states) == 1 and not self._looking and states[0].rounds > EARLY
-        self.clock.round(id(states[0]) if timed else None, len(trees[0].tokens), now, min(slept))
         return trees
-
-    def rest(self, states: Sequence[DelState]) -> int:
-        """Rounds until the next look, where nothing is drafted before it."""
-        rounds = [min(state.look - state.rounds, NAP if state.waits else SLEEP) if state.rests else 0 for state in states]
-        if min(rounds) < 1:
-            return 0
-        for state in states:
-            state.sleeps = True
-        return min(rounds)
 
     def observe(
         self, states: Sequence[DelState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
@@ -204,7 +172,6 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         gone = {id(state) for state in states}
         self._looking = [state for state in self._looking if id(state) not in gone]
         for state in states:
-            state.wake()
             self._learn(state)
             if float(state.record.valid.max()) > 0:
                 self._known.pop(state.context.tenant, None)
@@ -217,7 +184,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         new = np.array(self.exits) / self.target.info.num_layers, 0, 2
         rates, look, gap = self._known.get(context.tenant, new)
         record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
-        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._distance(rests=False) else look, gap)
+        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
         self._choose(state)
         return state
 
@@ -225,18 +192,11 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         return self.plans[len(self.plans) // 2]
 
     def _way(self, state: DelState) -> Way:
-        return Way(state.way.plan, 0) if state.rests and state.rounds < state.look else state.way
+        return state.way
 
     def _choose(self, state: DelState) -> None:
         self._learn(state)
-        costs, rates = self.costs, state.record.rates
-        given = costs.start, costs.token, self.clock.whole(costs.verify)
-        state.exit, steps, _ = best_way(rates, *given, self._least)
-        state.waits = self._least == 0 and self.clock.is_new
-        state.rests = steps == 0 or state.waits
-        if steps == 0:
-            state.exit, steps, _ = best_way(rates, *given, 1)
-        self.clock.exit = state.exit
+        state.exit, steps = best_way(state.record.rates, np.array(self.exits), self.target.info.num_layers, self.most)
         state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
 
     def _learn(self, state: DelState) -> None:
@@ -268,8 +228,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             self._hear(state, own, len(verdict.path))
         state.record.add_all(matches, len(rows))
         self._choose(state)
-        wider = RESTING if state.rests else WIDER
-        state.look, state.gap = state.rounds + (self._distance(rests=state.rests) or state.gap) - 1, min(wider * state.gap, WIDEST)
+        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
 
     def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""

@@ -1,7 +1,7 @@
-"""EasySpec: a draft model that runs the attention of neighbouring layers at once, where there are several devices to run it on.
+"""EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits for another.
 
 In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that the fuzzy
-passes gave. Not here: the passes and who computes what of them (models.layer_parallel), whether they pay (`pearl_pace`).
+passes gave. Not here: the passes (models.grouped).
 
 *Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so that they need
 not wait for each other; MLPs stay in order. *Bonus calibration*: what they write into the draft's cache was computed from the wrong
@@ -9,43 +9,34 @@ inputs and is dropped when the verdict is there; the accepted tokens and the tar
 next draft its first token. So the cache of the text is always that of the draft model itself, and only tokens behind the first of a
 draft are guesses of the fuzzy one.
 
-On one device nothing is gained, since its layers share it: there, and where it does not pay, the model drafts layer by layer.
+The paper runs the layers of a group at once on several GPUs. Here they run one after the other, so that the method shows what fuzzy
+drafts are worth, and a level takes no less time than one of `draft_model`.
 
 Source: EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-import torch
-
-from paceline.checking import integer, need
+from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
-from paceline.drafters.pearl_pace import Paces
 from paceline.drafters.tree_policies import PolicyName
-from paceline.errors import CapabilityError, ConfigError
-from paceline.models.layer_parallel import LayerGroups
-from paceline.models.load import resolve_device
+from paceline.errors import ConfigError
 from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner
-    from paceline.models.layer_parallel import LayerParallelRunner
-
-logger = logging.getLogger("paceline.drafters")
+    from paceline.models.grouped import GroupedRunner
 
 SIZE: Final = 4
 """Layers of a group, the paper's."""
-
-DOING: Final = ("runs the attention of its layers at once", "running the attention of layers at once")
 
 
 class GroupedState(DraftState):
@@ -70,26 +61,20 @@ class GroupedState(DraftState):
 
 
 class EasySpecDrafter(DraftModelDrafter):
-    """Drafts with a smaller model whose layers run at once.
+    """Drafts with a smaller model whose layers read the same state in groups.
 
     Args:
         model: folder or hub id of the draft model, of four layers or more.
-        layer_group_size: layers that run at once; 1 is the draft model as it is. The first and the last layer stand alone.
-        draft_devices: of the workers that share the layers of a group, as ["cuda:0", "cuda:1"]; the first also has all but
-            attention. None is every CUDA device where the target is on one, else two workers that share the CPU's threads.
-        overlap: True always runs layers at once, False never; None, the default, tries both on the first steps and goes on with
-            what was faster, which the log says.
+        layer_group_size: layers of a group; 1 is the draft model as it is. The first and the last layer stand alone.
+        draft_device: as for `draft_model`.
         num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as for
             `draft_model`.
     Raises:
-        ConfigError: a value outside its range, a device that this machine does not have, a model of fewer layers.
-        CapabilityError: overlap on a single device. UnsupportedModelError: a model without the native runner.
+        ConfigError: a value outside its range, a model of fewer layers. UnsupportedModelError: a model without the native runner.
         DrafterError: another tokenizer.
     """
 
     name = "easyspec"
-    catches_up = False
-    rewinds = False  # not inside a hierarchy, whose steps are not timed
 
     def __init__(
         self,
@@ -97,8 +82,7 @@ class EasySpecDrafter(DraftModelDrafter):
         *,
         model: str | None = None,
         layer_group_size: int = SIZE,
-        draft_devices: Sequence[str] | None = None,
-        overlap: bool | None = None,
+        draft_device: str | None = None,
         num_speculative_tokens: int | None = None,
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         tree_policy: PolicyName | None = None,
@@ -107,29 +91,17 @@ class EasySpecDrafter(DraftModelDrafter):
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
     ) -> None:
         integer("layer_group_size", layer_group_size, 1, 1024)
-        need(overlap is None or isinstance(overlap, bool), "overlap", "be True, False or None", overlap)
         self._configure(
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}")
-        devices = _devices(draft_devices, args)
-        self.paces = Paces(self.name, _way(devices, layer_group_size, overlap), doing=DOING)
-        self._use(args.models.open(model, layer_groups=LayerGroups(layer_group_size, devices)), repr(model))
+        self._use(args.models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
+        cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [GroupedState(context, self.runner.open()) for context in contexts]
-
-    def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        cast("LayerParallelRunner", self.runner).fuzzy = self.paces.beside(len(states))
-        return super().propose(states, budgets, so_far)
-
-    def observe(
-        self, states: Sequence[DraftState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
-    ) -> None:
-        super().observe(states, trees, verdicts, scores)
-        self.paces.stepped(len(states), sum(len(verdict.tokens) for verdict in verdicts), alone=False)
 
     def fork(self, state: DraftState, context: Context) -> DraftState:
         state.settle(self.runner)
@@ -141,44 +113,7 @@ class EasySpecDrafter(DraftModelDrafter):
         each = zip(states, budgets, steps, strict=True)
         growing = [policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
         trees = grow(self.runner, growing, self.vocab_size, self.index)
-        if cast("LayerParallelRunner", self.runner).fuzzy:
+        if cast("GroupedRunner", self.runner).fuzzy:
             for state, draft in zip(states, growing, strict=True):
                 cast(GroupedState, state).exact = draft.fed[ROOT] + 1
         return trees
-
-
-def _devices(given: Sequence[str] | None, args: DrafterArgs) -> tuple[str, ...]:
-    """Of the workers, each checked.
-
-    Raises:
-        ConfigError: no list of devices of this machine, or a mixture that shares nothing.
-    """
-    if given is None:
-        own = torch.device("cpu") if args.target is None else args.target.info.device
-        if own.type != "cuda":
-            return ("cpu", "cpu")
-        others = [f"cuda:{i}" for i in range(torch.cuda.device_count()) if i != (own.index or 0)]
-        return (str(own), *others)
-    fine = isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(one, str) and one != "auto" for one in given)
-    need(fine, "draft_devices", 'be a list of devices, as ["cuda:0", "cuda:1"]', given)
-    return tuple(str(resolve_device(one, name="draft_devices")) for one in given)
-
-
-def _way(devices: Sequence[str], size: int, overlap: bool | None) -> bool | None:
-    """What the user wants, as far as it can be.
-
-    Raises:
-        CapabilityError: overlap where there is nothing to overlap on.
-    """
-    if size == 1:
-        return False
-    alone = len(set(devices)) == 1 and (len(devices) == 1 or not devices[0].startswith("cpu"))
-    if alone and overlap:
-        raise CapabilityError(f"overlap of 'easyspec' needs several devices, got {devices[0]} alone; name more in draft_devices")
-    if alone and overlap is None:
-        logger.warning("easyspec: there is no device beside %s to run layers on; going on sequentially", devices[0])
-    elif overlap is None and torch.get_num_threads() < len(devices) and devices[0] == "cpu":
-        logger.warning("easyspec: %d workers share %d CPU thread; going on sequentially", len(devices), torch.get_num_threads())
-    else:
-        return overlap
-    return False

@@ -1,7 +1,7 @@
 """What DEL knows of early exits and how it chooses one: acceptance by exit, confidences, tokens per unit of time.
 
 In: per round, at how many valid positions each exit would have been right, and how sure the drafted tokens were. Out: an exit, a
-length, a threshold of confidence. Not here: shadow tokens and drafting (`dynamic_exit`), measured times (`exit_costs`).
+length, a threshold of confidence. Not here: shadow tokens and drafting (`dynamic_exit`).
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598), sections 3 and 4: a length
 d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target.
@@ -10,14 +10,12 @@ d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.compiled import compiled
-
 Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 PRIOR = 8.0
 """Positions that what is known of other texts counts for."""
@@ -25,45 +23,18 @@ ENOUGH = 2.0
 """Confidences of right and of wrong tokens from which on a threshold is drawn between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExitCosts:
-    """What drafting and verifying cost, in any one unit.
-
-    Attributes:
-        start, token: (n,) of each exit: once a draft, and for every token of it.
-        verify: (most + 1,) of a scoring pass over a root and so many drafted tokens.
-        counted: the unit is a layer, not a second.
-    """
-
-    start: Array
-    token: Array
-    verify: Array
-    counted: bool = False
-
-
-@compiled
-def best_way(rates: Array, start: Array, token: Array, verify: Array, least: int) -> tuple[int, int, float]:
-    """The exit and length with the most expected tokens per unit of cost.
+def best_way(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int, int]:
+    """The exit and length with the most expected tokens per layer run: a drafted token costs its exit's, a verification all once.
 
     Args:
-        rates: (n,) chance of each exit to agree with the target. start, token, verify: of `ExitCosts`.
-        least: smallest length, 0 where drafting nothing is a choice.
+        rates: (n,) chance of each exit to agree with the target. exits: (n,) layers of each. layers: of the target. most: longest.
     Returns:
-        Index of the exit, the earlier of equals; length; tokens per unit.
+        Index of the exit, the earlier of equals; length, from 1.
     """
-    exit_layer, length, best = 0, least, -1.0
-    for i in range(len(rates)):
-        expected = power = 1.0
-        for d in range(len(verify)):
-            if d > 0:
-                power *= rates[i]
-                expected += power
-            if d < least:
-                continue
-            gain = expected / (verify[d] + (start[i] + d * token[i] if d > 0 else 0.0))
-            if gain > best * (1.0 + 1e-9):
-                exit_layer, length, best = i, d, gain
-    return exit_layer, length, best
+    lengths = np.arange(1, most + 1)
+    gains = (1.0 + np.cumsum(rates[:, None] ** lengths, axis=1)) / (layers + exits[:, None] * lengths)
+    exit_index, place = divmod(int((gains >= gains.max() * (1.0 - 1e-9)).argmax()), most)
+    return exit_index, 1 + place
 
 
 class ExitRecord:

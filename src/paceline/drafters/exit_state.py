@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from paceline.drafters.draft_state import CHUNK
+from paceline.drafters.draft_state import CHUNK, agreed
 from paceline.drafters.grow import as_tree
 from paceline.models.decoder import LayerPlan
 
@@ -46,10 +46,7 @@ class ExitState:
     def follow(self, runner: LayeredRunner, exits: int) -> None:
         """Take drafts back, put the text behind what stays, and commit what has gone through all layers."""
         text = self.context.tokens[self.cache.length :]
-        same = next(
-            (i for i, (a, b) in enumerate(zip(self.inputs, text, strict=False)) if a != b), min(len(self.inputs), len(text))
-        )
-        self._cut(min(same, len(text) - 1))
+        self._cut(min(agreed(self.inputs, text), len(text) - 1))
         whole = self.done[-1]
         if whole and whole == self.done[0]:
             runner.commit([self.cache], [range(whole - 1)])

@@ -19,7 +19,8 @@ import torch
 
 from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.self_draft import Asked, SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.draft_options import SampleMethod
+from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.drafters.skip_replay import has_room, replayed
 from paceline.models.adapter import Adapter
 from paceline.models.base import SequenceCache
@@ -129,10 +130,6 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
 
     def _way(self, state: KangarooState) -> Way:
         return self._drafting
-
-    def _points(self, asked: list[Asked]) -> list[TokenTree]:
-        """No chain goes through the adapter in one call."""
-        return self._by_levels(asked)
 
     def _level(
         self, states: Sequence[KangarooState], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan

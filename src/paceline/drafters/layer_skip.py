@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.self_draft import SampleMethod, SelfDrafter, SelfState, Way
+from paceline.drafters.draft_options import SampleMethod
+from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.drafters.skip_sets import unified_plan
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_rows import uniform
-from paceline.drafters.draft_state import CHUNK
+from paceline.drafters.draft_state import CHUNK, agreed
 from paceline.drafters.grow import as_tree
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
@@ -63,7 +63,7 @@ class MiddleState:
         """Take the chain back but for what the target kept of it, and begin another behind the target's text."""
         text, asked, context = self.context.tokens, self.asked, self.context
         new, old = text[self._read :], asked.tokens[self._read :]
-        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        same = agreed(old, new)
         kept = self._read + same
         asked.tokens[kept:] = new[same:]
         if (length := min(kept, len(text) - 1)) < self.cache.length:

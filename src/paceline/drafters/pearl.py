@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import torch
 
@@ -27,8 +27,6 @@ from paceline.checking import need
 from paceline.drafters.base import Ahead, Context, DrafterArgs, Guess
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.draft_quick import ChainRunner, stop_of
-from paceline.drafters.draft_state import CHUNK, catch_up
 from paceline.drafters.pearl_pace import Paces
 from paceline.drafters.pearl_state import Drafted, PearlState
 from paceline.errors import CapabilityError
@@ -156,29 +154,15 @@ class PearlDrafter(DraftModelDrafter):
 
     def _draft_on(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
         """Draft so many tokens more behind what each has."""
+        if not lacking:
+            return
         for state, _ in lacking:
             state.tidy(self.runner)
-        quick = [one for one in lacking if self._quick and one[0].context.shape is None and not self._drawn(one[0])]
-        if quick:
-            self._draft_on_quickly(quick)
-        slow = [one for one in lacking if one not in quick]
-        if slow:
-            self._draft_on_by_levels(slow)
-
-    def _draft_on_quickly(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
-        states, counts = [state for state, _ in lacking], [count for _, count in lacking]
-        catch_up(self.runner, states, CHUNK)
-        feeds, stops = [state.pending for state in states], [stop_of(Budget(1, 1, state.go_on)) for state in states]
-        found = cast(ChainRunner, self.runner).draft_chains([state.cache for state in states], feeds, counts, stops)
-        for state, (tokens, chances) in zip(states, found, strict=True):
-            state.add([Drafted(token, chance, None) for token, chance in zip(tokens, chances, strict=True)])
-
-    def _draft_on_by_levels(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
         chains = [
-            ChainDraft(state, count, state.go_on, self._drawn(state), behind=[one.token for one in state.drafted])
+            ChainDraft(state.context, count, state.go_on, self._drawn(state), behind=[one.token for one in state.drafted])
             for state, count in lacking
         ]
-        draft_chains(self.runner, chains, self.vocab_size, self.index)
+        draft_chains(self.runner, [state for state, _ in lacking], chains, self.vocab_size, self.index)
         for (state, _), chain in zip(lacking, chains, strict=True):
             rows = [chain.trials[i - 1][0].row if i - 1 in chain.trials else None for i in range(len(chain.tokens))]
             state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, rows, strict=True)])

@@ -1,4 +1,4 @@
-"""Whether drafting beside the target pays here, or layers at once, and how far: both ways take turns until one was faster.
+"""Whether drafting beside the target pays here, and how far: both ways take turns until one was faster.
 
 In: seconds and tokens of whole steps. Out: the way to go on. Not here: drafting, threads.
 
@@ -31,8 +31,6 @@ AGAIN: Final = 4096
 """Steps after which a decision is tried again."""
 
 LONGEST: Final = 16
-
-DOING: Final = ("drafts while the target scores", "drafting while the target scores")
 
 
 @dataclass(slots=True)
@@ -98,13 +96,10 @@ class Paces:
     Args:
         name: of the method, for the log.
         always: the user's own choice; None decides by the clock.
-        doing: what it does that may pay, for the log: "it ..." and "... gives".
     """
 
-    def __init__(
-        self, name: str, always: bool | None, clock: Callable[[], float] = perf_counter, *, doing: tuple[str, str] = DOING
-    ) -> None:
-        self.name, self.always, self.clock, self._doing = name, always, clock, doing
+    def __init__(self, name: str, always: bool | None, clock: Callable[[], float] = perf_counter) -> None:
+        self.name, self.always, self.clock = name, always, clock
         self._known: dict[int, Pace] = {}
         self._asked = 0  # sequences of the step that is under way
         self._last = 0  # of the step before, where it was one that counts
@@ -149,8 +144,9 @@ class Paces:
 
     def _say(self, beside: bool, pace: Pace) -> None:
         rates = f"{pace.ways[True].rate:.0f} tokens/s against {pace.ways[False].rate:.0f}"
-        does, doing = self._doing
         if beside:
-            logger.info("%s %s: that gives %s of one after the other", self.name, does, rates)
+            logger.info("%s drafts while the target scores: that gives %s of one after the other", self.name, rates)
         else:
-            logger.warning("%s: %s gives %s of one after the other here; going on sequentially", self.name, doing, rates)
+            logger.warning(
+                "%s: drafting while the target scores gives %s of one after the other here; going on sequentially", self.name, rates
+            )

@@ -14,13 +14,14 @@ Source: S2D: sorted speculative decoding for more efficient deployment of nested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import torch
 
 from paceline.checking import need, number
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
+from paceline.drafters.draft_options import check_limit, check_method, draws_for
 from paceline.drafters.draft_rows import fit
 from paceline.drafters.exit_state import ExitState, catch_up, deepen
 from paceline.errors import ConfigError
@@ -59,10 +60,9 @@ class S2dDrafter(Drafter):
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         draft_device: str | None = None,
     ) -> None:
-        methods = (None, "probabilistic", "greedy")
-        need(draft_sample_method in methods, "draft_sample_method", "be one of probabilistic, greedy", draft_sample_method)
+        check_method(draft_sample_method)
         limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
         self.runner = cast(LayeredRunner, args.models.open(model, layers=True, device=draft_device))
@@ -79,7 +79,7 @@ class S2dDrafter(Drafter):
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             if (steps := self._steps(state, budget)) > 0:
                 state.follow(self.runner, len(self.exits))
-                chains[i] = state, ChainDraft(cast(Any, state), steps, budget.go_on, self._drawn(state.context))
+                chains[i] = state, ChainDraft(state.context, steps, budget.go_on, draws_for(state.context, self.method))
         if chains:
             catch_up(self.runner, [state for state, _ in chains.values()], len(self.exits))
         active = list(chains.values())
@@ -111,10 +111,6 @@ class S2dDrafter(Drafter):
         room = self.runner.info.max_context - len(state.context.tokens) + 1
         steps = min(budget.nodes, budget.depth, room)
         return steps if self.limit is None else min(steps, self.limit)
-
-    def _drawn(self, context: Context) -> bool:
-        draws = self.method == "probabilistic" or (self.method is None and not context.seeded)
-        return draws and context.temperature > 0
 
     def _logits(self, states: Sequence[ExitState]) -> torch.Tensor:
         """(r, v) logits after each sequence's last input, from the first exit that is sure enough."""

@@ -14,25 +14,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar, cast
 
 import torch
 
 from paceline.checking import need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, add_level
-from paceline.drafters.draft_quick import stop_of
+from paceline.drafters.draft_options import SampleMethod, check_limit, check_method, draws_for
 from paceline.errors import CapabilityError, DrafterError
 from paceline.models.base import Runner, SequenceCache
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores
-
-SampleMethod = Literal["probabilistic", "greedy"]
-METHODS = ("probabilistic", "greedy")
 
 LEAST: Final = 3
 """Scored nodes from which going on behind the exit pays for a pass in two parts."""
@@ -97,12 +93,30 @@ class Way:
 
 @dataclass(slots=True)
 class Asked:
-    """One sequence that drafts in this step; `place`: among those that were asked."""
+    """One sequence that drafts in this step.
+
+    Attributes:
+        place: among those that were asked. hidden: what was kept of the states behind the layers, input by input.
+        levels: tokens and chances of each level, where there are branches.
+    """
 
     place: int
     state: SelfState
     budget: Budget
     way: Way
+    chain: ChainDraft
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    levels: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[int]:
+        """The root and what was drafted behind it."""
+        return [self.state.context.tokens[-1], *self.chain.tokens]
+
+    @property
+    def wants_more(self) -> bool:
+        """What was drawn is kept whatever its chance; only what comes behind it may depend on it."""
+        return bool(self.chain.tokens) and self.chain.confidence[-1] >= self.way.least and self.chain.wants_more
 
 
 class SelfDrafter(Drafter, Generic[S]):
@@ -131,9 +145,9 @@ class SelfDrafter(Drafter, Generic[S]):
     ) -> None:
         given = resume_verification
         need(given is None or isinstance(given, bool), "resume_verification", "be True or False", given)
-        need(draft_sample_method in (None, *METHODS), "draft_sample_method", f"be one of {', '.join(METHODS)}", draft_sample_method)
+        check_method(draft_sample_method)
         limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         if args.target is None:
             raise CapabilityError(f"method {self.name!r} runs the target's own layers, but no target was given")
         self.target: Runner = args.target
@@ -166,7 +180,7 @@ class SelfDrafter(Drafter, Generic[S]):
 
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        groups: dict[tuple[int, bool], list[Asked]] = {}
+        groups: dict[int, list[Asked]] = {}
         for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             state.kept = None
             if budget.nodes < 1 or budget.depth < 1:
@@ -174,12 +188,10 @@ class SelfDrafter(Drafter, Generic[S]):
             way = self._way(state)
             steps = self._steps(state.context, budget, way)
             if steps > 0:
-                points = state.context.shape is None and not self.draws(state.context)
-                one = Asked(place, state, budget, Way(way.plan, steps, way.least))
-                groups.setdefault((id(way.plan), points), []).append(one)
-        for (_, points), group in groups.items():
-            found = self._points(group) if points else self._by_levels(group)
-            for one, tree in zip(group, found, strict=True):
+                chain = ChainDraft(state.context, steps, budget.go_on, self.draws(state.context))
+                groups.setdefault(id(way.plan), []).append(Asked(place, state, budget, way, chain))
+        for group in groups.values():
+            for one, tree in zip(group, self._draft(group), strict=True):
                 trees[one.place] = tree
         return trees
 
@@ -192,30 +204,13 @@ class SelfDrafter(Drafter, Generic[S]):
 
     def draws(self, context: Context) -> bool:
         """Whether tokens are drawn for this sequence rather than the most likely ones taken."""
-        return context.temperature > 0 and (self.method == "probabilistic" or (self.method is None and not context.seeded))
+        return draws_for(context, self.method)
 
     def _steps(self, context: Context, budget: Budget, way: Way) -> int:
         """Tokens to draft: within the budget, the options and the target's context."""
         room = self.target.info.max_context - len(context.tokens)
         steps = min(budget.nodes, budget.depth, way.steps, room)
         return steps if self.limit is None else min(steps, self.limit)
-
-    def _points(self, asked: list[Asked]) -> list[TokenTree]:
-        """Greedy chains, in one call."""
-        plan, states = asked[0].way.plan, list[torch.Tensor]()
-        caches, roots = [one.state.cache for one in asked], [one.state.context.tokens[-1] for one in asked]
-        found = self.drafts.chains(
-            caches,
-            roots,
-            [one.way.steps for one in asked],
-            [stop_of(one.budget) for one in asked],
-            plan=plan,
-            least=[one.way.least for one in asked],
-            states=states if self.resumes else None,
-        )
-        for one, cache, root, (tokens, _), own in zip(asked, caches, roots, found, states, strict=False):
-            one.state.kept = Kept([root, *tokens], own, plan, cache, cache.length)
-        return [chain_tree(tokens, chances, self.index) for tokens, chances in found]
 
     def resume(
         self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
@@ -241,26 +236,28 @@ class SelfDrafter(Drafter, Generic[S]):
         """(r, v) logits after each sequence's last input, and (r, hidden) states if they are to be kept; see `LayerDrafts.step`."""
         return self.drafts.step(caches, inputs, plan, states=self.resumes)
 
-    def _by_levels(self, asked: list[Asked]) -> list[TokenTree]:
-        """Chains under a request's rules, or drawn: a pass a level for the whole group."""
-        chains = {
-            one.place: ChainDraft(cast(Any, one.state), one.way.steps, one.budget.go_on, self.draws(one.state.context))
-            for one in asked
-        }
+    def _draft(self, asked: Sequence[Asked]) -> list[TokenTree]:
+        """Chains by the same layers: a pass a level for the whole group."""
         caches, active, plan = {one.place: one.state.cache for one in asked}, list(asked), asked[0].way.plan
-        parts: dict[int, list[torch.Tensor]] = {one.place: [] for one in asked}
         while active:
-            inputs = [[one.state.context.tokens[-1], *chains[one.place].tokens] for one in active]
-            states = [cast(S, one.state) for one in active]
+            states, inputs = [cast(S, one.state) for one in active], [one.inputs for one in active]
             logits, hidden = self._level(states, [caches[one.place] for one in active], inputs, plan)
             for one, row in zip(active, hidden.split(1), strict=False):
-                parts[one.place].append(row)
-            add_level([chains[one.place] for one in active], logits)
-            active = [one for one in active if _wants_more(chains[one.place], one.way.least)]
+                one.hidden.append(row)
+            self._add(active, logits)
+            active = [one for one in active if one.wants_more]
         for one in asked if self.resumes else ():
-            drafted, cache = [one.state.context.tokens[-1], *chains[one.place].tokens], caches[one.place]
-            one.state.kept = Kept(drafted, torch.cat(parts[one.place]), plan, cache, cache.length)
-        return [chains[one.place].tree(self.index) for one in asked]
+            cache = caches[one.place]
+            one.state.kept = Kept(one.inputs, torch.cat(one.hidden), plan, cache, cache.length)
+        return [self._tree(one) for one in asked]
+
+    def _add(self, asked: Sequence[Asked], logits: torch.Tensor) -> None:
+        """The next token of every chain, from (r, v) logits."""
+        add_level([one.chain for one in asked], logits)
+
+    def _tree(self, asked: Asked) -> TokenTree:
+        """What was drafted."""
+        return asked.chain.tree(self.index)
 
 
 def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) -> torch.Tensor | None:
@@ -273,8 +270,3 @@ def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) 
             break
         same += 1
     return kept.states[:same]
-
-
-def _wants_more(chain: ChainDraft, least: float) -> bool:
-    """What was drawn is kept whatever its chance; only what comes behind it may depend on it."""
-    return chain.wants_more and chain.confidence[-1] >= least

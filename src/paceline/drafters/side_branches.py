@@ -1,7 +1,7 @@
 """A chain of likeliest tokens with other candidates beside each: trees for drafters that look at one token a level.
 
-In: chains to draft by part of a model's layers. Out: trees in which only the chain of best tokens goes on. Not here: how many
-candidates a level deserves (controller "swift"), passes (models.layer_drafts).
+In: the likeliest tokens of every level of a chain. Out: trees in which only the chain of best tokens goes on. Not here: how many
+candidates a level deserves (controller "swift").
 
 Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916), where all side branches hang
 off the main chain.
@@ -11,30 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafters.draft_rows import best
-from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import Chain, LayerDrafts
 from paceline.tree.token_tree import TokenTree
 
 Level = tuple[Sequence[int], Sequence[float]]
-
-
-def levels_of(drafts: LayerDrafts, chains: Sequence[Chain], plan: LayerPlan, width: int) -> list[list[Level]]:
-    """Draft the chains, all of one step or more; of each, level by level, the `width` most likely tokens with their chances, best
-    first.
-
-    Raises:
-        DrafterError: logits that are not finite.
-    """
-    found: list[list[Level]] = [[] for _ in chains]
-    active = list(range(len(chains)))
-    while active:
-        now = [chains[i] for i in active]
-        logits, _ = drafts.step([one.cache for one in now], [one.inputs for one in now], plan)
-        for i, tokens, chances in zip(active, *best(logits, width), strict=True):
-            found[i].append((tokens, chances))
-        active = [i for i in active if chains[i].add(found[i][-1][0][0], found[i][-1][1][0])]
-    return found
 
 
 def branched(levels: Sequence[Level], nodes: int, source: int) -> TokenTree:

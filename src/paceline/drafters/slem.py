@@ -1,8 +1,7 @@
 """A draft model with another tokenizer that drafts text: string-level exact match.
 
 In: contexts, a draft model, both tokenizers. Out: chains of points, the target's tokens of what the draft model wrote. Not here:
-the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting (`draft_chain`,
-`draft_quick`).
+the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting (`draft_chain`).
 
 The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with the last few
 tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where the target itself says it.
@@ -16,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.checking import need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.draft_quick import ChainRunner, quick_chains
+from paceline.drafters.draft_options import check_limit
 from paceline.drafters.retokenize import Retokenizer
 from paceline.drafters.rewrite import Writer
 from paceline.drafters.translated import TranslatedState
@@ -54,7 +52,7 @@ class SlemDrafter(Drafter):
         draft_device: str | None = None,
     ) -> None:
         limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'slem', got {model!r}")
         target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
@@ -108,11 +106,9 @@ class SlemDrafter(Drafter):
             one.settle(runner)
             one.context.temperature = 0.0
         steps = [self._steps(state, voice.budget) for state, voice in zip(states, voices, strict=True)]
-        if isinstance(runner, ChainRunner):
-            budgets = [Budget(voice.budget.nodes, voice.budget.depth, voice.go_on) for voice in voices]
-            return quick_chains(runner, inner, budgets, steps, self.index)
-        chains = [ChainDraft(one, count, voice.go_on, drawn=False) for one, count, voice in zip(inner, steps, voices, strict=True)]
-        return draft_chains(runner, chains, runner.info.vocab_size, self.index)
+        each = zip(inner, steps, voices, strict=True)
+        chains = [ChainDraft(one.context, count, voice.go_on, drawn=False) for one, count, voice in each]
+        return draft_chains(runner, inner, chains, runner.info.vocab_size, self.index)
 
 
 class _Voice:

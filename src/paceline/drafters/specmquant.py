@@ -21,6 +21,7 @@ from typing import Any, Final
 from paceline.checking import integer, need
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.draft_options import check_limit, check_method, draws_for
 from paceline.drafters.draft_rows import fit, weights
 from paceline.drafters.middle_state import MiddleState, catch_up, paths_of, reroot
 from paceline.errors import ConfigError, DrafterError
@@ -71,10 +72,9 @@ class SpecMQuantDrafter(Drafter):
     ) -> None:
         for key, value in (("min_draft_length", min_draft_length), ("draft_nodes", draft_nodes), ("draft_depth", draft_depth)):
             integer(key, value, 1, 1024)
-        methods = (None, "probabilistic", "greedy")
-        need(draft_sample_method in methods, "draft_sample_method", "be one of probabilistic, greedy", draft_sample_method)
+        check_method(draft_sample_method)
         limit = num_speculative_tokens
-        need(limit is None or (isinstance(limit, int) and limit >= 0), "num_speculative_tokens", "be 0 or more", limit)
+        check_limit(limit)
         need(model is None or draft is None, "draft", "be left out where model is given", draft)
         self.index, self.vocab_size, self.limit, self.method = args.index, args.vocab_size, limit, draft_sample_method
         self.least, self.inner_nodes, self.inner_depth = min_draft_length, draft_nodes, draft_depth
@@ -93,7 +93,7 @@ class SpecMQuantDrafter(Drafter):
         asked = [(i, state, self._most(state, budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
         active = [(state, budgets[i], most) for i, state, most in asked if most > 0]
         for state, _, _ in active:
-            state.follow(self.runner, self.inner, drawn=self._drawn(state.context))
+            state.follow(self.runner, self.inner, drawn=draws_for(state.context, self.method))
         if active:
             catch_up(self.runner, [state for state, _, _ in active])
         while active:
@@ -125,10 +125,6 @@ class SpecMQuantDrafter(Drafter):
         room = self.runner.info.max_context - len(state.context.tokens) + 1
         most = min(budget.nodes, budget.depth, room)
         return most if self.limit is None else min(most, self.limit)
-
-    def _drawn(self, context: Context) -> bool:
-        draws = self.method == "probabilistic" or (self.method is None and not context.seeded)
-        return draws and context.temperature > 0
 
     def _goes_on(self, state: MiddleState, budget: Budget, most: int) -> bool:
         """Hear the controller on every new level; whether another round is wanted."""

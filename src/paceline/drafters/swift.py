@@ -16,18 +16,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import torch
+
 from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.draft_quick import stop_of
-from paceline.drafters.self_draft import Asked, SampleMethod, SelfDrafter, SelfState, Way
-from paceline.drafters.side_branches import branched, levels_of
+from paceline.drafters.draft_options import SampleMethod
+from paceline.drafters.draft_rows import best
+from paceline.drafters.self_draft import Asked, SelfDrafter, SelfState, Way
+from paceline.drafters.side_branches import branched
 from paceline.drafters.skip_replay import has_room, replayed
 from paceline.drafters.skip_search import SearchRules, SkipSearch
 from paceline.drafters.skip_sets import SubLayers, choices, count_of, plan_of
 from paceline.drafters.tables import MAX_TENANTS
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import MOST_PLANS, begun
+from paceline.models.layer_drafts import MOST_PLANS
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget
 
@@ -163,23 +166,27 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
     def _steps(self, context: Context, budget: Budget, way: Way) -> int:
         """Levels that leave room for the candidates beside the chain."""
         steps = super()._steps(context, budget, way)
-        if self.tree_width == 1 or context.shape is not None or self.draws(context):
-            return steps
-        return min(steps, max(1, budget.nodes // self.tree_width))
+        return min(steps, max(1, budget.nodes // self.tree_width)) if self._branches(context) else steps
 
-    def _points(self, asked: list[Asked]) -> list[TokenTree]:
-        """Chains, or trees around them."""
+    def _branches(self, context: Context) -> bool:
+        """Whether other candidates are verified beside the chain's."""
+        return self.tree_width > 1 and context.shape is None and not self.draws(context)
+
+    def _add(self, asked: Sequence[Asked], logits: torch.Tensor) -> None:
+        """The next token of every chain, and the candidates beside it."""
+        for one, row in zip(asked, logits.split(1), strict=True) if self.tree_width > 1 else ():
+            if self._branches(one.state.context):
+                (tokens,), (chances,) = best(row, self.tree_width)
+                one.levels.append((tokens, chances))
+                one.chain.add(tokens[0], chances[0])
+            else:
+                super()._add([one], row)
         if self.tree_width == 1:
-            return super()._points(asked)
-        made = begun(
-            [one.state.cache for one in asked],
-            [one.state.context.tokens[-1] for one in asked],
-            [one.way.steps for one in asked],
-            [stop_of(one.budget) for one in asked],
-            [one.way.least for one in asked],
-        )
-        found = levels_of(self.drafts, made, asked[0].way.plan, self.tree_width)
-        return [branched(levels, one.budget.nodes, self.index) for levels, one in zip(found, asked, strict=True)]
+            super()._add(asked, logits)
+
+    def _tree(self, asked: Asked) -> TokenTree:
+        """A chain, or a tree around it."""
+        return branched(asked.levels, asked.budget.nodes, self.index) if asked.levels else super()._tree(asked)
 
     def _is_ready(self, state: SwiftState) -> bool:
         """Whether a set is to be tried on this text: it has enough tokens of its own, and they were not all looked at before."""

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from paceline.checking import need, number
 from paceline.drafters.draft_tree import TreeDraft
 from paceline.drafters.grow import Growth
-from paceline.drafters.grow_dyspec import ROWS, DySpecDraft, DySpecPoints
+from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
 from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
 from paceline.drafters.grow_greedy_draft import GreedyDraft
 from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft, branching_factors
 from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
 from paceline.drafters.grow_threshold import ThresholdDraft
-from paceline.models.tree_plan import BEST_PATHS, STATIC, THRESHOLD, TreePlan
 from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, parse_paths
 
 if TYPE_CHECKING:
@@ -67,19 +66,6 @@ class TreePolicy:
     def start(self, state: DraftState, budget: Budget, depth: int, *, drawn: bool) -> Growth:
         """An empty tree that will grow within a budget of at least one node and level."""
         return POLICIES[self.name](self, state, budget, self._levels(depth), drawn)
-
-    def plan(self, budget: Budget, depth: int) -> TreePlan | None:
-        """The same tree of points in the words of a runner that grows trees by itself; None for one without nodes."""
-        nodes, depth = budget.nodes, self._levels(depth)
-        match self.name:
-            case "static" | "ppd":
-                shape = _shape_of(self, budget).cut(nodes, depth)
-                return TreePlan(STATIC, nodes, depth, 1, len(shape), shape=shape) if len(shape) else None
-            case "dyspec":
-                return TreePlan(BEST_PATHS, nodes, depth, nodes, ROWS, levelwise=False)
-            case "dyspec_threshold":
-                return TreePlan(THRESHOLD, nodes, depth, nodes, nodes, least=_least(self, budget))
-        return TreePlan(BEST_PATHS, nodes, depth, self.width, self.width)
 
     def _levels(self, depth: int) -> int:
         return min(depth, len(self.factors)) if self.factors else depth

@@ -10,7 +10,6 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.engine.placement import AUTO, asked_device, devices_for, level_seconds, place
@@ -21,9 +20,6 @@ from paceline.models.denoiser_load import load_denoiser
 from paceline.models.hub import read_config, resolve
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer, same_tokenizer
-
-if TYPE_CHECKING:
-    from paceline.models.layer_parallel import LayerGroups
 
 logger = logging.getLogger("paceline.engine")
 
@@ -53,22 +49,20 @@ class DraftModels:
         other_tokens: bool = False,
         layers: bool = False,
         device: str | None = None,
-        layer_groups: LayerGroups | None = None,
+        group_size: int | None = None,
     ) -> Runner:
         """See `drafters.base.Models.open`.
 
         Raises:
             ConfigError: no device of this machine. DrafterError: another tokenizer, unless `other_tokens`.
             CheckpointError: nothing to load there. OutOfMemoryError: it would not fit.
-            UnsupportedModelError: `head_rows`, `layers` or `layer_groups` of a model without a native runner.
+            UnsupportedModelError: `head_rows`, `layers` or `group_size` of a model without a native runner.
         """
         where = asked_device(device, self.info.device)
-        key = ("open", model, _named(head_rows), layers, layer_groups)
+        key = ("open", model, _named(head_rows), layers, group_size)
 
         def load(chosen: str) -> Runner:
-            return self._load(
-                model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, layer_groups=layer_groups
-            )
+            return self._load(model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, group_size=group_size)
 
         def on(chosen: str) -> Runner:
             return self._once((*key, chosen), functools.partial(load, chosen))
@@ -96,15 +90,15 @@ class DraftModels:
         head_rows: Sequence[int] | None,
         other_tokens: bool,
         layers: bool,
-        layer_groups: LayerGroups | None,
+        group_size: int | None,
     ) -> Runner:
         folder = resolve(model, code=self._trust)
         read_config(folder)
         if not other_tokens:
             self._check_tokens(model, folder)
         found = load_runner(
-            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, draft=not layers,
-            head_rows=head_rows, layer_groups=layer_groups,
+            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust,
+            head_rows=head_rows, group_size=group_size,
         )  # fmt: skip
         if layers and not found.capabilities.early_exit:
             raise DrafterError(f"draft model {model!r} cannot run parts of its layers; take a model of a supported family")
@@ -156,7 +150,7 @@ class DraftModels:
         return self._once(
             ("copy", form, _named(head_rows)),
             lambda: load_runner(
-                self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context, draft=True, quantization=form,
+                self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context, quantization=form,
                 head_rows=head_rows,
             ),
         )  # fmt: skip

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 
-from paceline.drafters.draft_quick import ChainRunner
 from paceline.errors import ConfigError, OutOfMemoryError
 from paceline.models.base import Runner
 from paceline.models.load import resolve_device
@@ -120,9 +119,6 @@ def level_seconds(runner: Runner) -> float:
 
 def _draft(runner: Runner, cache: Any) -> None:
     """One greedy chain, as drafters draft it."""
-    if isinstance(runner, ChainRunner):
-        runner.draft_chains([cache], [[1]], [LEVELS], [None])
-        return
     token = 1
     for _ in range(LEVELS):
         token = int(runner.extend([cache], [[token]]).logits[0].argmax())

@@ -5,41 +5,22 @@ In: a runner, a number of tokens. Out: bytes. Not here: limits (models.cache_mem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from paceline.models.base import CacheMemory, Runner, memory_of
-from paceline.models.layer_parallel import LayerParallelRunner
-from paceline.models.one_layer import OneLayerRunner
-from paceline.models.one_layer_cache import OneLayerCache
+from paceline.models.base import Runner, memory_of
 
 
 def cache_bytes(runner: Runner, tokens: int) -> int | None:
-    """What a sequence of so many tokens holds; None for a runner whose caches are not counted.
-
-    Blocks count whole; a one-layer model's arrays double when they are full.
-    """
-    if isinstance(runner, OneLayerRunner):
-        kv, _, dim = runner.cache_shape
-        return 2 * kv * dim * 4 * OneLayerCache.capacity_for(tokens)
-    memories = memories_of(runner)
-    return sum(memory.block_bytes * memory.blocks_for(tokens) for memory in memories) if memories else None
+    """What a sequence of so many tokens holds, in whole blocks; None for a runner whose caches are not counted."""
+    memory = memory_of(runner)
+    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens)
 
 
 def slot_bytes(runner: Runner) -> int | None:
     """Keys and values of one token, all layers; None as above."""
-    memories = memories_of(runner)
-    return sum(memory.block_bytes // memory.block_size for memory in memories) if memories else None
+    memory = memory_of(runner)
+    return None if memory is None else memory.block_bytes // memory.block_size
 
 
 def save_memory(runner: Runner) -> None:
     """Let sequences take single blocks instead of runs in which they could grow."""
-    for memory in memories_of(runner):
+    if (memory := memory_of(runner)) is not None:
         memory.save(lean=True)
-
-
-def memories_of(runner: Runner) -> Sequence[CacheMemory]:
-    """Where a runner's caches lie, part by part; none where they are not counted."""
-    if isinstance(runner, LayerParallelRunner):
-        return runner.memories
-    memory = memory_of(runner)
-    return () if memory is None else (memory,)

@@ -1,11 +1,7 @@
 """A head of fewer rows: weights of a draft model whose head knows some tokens only.
 
-In: canonical weights one by one, the ids to keep. Out: the same weights with a head of those rows, the embedding in another order.
-Not here: which tokens are worth keeping (drafters.vocab_trim), translation of ids (models.mapped).
-
-The kept tokens, in ascending order, come first in the embedding: row i of the head and row i of the embedding then belong to one
-token, and whatever feeds its own drafts (models.one_layer_chain) needs to know nothing of this. Source: VocabTrim
-(arXiv:2506.22694).
+In: canonical weights one by one, the ids to keep. Out: the same weights with a head of those rows. Not here: which tokens are worth
+keeping (drafters.vocab_trim), translation of ids (models.mapped). Source: VocabTrim (arXiv:2506.22694).
 """
 
 from __future__ import annotations
@@ -28,12 +24,11 @@ class HeadRows:
     """Tokens that a head keeps.
 
     Attributes:
-        kept: (k,) ascending ids. order: (v,) all ids, the kept ones first. places: (v,) where each id stands in `order`.
+        kept: (k,) ascending ids. vocab_size: ids that the whole model has.
     """
 
     kept: Ids
-    order: Ids
-    places: Ids
+    vocab_size: int
 
     @classmethod
     def of(cls, tokens: Sequence[int], vocab_size: int) -> HeadRows:
@@ -46,10 +41,7 @@ class HeadRows:
         kept = kept[(kept >= 0) & (kept < vocab_size)]
         if not len(kept):
             raise ConfigError(f"a head must keep at least one of the {vocab_size} tokens of its model, got none; name others")
-        order = np.concatenate((kept, np.setdiff1d(np.arange(vocab_size), kept)))
-        places = np.empty_like(order)
-        places[order] = np.arange(vocab_size)
-        return cls(kept, order, places)
+        return cls(kept, vocab_size)
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """The shape of the model with this head, which is tied to nothing."""
@@ -57,9 +49,7 @@ class HeadRows:
 
     def weights(self, name: str, weight: torch.Tensor, spec: ModelSpec) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that take the place of a canonical one of the whole model."""
-        if name == "embed.weight":
-            yield name, weight[torch.from_numpy(self.order).to(weight.device)]
+        if name != "head.weight":
+            yield name, weight
         if name == "head.weight" or (name == "embed.weight" and spec.tied):
             yield "head.weight", weight[torch.from_numpy(self.kept).to(weight.device)]
-        elif name != "embed.weight":
-            yield name, weight

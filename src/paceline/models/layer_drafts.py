@@ -1,7 +1,7 @@
 """Drafting with part of the target's own layers over its own caches: the seam of every method of self-speculation.
 
-In: caches of running sequences, their roots, what was drafted behind them, a `LayerPlan`. Out: logits, hidden states, greedy
-chains. Not here: what is drafted from them (drafters), compiled chains (models.kernels.exit_drafts).
+In: caches of running sequences, their roots, what was drafted behind them, a `LayerPlan`. Out: logits and hidden states. Not here:
+what is drafted from them (drafters).
 
 The text's keys and values are those of the cache, which every layer of the plan shares with the target. Drafted positions go to the
 scratch slots behind it, where the next scoring pass writes again all that it reads: nothing of a draft is visible to verification.
@@ -10,15 +10,14 @@ A sequence's cache lacks its last token, the root; so a draft begins by feeding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.errors import CapabilityError, DrafterError
+from paceline.errors import CapabilityError
 from paceline.models.decoder import LayerPlan
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Scores
@@ -26,9 +25,6 @@ from paceline.tree.types import Scores
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
     from paceline.models.native import NativeRunner
-
-Found = tuple[list[int], list[float]]
-Stop = Callable[[int, float], bool]
 
 TURNS = 4
 MOST_PLANS = 256
@@ -65,27 +61,6 @@ class LayerDrafts(Protocol):
             of the plan, before that norm. Each empty unless wanted, in the model's dtype.
         """
 
-    def chains(
-        self,
-        caches: Sequence[SequenceCache],
-        roots: Sequence[int],
-        steps: Sequence[int],
-        stops: Sequence[Stop | None],
-        *,
-        plan: LayerPlan,
-        least: Sequence[float],
-        states: list[torch.Tensor] | None = None,
-    ) -> list[Found]:
-        """Greedy chains of up to `steps` tokens behind each root; the drafted tokens and the probability of each.
-
-        `stop(depth, reach)` is asked before level `depth` (from 2 on) with the chance of the path so far; None never stops. Nothing
-        is drafted behind a token whose own probability is below `least`. To `states`, where given, is added for each chain
-        (n, hidden), behind the plan's last layer, for its first n inputs: the root, and all drafted tokens but the last at least.
-
-        Raises:
-            DrafterError: logits that are not finite.
-        """
-
     def score(
         self,
         caches: Sequence[SequenceCache],
@@ -99,45 +74,12 @@ class LayerDrafts(Protocol):
         Args:
             plan: the first layers, all sub-layers of each.
             known: per sequence (n, hidden) the states of its first n inputs behind the plan's last layer, n from 0 to all; their
-                keys and values are in scratch since `step` or `chains`.
+                keys and values are in scratch since `step`.
         """
 
 
-@dataclass(slots=True)
-class Chain:
-    """One chain under construction.
-
-    Attributes:
-        inputs: the root and the tokens drafted so far. reach: chance of the path so far.
-        states: what was kept of the states behind the plan, input by input, in parts.
-    """
-
-    cache: SequenceCache
-    inputs: list[int]
-    steps: int
-    stop: Stop | None
-    least: float
-    chances: list[float] = field(default_factory=list)
-    reach: float = 1.0
-    states: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, token: int, chance: float) -> bool:
-        """Add a token; whether another one is wanted behind it."""
-        if not chance > 0.0:
-            raise DrafterError("the target's early layers gave logits that are not finite; check its checkpoint")
-        self.inputs.append(token)
-        self.chances.append(chance)
-        self.reach *= chance
-        depth = len(self.inputs)
-        return depth <= self.steps and chance >= self.least and (self.stop is None or not self.stop(depth, self.reach))
-
-    @property
-    def found(self) -> Found:
-        return self.inputs[1:], self.chances
-
-
 class SteppedDrafts:
-    """The readable form, for every way in which a native runner computes: a pass by `run_layers` for each level of a batch."""
+    """See `LayerDrafts`: a pass by `run_layers` of a native runner for each level of a batch."""
 
     def __init__(self, runner: NativeRunner) -> None:
         self._runner = runner
@@ -166,20 +108,6 @@ class SteppedDrafts:
         found, _ = self._runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)  # type: ignore[arg-type]  # caches are this runner's own
         rows = self._runner.head(found) if logits else found.new_empty(0, self._runner.info.vocab_size)
         return rows, found if states else found[:0]
-
-    def chains(
-        self,
-        caches: Sequence[SequenceCache],
-        roots: Sequence[int],
-        steps: Sequence[int],
-        stops: Sequence[Stop | None],
-        *,
-        plan: LayerPlan,
-        least: Sequence[float],
-        states: list[torch.Tensor] | None = None,
-    ) -> list[Found]:
-        """See `LayerDrafts.chains`."""
-        return chains_by_steps(self, begun(caches, roots, steps, stops, least), plan, states)
 
     def score(
         self,
@@ -210,41 +138,6 @@ def best_of(logits: torch.Tensor) -> list[int]:
     return found
 
 
-def begun(
-    caches: Sequence[SequenceCache],
-    roots: Sequence[int],
-    steps: Sequence[int],
-    stops: Sequence[Stop | None],
-    least: Sequence[float],
-) -> list[Chain]:
-    """Chains without a token."""
-    each = zip(caches, roots, steps, stops, least, strict=True)
-    return [Chain(cache, [root], most, stop, low) for cache, root, most, stop, low in each]
-
-
-def states_of(chain: Chain) -> torch.Tensor:
-    """(n, hidden) what was kept of a chain's states, of its own inputs alone: others may have gone on beside it."""
-    return torch.cat(chain.states)[: len(chain.inputs)] if chain.states else torch.empty(0)
-
-
-def chains_by_steps(
-    drafts: LayerDrafts, made: Sequence[Chain], plan: LayerPlan, states: list[torch.Tensor] | None = None
-) -> list[Found]:
-    """`LayerDrafts.chains` by `LayerDrafts.step`, a level of all sequences at a time."""
-    active = [chain for chain in made if chain.steps > 0]
-    while active:
-        caches, inputs = [one.cache for one in active], [one.inputs for one in active]
-        logits, hidden = drafts.step(caches, inputs, plan, states=states is not None)
-        for one, row in zip(active, hidden.split(1), strict=False):
-            one.states.append(row)
-        chances, tokens = torch.softmax(logits.float(), -1).max(-1)
-        found = zip(active, tokens.tolist(), chances.tolist(), strict=True)
-        active = [one for one, token, chance in found if one.add(token, chance)]
-    if states is not None:
-        states += map(states_of, made)
-    return [chain.found for chain in made]
-
-
 def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
     """Whether scoring a chain takes less time where it goes on behind the layers that drafted; a few passes tell.
 
@@ -260,10 +153,13 @@ def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
         runner.extend([cache], [[i % runner.info.vocab_size for i in range(length)]])
         whole, rest = [], []
         for _ in range(TURNS):
-            states: list[torch.Tensor] = []
-            ((tokens, _),) = drafts.chains([cache], [0], [nodes], [None], plan=plan, least=[0.0], states=states)
-            trees, start = [TokenTree.chain(tokens)], perf_counter()
-            drafts.score([cache], [0], trees, [states[0][: len(tokens)]], plan)
+            inputs, states = [0], list[torch.Tensor]()
+            for _ in range(nodes):
+                logits, state = drafts.step([cache], [inputs], plan, states=True)
+                inputs.append(int(logits.argmax()))
+                states.append(state)
+            trees, known, start = [TokenTree.chain(inputs[1:])], torch.cat(states), perf_counter()
+            drafts.score([cache], [0], trees, [known], plan)
             middle = perf_counter()
             runner.score([cache], [0], trees)
             rest.append(middle - start)
@@ -290,8 +186,4 @@ def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
             f"method {method!r} drafts with some of the target's own layers, which the runner of {runner.info.name} cannot run "
             "alone; use another method"
         )
-    if runner.quick is None:
-        return SteppedDrafts(runner)
-    from paceline.models.kernels.exit_drafts import CompiledDrafts
-
-    return CompiledDrafts(runner)
+    return SteppedDrafts(runner)

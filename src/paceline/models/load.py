@@ -30,7 +30,6 @@ from paceline.models.strict import TRANSFORMERS, refusal, unavailable
 from paceline.models.weights import Instead, load_weights, untie_if_different
 
 if TYPE_CHECKING:
-    from paceline.models.layer_parallel import LayerGroups
     from paceline.models.native import NativeRunner
 
 log = logging.getLogger("paceline")
@@ -46,11 +45,10 @@ def load_runner(
     max_context: int | None = None,
     trust_remote_code: bool = False,
     native: bool = True,
-    draft: bool = False,
     exactness: str = "auto",
     quantization: str | None = None,
     head_rows: Sequence[int] | None = None,
-    layer_groups: LayerGroups | None = None,
+    group_size: int | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -63,18 +61,17 @@ def load_runner(
         max_context: most tokens of a sequence; None takes the checkpoint's, or what fits into memory.
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
-        draft: the model will draft; small models of one layer then get their fused step (models.one_layer), which has no taps.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.quantize).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
         head_rows: tokens that the head keeps (models.head_rows); the logits of all others are -inf. None: all of them.
-        layer_groups: run neighbouring layers at once (models.layer_parallel), on its devices instead of `device`.
+        group_size: layers of a group that fuzzy passes feed the same state (models.grouped); None: no such passes.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
-    target = resolve_device(device if layer_groups is None else layer_groups.devices[0])
+    target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
-    wanted = _Wanted(name, dtype, target, max_context, draft, strict, quantization, head_rows, layer_groups)
+    wanted = _Wanted(name, dtype, target, max_context, strict, quantization, head_rows, group_size)
     return _load(resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code)
 
 
@@ -86,11 +83,10 @@ class _Wanted:
     dtype: str
     device: torch.device
     max_context: int | None
-    draft: bool
     strict: bool
     quantization: str | None
     head_rows: Sequence[int] | None
-    layer_groups: LayerGroups | None = None
+    group_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
@@ -122,8 +118,8 @@ def _refuse_fallback(wanted: _Wanted) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
         raise UnsupportedModelError(f"{name}: a head of fewer rows needs a model of the native runner; take a supported family")
-    if wanted.layer_groups is not None:
-        raise UnsupportedModelError(f"{name}: layers that run at once need a model of the native runner; take a supported family")
+    if wanted.group_size is not None:
+        raise UnsupportedModelError(f"{name}: layers that run in groups need a model of the native runner; take a supported family")
     if wanted.strict:
         raise unavailable(name, TRANSFORMERS)
     if wanted.quantization is not None:
@@ -131,8 +127,6 @@ def _refuse_fallback(wanted: _Wanted) -> None:
 
 
 def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _Wanted) -> Runner:
-    from paceline.models.one_layer import OneLayerRunner, fits
-
     name, device, max_context = wanted.name, wanted.device, wanted.max_context
     if wanted.strict and (why := refusal(spec, device)) is not None:
         raise unavailable(name, why)
@@ -149,13 +143,11 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
     weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, form, rows))
     spec = spec if rows is None else rows.spec(spec)
-    if wanted.layer_groups is not None:
-        from paceline.models.layer_parallel import LayerParallelRunner
+    if wanted.group_size is not None:
+        from paceline.models.grouped import GroupedRunner
 
-        groups = wanted.layer_groups
-        runner = cast(Runner, LayerParallelRunner(spec, weights, groups, name=name, dtype=chosen, max_context=context))
-    elif wanted.draft and form is None and fits(spec, device):
-        runner = cast(Runner, OneLayerRunner(spec, weights, name=name, dtype=chosen, max_context=context))
+        size = wanted.group_size
+        runner = cast(Runner, GroupedRunner(spec, weights, size, name=name, device=device, dtype=chosen, max_context=context))
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
         made = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict)
         runner = cast(Runner, made)

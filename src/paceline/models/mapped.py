@@ -6,9 +6,9 @@ whose logits are -inf for tokens that have no column. Not here: why ids differ (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, Runner, SequenceCache
-from paceline.models.tree_plan import GrownTree, TreePlan, TreeRunner
 from paceline.tree.types import Scores
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
 
 Ids = npt.NDArray[np.int64]
-Stop = Callable[[int, float], bool]
-
-
-ENOUGH = 256
-"""Columns of logits from which on compiled drafts serve: they rank more tokens than a small vocabulary has."""
 
 
 class MappedRunner:
@@ -52,8 +46,7 @@ class MappedRunner:
     @classmethod
     def of_head(cls, inner: Runner, rows: HeadRows) -> MappedRunner:
         """The ids of a model whose head was cut to `rows`."""
-        form = MappedDrafts if isinstance(inner, TreeRunner) and len(rows.kept) >= ENOUGH else cls
-        return form(inner, rows.places, None, rows.kept, len(rows.order))
+        return cls(inner, np.arange(rows.vocab_size), None, rows.kept, rows.vocab_size)
 
     def renamed(self, into: Ids, names: Ids, vocab_size: int) -> MappedRunner:
         """The same model under other ids again.
@@ -64,7 +57,7 @@ class MappedRunner:
         inside = np.where(into < 0, -1, self.into[np.maximum(into, 0)])
         named = names[self.tokens]
         if (fine := named >= 0).all():
-            return type(self)(self.inner, inside, self._kept(), named, vocab_size)
+            return MappedRunner(self.inner, inside, self._kept(), named, vocab_size)
         held = np.arange(len(named)) if self._columns is None else self._kept()
         assert held is not None
         return MappedRunner(self.inner, inside, held[fine], named[fine], vocab_size)
@@ -137,41 +130,3 @@ class MappedRunner:
     def release(self, cache: SequenceCache) -> None:
         """See `Runner.release`."""
         self.inner.release(cache)
-
-
-class MappedDrafts(MappedRunner):
-    """One over a model that drafts chains and trees by itself, where column i of its logits is its own id i."""
-
-    def draft_chains(
-        self,
-        caches: Sequence[SequenceCache],
-        feeds: Sequence[Sequence[int]],
-        steps: Sequence[int],
-        stops: Sequence[Stop | None],
-    ) -> list[tuple[list[int], list[float]]]:
-        """See `OneLayerRunner.draft_chains`."""
-        inner: Any = self.inner
-        found = inner.draft_chains(caches, [self.inside(feed) for feed in feeds], steps, stops)
-        return [([int(self.tokens[token]) for token in tokens], chances) for tokens, chances in found]
-
-    def grows(self, plan: TreePlan) -> bool:
-        """See `models.tree_plan.TreeRunner`."""
-        return cast(TreeRunner, self.inner).grows(plan)
-
-    def draft_trees(
-        self,
-        caches: Sequence[SequenceCache],
-        feeds: Sequence[Sequence[int]],
-        plans: Sequence[TreePlan],
-        stops: Sequence[Stop | None],
-    ) -> list[GrownTree]:
-        """See `models.tree_plan.TreeRunner`."""
-        grown = cast(TreeRunner, self.inner).draft_trees(caches, [self.inside(feed) for feed in feeds], plans, stops)
-        return [self._named(one, feed) for one, feed in zip(grown, feeds, strict=True)]
-
-    def _named(self, grown: GrownTree, feed: Sequence[int]) -> GrownTree:
-        """A grown tree in outer ids; its first fed token is the last of `feed`, which need not be among the columns."""
-        tokens, parents, depths = grown.columns_3n
-        columns = np.stack((self.tokens[tokens].astype(np.int32), parents, depths))
-        fed = [int(self.tokens[token]) for token in grown.fed_tokens[1:]]
-        return GrownTree(columns, grown.confidence_n, [feed[-1], *fed] if grown.fed_tokens else [], grown.fed_parents)

@@ -7,7 +7,7 @@ the head on any hidden state. Not here: reading checkpoints (models.load), sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -29,8 +29,6 @@ from paceline.models.spec import ModelSpec
 from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Scores
 
-QuickScore = Callable[[Sequence[NativeCache], Sequence[int], Sequence[TokenTree]], Scores | None]
-
 
 class NativeRunner:
     """One decoder-only model behind the verbs of `models.base.Runner`.
@@ -46,9 +44,6 @@ class NativeRunner:
         compiled: run in compiled passes where the model and the CPU allow it (models.kernels); False takes PyTorch's operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits (models.strict).
-
-    Attributes:
-        quick: scores plain chains by a shorter way, or answers None; None where there is none.
     """
 
     capabilities = Capabilities(
@@ -71,7 +66,6 @@ class NativeRunner:
         strict: bool = False,
     ) -> None:
         weight_bytes = bytes_read(spec, weights)
-        self.quick: QuickScore | None = None
         quantization = form_of(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
@@ -102,9 +96,7 @@ class NativeRunner:
         if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
             from paceline.models.kernels.fused import FusedDecoder
 
-            fused = FusedDecoder(self.spec, weights, self.arena)
-            self.quick = fused.score_trees
-            return fused, None
+            return FusedDecoder(self.spec, weights, self.arena), None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
@@ -166,6 +158,7 @@ class NativeRunner:
             segment.cache.length += segment.inputs
         return Scores(logits, at if all_logits else tuple(range(len(segments) + 1)), kept)
 
+    @torch.inference_mode()
     def score(
         self,
         caches: Sequence[NativeCache],
@@ -181,21 +174,6 @@ class NativeRunner:
             ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the context.
         """
         check_score(self.info, caches, trees)
-        if self.quick is not None and not taps and computed is None:
-            found = self.quick(caches, roots, trees)
-            if found is not None:
-                return found
-        return self._score(caches, roots, trees, taps, computed)
-
-    @torch.inference_mode()
-    def _score(
-        self,
-        caches: Sequence[NativeCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        taps: Sequence[int],
-        computed: Sequence[int] | None,
-    ) -> Scores:
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
             fed = [fed_tokens([root], [tree], [segment]) for root, tree, segment in zip(roots, trees, segments, strict=True)]

@@ -12,7 +12,6 @@ import numpy as np
 from numba import njit
 
 from paceline.models.kernels import frame as at
-from paceline.models.kernels.draft_tiles import write
 from paceline.models.kernels.tiles import STRIP
 from paceline.models.kernels.vectors import (
     LANES,
@@ -26,6 +25,7 @@ from paceline.models.kernels.vectors import (
     read_float,
     store,
     total,
+    write,
 )  # fmt: skip
 
 LOWEST = np.float32(-np.inf)

@@ -1,7 +1,7 @@
 """The entries of compiled code: made for this CPU, announced, kept on disk.
 
 In: a function of one address. Out: machine code that any thread can call by its address. Not here: what the functions do
-(models.kernels.forward, models.kernels.draft_run, models.kernels.exit_chain).
+(models.kernels.forward).
 """
 
 from __future__ import annotations

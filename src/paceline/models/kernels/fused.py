@@ -14,24 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.models.cache import Arena, NativeCache
+from paceline.models.cache import Arena
 from paceline.models.decoder import ALL_LAYERS, LayerPlan, Rotary, attention_shape
 from paceline.models.eager import Found
 from paceline.models.kernels import frame as at
 from paceline.models.kernels.attention_tiles import MOST_QUERIES
 from paceline.models.kernels.best import PART
 from paceline.models.kernels.forward import compiled
-from paceline.models.kernels.logit_rows import LogitRows
 from paceline.models.kernels.program import ROWS, Packing, Table, Weights, Workspace, best_kind, constants
-from paceline.models.kernels.quick import QuickRows
 from paceline.models.kernels.team import find_team
 from paceline.models.kernels.tiles import DOT, HALF
 from paceline.models.kernels.vectors import LANES
 from paceline.models.kernels.visible import Ints, Part, SlotLists, address, fill, parts_of
 from paceline.models.segments import Segment
 from paceline.models.spec import ModelSpec
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
 
 Lengths = Sequence[tuple[int, int]]
 
@@ -64,7 +60,6 @@ class FusedDecoder:
         self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
         self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
-        self._in_order = tuple(self.shape.windows) == (None,) and not self._rotary.depends_on_length
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
         self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
@@ -75,8 +70,7 @@ class FusedDecoder:
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
         self._scores, self._parts = torch.zeros(0), torch.zeros(0)
-        self._quick = QuickRows(self.frame, self._rows, self.seen, self._best, spec.embedding_multiplier)
-        self._logits, self.best, arena.masked = LogitRows(spec.vocab_size, self.dtype), [], False
+        self.best, arena.masked = [], False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
         if self.team is not None:
@@ -152,42 +146,6 @@ class FusedDecoder:
             done += count
         self.best = best
         return found[0] if len(found) == 1 else torch.cat(found), result, kept
-
-    def score_trees(self, caches: Sequence[NativeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores | None:
-        """What `NativeRunner.score` gives for roots with trees behind them, the tables filled in one go; None where that is not
-        enough: windows, rotations by length, scattered sequences and many rows take `run`.
-
-        Raises:
-            ConfigError: a released cache.
-        """
-        total, longest, offsets = 0, 0, [0]
-        for cache, tree in zip(caches, trees, strict=True):
-            inputs = 1 + len(tree.tokens)
-            cache.reserve(inputs)
-            cache.scratch = inputs
-            total += inputs
-            offsets.append(total)
-            longest = max(longest, cache.length + inputs)
-        quick = self.quick_rows(longest)
-        if quick is None or not quick.fill(caches, roots, trees, self._embedded, self._row_bytes):
-            return None
-        self._plan(ALL_LAYERS)
-        self._start(total, self._logits.aim(total))
-        return self._logits.scores(tuple(offsets), self.best)
-
-    def quick_rows(self, longest: int) -> QuickRows | None:
-        """The tables of a pass over positions below `longest` by rows of contiguous sequences, without taps; None where this model
-        needs more than those describe."""
-        if not self._in_order or longest > self._table_size or self._table_size != self._rotary.size:
-            return None
-        self._ready(longest)
-        if self._aimed:
-            self._targets({}, self._no_states, 0)
-        quick, version = self._quick, self._arena.version
-        if quick.version != version or longest > quick.reach:
-            self._slots.refresh()
-            quick.lay(version, self._slots.start, max(self._arena.slots, 2 * longest, ROWS))
-        return quick
 
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
@@ -286,14 +244,10 @@ class FusedDecoder:
         vocab = self.spec.vocab_size
         self._rows[3, : len(picked)] = picked
         out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
-        self._start(len(picked), out.data_ptr())
-        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()
-
-    def _start(self, picked: int, logits: int) -> None:
-        """Run the pass, whose tables are filled but for where the logits go."""
-        self._quick.aim(picked, logits)
+        self.frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
         if self.team is None:
             self.entry.ctypes(self.frame.address)
         else:
             self.team.run(self.entry.address, self.frame.address)
-        self.best = self._quick.best(picked)
+        self.best = self._best[: len(picked)].tolist()
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()

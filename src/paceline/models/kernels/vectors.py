@@ -271,6 +271,12 @@ def read(builder: Builder, address: Value) -> Value:
     return load_at(builder, address, I64)
 
 
+@lowered(Nothing, Int, Int)
+def write(builder: Builder, address: Value, value: Value) -> None:
+    """An int64 to an address."""
+    store_at(builder, address, value)
+
+
 @lowered(Float, Int)
 def read_float(builder: Builder, address: Value) -> Value:
     """The float32 at an address."""
