@@ -7,6 +7,7 @@ usage: python docs/generate.py
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ def _section(family: str, name: str, entry: registry.Entry) -> list[str]:
     facts = [f"- Kind: {entry.kind}", f"- At temperature 0: {greedy}; above: {sampling}"]
     facts += [f"- Needs: {', '.join(entry.needs)}"] if entry.needs else []
     facts += [f"- Source: {entry.paper}"]
+    if family == "drafters":
+        facts += [f"- As published, and by default where it is named alone: `{json.dumps({'method': name, **entry.published})}`"]
     options = inspect.getdoc(found) or ""
     return [f"### `{name}`", "", module.split("\n\n")[0].replace("\n", " "), "", *facts, "", "```text", options, "```", ""]
 

@@ -6,8 +6,8 @@ In: nothing. Out: names with where a class lives and what is declared of it. Not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 STRICT_NOTE = (
     'Where a self-test proves that a row of a pass keeps its bits whatever is scored beside it (LLM.exactness: "strict"), '
@@ -29,6 +29,7 @@ class Entry:
         needs: capabilities of the target's runner that it cannot do without, and other needs in words.
         paper: title and arXiv id.
         seeded: the class above temperature 0 for requests with a seed.
+        published: keys of speculative_config for a drafter that is named alone: how its paper or code uses it.
     """
 
     target: str
@@ -37,6 +38,7 @@ class Entry:
     needs: tuple[str, ...] = ()
     paper: str = ""
     seeded: Exactness = "bit-equal up to near ties"
+    published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
 LEARNED_HEADS = ("eagle", "eagle2", "eagle3", "mtp", "medusa", "mlp_speculator", "hydra", "dflash")
@@ -49,6 +51,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "Prompt lookup decoding; REST (arXiv:2311.08252)",
+        published={"num_speculative_tokens": 10},
     ),
     "suffix": Entry(
         "paceline.drafters.suffix:SuffixDrafter",
@@ -56,6 +59,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications (arXiv:2411.04975)",
+        published={"num_speculative_tokens": 24},
     ),
     "draft_model": Entry(
         "paceline.drafters.draft_model:DraftModelDrafter",
@@ -77,6 +81,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("memory for an int8 or int4 copy of the target",),
         "Speculative decoding meets quantization (arXiv:2505.22179); QSpec (arXiv:2410.11305)",
+        published={"num_speculative_tokens": 3},
     ),
     "specmquant": Entry(
         "paceline.drafters.specmquant:SpecMQuantDrafter",
@@ -84,6 +89,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("memory for an int4 or int8 copy of the target, or a model between target and draft",),
         "Speculative decoding meets quantization (arXiv:2505.22179)",
+        published={"num_speculative_tokens": 6},
     ),
     "s2d": Entry(
         "paceline.drafters.s2d:S2dDrafter",
@@ -105,6 +111,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a diffusion language model with the target's tokenizer",),
         "DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358)",
+        published={"controller": "diffuspec"},
     ),
     "deer": Entry(
         "paceline.drafters.deer:DeerDrafter",
@@ -112,6 +119,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("a diffusion language model with the target's tokenizer",),
         "DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:2512.15176)",
+        published={"num_speculative_tokens": 32},
     ),
     "tli": Entry(
         "paceline.drafters.tli:TliDrafter",
@@ -133,6 +141,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "head"),
         "LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710)",
+        published={"num_speculative_tokens": 6},
     ),
     "swift": Entry(
         "paceline.drafters.swift:SwiftDrafter",
@@ -140,6 +149,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "layer_subsets", "head", "fork"),
         "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration (arXiv:2410.06916)",
+        published={"controller": "swift"},
     ),
     "del": Entry(
         "paceline.drafters.dynamic_exit:DynamicExitDrafter",
@@ -147,6 +157,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "head", "taps"),
         "DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598)",
+        published={"num_speculative_tokens": 18},
     ),
     "kangaroo": Entry(
         "paceline.drafters.kangaroo:KangarooDrafter",
@@ -154,6 +165,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "head", "fork", "an adapter trained for the target"),
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
+        published={"controller": "kangaroo"},
     ),
     "lookahead": Entry(
         "paceline.drafters.lookahead:LookaheadDrafter",
@@ -161,6 +173,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("trees",),
         "Break the sequential dependency of LLM inference using lookahead decoding (arXiv:2402.02057)",
+        published={"num_speculative_tokens": 42},
     ),
     "jacobi": Entry(
         "paceline.drafters.jacobi:JacobiDrafter",
@@ -175,6 +188,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "CopySpec: accelerating LLMs with speculative copy-and-paste (arXiv:2502.08923)",
+        published={"num_speculative_tokens": 10},
     ),
     "token_recycling": Entry(
         "paceline.drafters.token_recycling:TokenRecyclingDrafter",
@@ -182,6 +196,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "Turning trash into treasure: Token Recycling (arXiv:2408.08696)",
+        published={"num_speculative_tokens": 79},
     ),
     "prediction": Entry(
         "paceline.drafters.prediction:PredictionDrafter",
@@ -189,6 +204,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a prediction with the request",),
         "Predicted outputs of the OpenAI API; aggressive decoding (arXiv:2205.10350)",
+        published={"num_speculative_tokens": 32},
     ),
     "rest": Entry(
         "paceline.drafters.rest:RestDrafter",
@@ -196,6 +212,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a datastore made with the target's tokenizer",),
         "REST: retrieval-based speculative decoding (arXiv:2311.08252)",
+        published={"num_speculative_tokens": 64},
     ),
     "rasd": Entry(
         "paceline.drafters.rasd:RasdDrafter",
@@ -203,6 +220,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a datastore made with the target's tokenizer",),
         "RASD: retrieval-augmented speculative decoding (arXiv:2503.03434)",
+        published={"num_speculative_tokens": 64},
     ),
     "aded": Entry(
         "paceline.drafters.aded:AdedDrafter",
@@ -210,6 +228,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "Adaptive draft-verification for efficient LLM decoding (arXiv:2407.12021)",
+        published={"num_speculative_tokens": 16},
     ),
 }
 

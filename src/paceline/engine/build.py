@@ -23,16 +23,21 @@ from paceline.engine.crew import Crew
 from paceline.engine.footprint import limited
 from paceline.engine.judge import ExactJudge
 from paceline.engine.loop import Parts
-from paceline.engine.policy import OTHER_TOKENIZER, auto_table, build_controller, check_controller, options_of, split_options
+from paceline.engine.policy import (
+    OTHER_TOKENIZER,
+    auto_table,
+    build_controller,
+    check_controller,
+    options_of,
+    split_options,
+    with_published_number,
+)
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
 from paceline.models.tokenizer import Tokenizer
 from paceline.verifiers.greedy import GreedyVerifier
 
 logger = logging.getLogger("paceline")
-
-TURNS = {"model": 1, "self": 1, "head": 1, "fusion": 2}
-"""Kinds of drafters that run after the table-driven ones: their budget depends on what those found; fusions look at all trees."""
 
 
 def build_parts(
@@ -57,8 +62,8 @@ def build_parts(
         ConfigError: an unknown method or option, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
     """
-    config, own = split_options(SpeculativeConfig(method=()) if config is None else config)
-    methods = sorted(_methods(config, default_draft), key=lambda one: TURNS.get(_kind(one), 0))
+    config, own = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
+    methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) == "fusion")
     drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
     tables_of(drafters)  # refuses two for one file
     if config.acceptance_method == "block_verification":
@@ -105,7 +110,7 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     """
     if config is None:
         return
-    config, _ = split_options(config)
+    config, _ = split_options(with_published_number(config))
     for one in _methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
     if config.controller is not None:

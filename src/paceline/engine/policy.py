@@ -10,6 +10,7 @@ is ambiguous.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -27,6 +28,8 @@ from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.base import Runner
 from paceline.user_cache import user_cache
+
+logger = logging.getLogger("paceline")
 
 GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model", "memory")
 """Parameters of a controller that the engine fills in."""
@@ -69,6 +72,21 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
     _refuse_unknown(config, theirs, own)
     rest = {key: value for key, value in config.options.items() if key not in own}
     return replace(config, options=rest), {key: value for key, value in config.options.items() if key in own}
+
+
+def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
+    """A single method that is named without a number of tokens and without a controller drafts as its paper or code does."""
+    if not isinstance(config.method, str) or config.method == "auto":
+        return config
+    if config.num_speculative_tokens is not None or config.controller is not None:
+        return config
+    published = registry.lookup("drafters", config.method).published
+    logger.info(
+        "method %r drafts as published, %s, whatever it costs here; \"controller\": \"auto\" beside it drafts as much as pays",
+        config.method,
+        ", ".join(f"{key} {value!r}" for key, value in published.items()),
+    )
+    return replace(config, **published)
 
 
 def _refuse_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Sequence[str]) -> None:
