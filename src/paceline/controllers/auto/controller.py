@@ -291,7 +291,7 @@ class AutoController(Controller):
             return list(trees)
         off = {one.drafter for one in now.asked if one.state is State.OFF}
         reaches: list[list[float] | None] = []
-        chosen = [tree if len(tree) <= self.max_nodes else self._within(tree) for tree in trees]
+        chosen = list(trees) if len(now.asked) == 1 else [self._within(tree) for tree in trees]
         for tree, sequence in zip(chosen, now.batch, strict=True):
             if not len(tree) or fixed_shape(tree):
                 reaches.append(None)
@@ -307,7 +307,8 @@ class AutoController(Controller):
         return chosen
 
     def _within(self, tree: TokenTree) -> TokenTree:
-        """A joined tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens."""
+        """A merged tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens, nor does it
+        on the tree's size, which depends on where they fell."""
         return select(tree, self.max_nodes - sum(tree.kinds.tolist())) if fixed_shape(tree) else tree
 
     # Learning
