@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from controllers.worlds import Guesser, World, informed, overconfident, steady
+from paceline.controllers.cost_model import CostModel
+from paceline.controllers.gate import MOST
+from paceline.controllers.voice import Voice
 
 from paceline.controllers.auto import AutoController
 from paceline.controllers.base import Signal
-from paceline.controllers.cost_model import CostModel
 from paceline.controllers.fixed import FixedController
-from paceline.controllers.gate import MOST
-from paceline.controllers.voice import Voice
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 from paceline.tree.types import NO_BUDGET

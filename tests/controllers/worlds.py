@@ -7,7 +7,7 @@ up the seconds that its formulas give. Token RIGHT is what the target wants next
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class World:
     jitter: float = 0.05
     outliers: float = 0.01
     remaining: int = 1000
-    _plan: Plan = Plan(())
+    _plan: Plan = field(default_factory=lambda: Plan(()))
     _left: int = 0
     _outcome: Outcome | None = None
 
