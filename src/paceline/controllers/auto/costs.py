@@ -180,7 +180,7 @@ class Costs:
         return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(found)]
 
     def line(self, drafter: str, batch: int = 1) -> Line:
-        """A drafter's seconds by levels, or those of the nearest batch size; nothing, with a count of 0, where it was never timed."""
+        """A drafter's seconds by levels, or those of the nearest batch size; a count of 0 where it was never timed."""
         bucket = batch_bucket(batch)
         known = [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]
         return min(known, key=lambda pair: pair[0])[1] if known else Line()
