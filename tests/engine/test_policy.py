@@ -92,7 +92,10 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
             "speculative_config does not know 'prompt_lookup_mx'; did you mean prompt_lookup",
         ),
         ({"nonsense": 1}, "speculative_config does not know 'nonsense'; known are .*; with every method also method, num_spec"),
-        ({"nonsense": 1}, r"prompt_lookup_min, shared_tables, suffix_decoding_cache_prompts and \d+ more \(docs/methods.md\); with"),
+        (
+            {"nonsense": 1},
+            r"shared_tables, suffix_decoding_cache_prompts and \d+ more \(docs/methods.md\); with",
+        ),
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),
         ({"method": "ngram", "acceptance_methd": "k_seq"}, "'acceptance_methd'; did you mean acceptance_method"),
