@@ -137,7 +137,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a class of something else": (("generate", "x", "-s", '{"method": "subprocess:Popen"}'), "Popen'> does not derive from"),
     "no controller": (
         ("generate", "x", "-s", '{"controller": "json:dumps"}'),
-        "has no plan, budget, select, observe, forget; give module:Class of a class with the methods of paceline.controllers.base",
+        "has no plan, select, observe, forget; give module:Class of a class with the methods of paceline.controllers.base",
     ),
     "no controller of a missing model": (
         ("generate", "x", "-m", MISSING, "-s", '{"controller": "os:abort"}'),

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from paceline.controllers.cost_model import CostModel
-from paceline.controllers.curve import Line
 from tiny_checkpoint import edit_json, edit_weights, write
 
 from paceline import LLM, ConfigError, SamplingParams
+from paceline.controllers.auto.costs import Costs, Line
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir, switched_on
 
@@ -207,8 +206,8 @@ class TestPickUp:
     def test_a_prediction_is_drafted_from_although_the_choice_reads_none(
         self, llm: LLM, config: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(CostModel, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
-        monkeypatch.setattr(CostModel, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7))
+        monkeypatch.setattr(Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
+        monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
         stored(config, here=Conditions.of(llm.runner.info, BUNDLED / "target"), threads=torch.get_num_threads())
         tuned, params = LLM(dtype="float32"), SamplingParams(temperature=0, max_tokens=24)
         expected = tuned.generate("def f(x):", params)[0]

@@ -93,7 +93,6 @@ def replay(
             "metrics": metrics.to_dict(),
         },
         "prefill_seconds": 0.002,
-        "planning_seconds": 0.3,
         "record_seconds": 0.001,
         "texts": {str(i): text for i, text in enumerate(texts)},
         "tokens": tokens,

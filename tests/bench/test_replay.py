@@ -17,8 +17,9 @@ from paceline.bench.advice import summarize
 from paceline.bench.replay import Recorder
 from paceline.bench.replay_step import LIKELIEST, _untried, places
 from paceline.constraints.rules import Rules
-from paceline.controllers.base import Controller, Signal
+from paceline.controllers.base import Controller, Plan, Signal
 from paceline.controllers.fixed import FixedController
+from paceline.engine import crew, loop
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.tree.token_tree import TokenTree, Trial
@@ -47,14 +48,12 @@ def path_of(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("planning", [5.0, 0.0])
-def test_planning_at_first_and_recording_are_no_part_of_the_steps(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, planning: float
-) -> None:
+def test_planning_is_part_of_the_steps_and_recording_is_not(llm: LLM, monkeypatch: pytest.MonkeyPatch, planning: float) -> None:
     now, plan, record = [0.0], FixedController.plan, replay.plain_step
 
-    def planned(controller: FixedController, signals: Any) -> None:
+    def planned(controller: FixedController, signals: Any) -> Plan:
         now[0] += planning
-        plan(controller, signals)
+        return plan(controller, signals)
 
     def kept(*arguments: Any) -> Any:
         now[0] += 1.0
@@ -62,14 +61,13 @@ def test_planning_at_first_and_recording_are_no_part_of_the_steps(
 
     monkeypatch.setattr(FixedController, "plan", planned)
     monkeypatch.setattr(replay, "plain_step", kept)
-    monkeypatch.setattr(replay, "perf_counter", lambda: now[0])
+    for module in (replay, loop, crew):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     data = recorded(llm, replace(GREEDY, max_tokens=6))
-    first, *later = [step["seconds"]["other"] for step in data["steps"]]
     assert data["record_seconds"] == len(data["steps"])
-    assert (data["planning_seconds"] > 0.0, first == 0.0) == (planning > 0.0, planning > 0.0)  # never more than the step's own rest
-    assert all(later)
+    assert {sum(step["seconds"].values()) for step in data["steps"]} == {planning}
     own = sum(sum(step["seconds"].values()) for step in data["steps"])
-    assert summarize(data)["tokens_per_second"] == pytest.approx(len(data["tokens"]) / own)
+    assert summarize(data)["tokens_per_second"] == pytest.approx(len(data["tokens"]) / own if own else 0.0)
 
 
 CASES = {
@@ -119,7 +117,9 @@ def test_every_node_has_the_fate_that_its_place_gives_it(llm: LLM, case: str) ->
             parent = nodes[node["parent"]] if node["parent"] >= 0 else None
             assert node["depth"] == (1 if parent is None else parent["depth"] + 1)
             seen.add(node["status"])
-            if parent is not None and parent["status"] not in ("accepted", "ended"):
+            if node["status"] == "cut":
+                assert case == "a list", "of one drafter everything is scored"
+            elif parent is not None and parent["status"] not in ("accepted", "ended"):
                 assert node["status"] == "unreached"
             elif at + node["depth"] <= len(data["output"]["token_ids"]):
                 assert node["status"] == ("accepted" if told[node["depth"] - 1] == node["token"] else "rejected")
@@ -169,28 +169,28 @@ class Stubborn(FixedController):
 
     name = "stubborn"
 
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        budget = super().budget(index, drafter, so_far)
-        return replace(budget, go_on=lambda depth, confidence, features: depth < 3)
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        budgets = [
+            [replace(budget, go_on=lambda depth, confidence, features: depth < 3) for budget in row]
+            for row in super().plan(signals).budgets
+        ]
+        return Plan(budgets, steps=3)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         return [tree if len(tree) < 2 else TokenTree.chain([int(tree.tokens[0])], confidence=[0.5]) for tree in trees]
 
 
 class Silent(Controller):
-    """A controller without words, which rests after every other step."""
+    """A controller without words, whose every other plan is plain; each plan holds for three steps."""
 
     name = "silent"
 
     def __init__(self) -> None:
-        self.rested = 0
+        self.plans = 0
 
-    def plan(self, signals: Sequence[Signal]) -> None:
-        self.rested += self.resting == 0
-        self.resting = 1
-
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        return Budget(2, 2)
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        self.plans += 1
+        return Plan([[Budget(2, 2)]], 3) if self.plans % 2 else Plan.nothing(1, 3)
 
 
 @pytest.fixture
@@ -228,12 +228,13 @@ def test_nothing_is_said_for_a_controller_without_words(governed: Any) -> None:
     assert {step["words"] for step in recorded(governed(Silent()))["steps"]} == {""}
 
 
-def test_a_controller_that_rests_is_left_alone(governed: Any) -> None:
+def test_a_plan_is_shown_in_each_of_its_steps(governed: Any) -> None:
     controller = Silent()
     steps = recorded(governed(controller))["steps"]
-    drafted = [len(step["nodes"]) > 0 for step in steps]
-    assert drafted[:4] == [True, False, True, False]
-    assert controller.rested == sum(drafted), "before every plan but the first it had been counted down"
+    asked = [step["drafters"][0] is not None for step in steps]
+    assert asked[:12] == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 3
+    assert [len(step["nodes"]) > 0 for step in steps] == asked
+    assert controller.plans == -(-len(steps) // 3)
 
 
 def test_sampled_drafts_carry_q_and_what_came_after_a_draw_that_stood_was_not_tried(llm: LLM) -> None:

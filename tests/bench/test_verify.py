@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +15,10 @@ from paceline.bench.compare import Agreement, Difference
 from paceline.bench.law import LawTest
 from paceline.bench.verify import claimed_class, drafting, verify
 from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report
-from paceline.controllers.base import Controller, Signal
+from paceline.controllers.base import Controller
 from paceline.engine.exactness import Exactness
 from paceline.llm import BUNDLED
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import NO_BUDGET, Budget, Scores
+from paceline.tree.types import Scores
 from paceline.verifiers.draws import KeyedDraws
 from paceline.verifiers.greedy import GreedyVerifier
 
@@ -63,11 +61,6 @@ class Resting(Controller):
     name = "resting"
 
     def __init__(self, disable_by_batch_size: int | None = None) -> None: ...
-
-    def plan(self, signals: Sequence[Signal]) -> None: ...
-
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        return NO_BUDGET
 
 
 RESTING = {"method": "ngram", "controller": f"{__name__}:Resting"}

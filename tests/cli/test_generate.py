@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from command import Command
-from paceline.controllers.cost_model import CostModel
-from paceline.controllers.curve import Line
 
 from paceline import LLM, SamplingParams
+from paceline.controllers.auto.costs import Costs, Line
 from paceline.profiles import Conditions, Profile
 
 PROMPT = "Once upon a time"
@@ -78,8 +77,8 @@ def test_a_zero_is_something_that_was_typed(run: Command, tiny: Path, tmp_path: 
 @pytest.fixture
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring a draft and making one cost nothing, so that what `auto` does is not up to how busy the machine is."""
-    monkeypatch.setattr(CostModel, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
-    monkeypatch.setattr(CostModel, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7))
+    monkeypatch.setattr(Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
+    monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
 
 
 def drafted(run: Command, *arguments: object) -> dict[str, dict[str, int]]:

@@ -7,24 +7,44 @@ from typing import Any
 
 from controllers.worlds import RIGHT, judged
 
-from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree.types import NO_BUDGET, Budget, Verdict
 
 TIMES = StepTimes((0.0,), 0.0, 0.0, 0.0, 1)
 WRONG = 2
 
 
-def plan(controller: Any, *, size: int = 1, remaining: int = 1000, temperature: float = 0.0, key: int = 0) -> Any:
-    controller.plan([Signal(key + i, 10, remaining, temperature) for i in range(size)])
+def planned(controller: Any, *, size: int = 1, remaining: int = 1000, temperature: float = 0.0, key: int = 0) -> Plan:
+    """The plan for so many sequences."""
+    plan: Plan = controller.plan([Signal(key + i, 10, remaining, temperature) for i in range(size)])
+    assert len(plan.budgets) == size
+    return plan
+
+
+def plan(controller: Any, **signal: Any) -> Any:
+    """The controller, under a plan."""
+    planned(controller, **signal)
     return controller
+
+
+def granted(controller: Any, index: int = 0, drafter: int = 0, **signal: Any) -> Budget:
+    """What one drafter may draft for one sequence."""
+    budgets = planned(controller, **signal).budgets[index]
+    return budgets[drafter] if budgets else NO_BUDGET
+
+
+def outcome(trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: StepTimes = TIMES, **more: Any) -> Outcome:
+    """What came of a plan of one step."""
+    tokens = sum(len(verdict.tokens) for verdict in verdicts)
+    return Outcome(1, tokens, times.total, more.get("proposed", trees), trees, verdicts, times)
 
 
 def asked(
     controller: Any, confidence: Sequence[float], features: Sequence[object] | None = None, **signal: Any
 ) -> tuple[Budget, int]:
     """The budget, and how many tokens of these confidences a drafter that asks before each token drafts under it."""
-    budget = plan(controller, **signal).budget(0, 0, EMPTY_TREE)
+    budget = granted(controller, **signal)
     most = min(budget.nodes, budget.depth, len(confidence))
     if most < 1:
         return budget, 0
@@ -43,5 +63,5 @@ def step(controller: Any, confidence: Sequence[float], accepted: int, *, sequent
     tokens = [RIGHT if i < accepted else WRONG for i in range(drafted)]
     tree = TokenTree.chain(tokens, confidence=confidence[:drafted]) if tokens else EMPTY_TREE
     (scored,) = controller.select([tree])
-    controller.observe([scored], [judged(scored)], TIMES)
+    controller.observe(outcome([scored], [judged(scored)], proposed=[tree]))
     return len(scored)

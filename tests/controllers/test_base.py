@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.base import Controller
+from paceline.controllers.base import Controller, Outcome, Plan, Signal, StepTimes
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.policy import PARTS
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget
+from paceline.tree.types import NO_BUDGET, Budget
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -25,8 +26,8 @@ class Bare(Controller):
 class Generous(Bare):
     """Only says how much."""
 
-    def budget(self, index: int, drafter: int, so_far: TokenTree) -> Budget:
-        return Budget(3, 3)
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        return Plan([[Budget(3, 3)]] * len(signals))
 
 
 @pytest.mark.parametrize(("controller", "drafts"), [(Bare(), False), (Generous(), True)])
@@ -41,4 +42,20 @@ def test_the_engine_decodes_under_the_defaults(controller: Controller, drafts: b
 
 def test_the_engine_asks_for_all_parts_of_the_class_and_no_more() -> None:
     public = {name for name in {*vars(Controller), *Controller.__annotations__} if not name.startswith("_")}
-    assert set(PARTS) == public
+    assert set(PARTS) == public - {"drafters"}, "which the engine says itself"
+
+
+def test_a_plan_says_whether_anybody_drafts_and_holds_for_a_step_or_more() -> None:
+    assert Plan([[NO_BUDGET, Budget(1, 1)], []]).drafts
+    assert not Plan([[NO_BUDGET], []]).drafts
+    assert not Plan.nothing(3, 5).drafts
+    assert (len(Plan.nothing(3, 5).budgets), Plan.nothing(3, 5).steps) == (3, 5)
+    with pytest.raises(ValueError, match="1 step or more, got 0"):
+        Plan.nothing(1, 0)
+
+
+def test_outcomes_add_up_and_the_last_is_the_sample() -> None:
+    early, late = (Outcome(count, 10 * count, 0.5 * count, [], [], [], StepTimes((), count, 0.0, 0.0, 1)) for count in (2, 1))
+    both = late.merged(early)
+    assert (both.steps, both.tokens, both.seconds) == (3, 30, 1.5)
+    assert both.times is late.times

@@ -7,74 +7,94 @@ from itertools import product
 
 import pytest
 import torch
+from controllers.steps import granted, outcome, plan, planned
+from controllers.worlds import judged
 
-from paceline.controllers.base import Signal
 from paceline.controllers.fixed import FixedController
 from paceline.errors import ConfigError
 from paceline.tree.merge import merge
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import NO_BUDGET
-
-
-def planned(controller: FixedController, size: int = 1, remaining: int = 100) -> FixedController:
-    controller.plan([Signal(key, 10, remaining, 0.0) for key in range(size)])
-    return controller
 
 
 def test_every_step_gets_the_same_budget() -> None:
-    budget = planned(FixedController(5)).budget(0, 0, EMPTY_TREE)
+    budget = granted(FixedController(5))
     assert (budget.nodes, budget.depth) == (5, 5)
     assert budget.go_on(5, 0.0, None)
 
 
-def test_the_nodes_of_the_first_drafter_count_within_the_total() -> None:
-    controller = planned(FixedController(5))
-    assert controller.budget(0, 1, TokenTree.chain([1, 2, 3])).nodes == 2
-    assert controller.budget(0, 1, TokenTree.chain([1, 2, 3, 4, 5])) is NO_BUDGET
-
-
-def test_no_level_that_the_sequence_could_not_use() -> None:
-    assert planned(FixedController(5), remaining=3).budget(0, 0, EMPTY_TREE).depth == 2
-    assert planned(FixedController(5), remaining=1).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+def test_every_drafter_may_propose_the_whole_number() -> None:
+    (budgets,) = planned(FixedController(5, drafters=("ngram", "draft_model"))).budgets
+    assert [(budget.nodes, budget.depth) for budget in budgets] == [(5, 5), (5, 5)]
 
 
 def test_nothing_from_the_given_batch_size_on() -> None:
     controller = FixedController(5, disable_by_batch_size=4)
-    assert planned(controller, 3).budget(0, 0, EMPTY_TREE).nodes == 5
-    assert planned(controller, 4).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert granted(controller, size=3).nodes == 5
+    assert not planned(controller, size=4).drafts
 
 
 def test_trees_stay_as_they_are() -> None:
     trees = [TokenTree.chain([1, 2]), EMPTY_TREE]
-    assert planned(FixedController(5), 2).select(trees) == trees
+    assert plan(FixedController(5), size=2).select(trees) == trees
 
 
 def test_zero_is_plain_decoding_and_less_is_refused() -> None:
-    assert planned(FixedController(0)).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert not planned(FixedController(0)).drafts
     assert "0 speculative tokens" in FixedController(0).explain()
     with pytest.raises(ConfigError, match="num_speculative_tokens must be 0 or more, got -1"):
         FixedController(-1)
 
 
-# Beside a fusion, which joins what it finds to the trees of all others
+# Several drafters
 
 FUSED = ("draft_model", "rasd")
+CHEAP = ("token_recycling", "draft_model")
 
 
-def test_a_fusion_may_propose_whatever_the_others_left() -> None:
-    controller, whole = planned(FixedController(5, drafters=FUSED)), TokenTree.chain(range(5))
-    assert controller.budget(0, 1, whole).nodes == 5
-    assert controller.budget(0, 0, whole) is NO_BUDGET
-    assert planned(FixedController(5, drafters=("ngram", "draft_model"))).budget(0, 1, whole) is NO_BUDGET
-
-
-def test_the_likeliest_nodes_of_a_joined_tree_stay() -> None:
+def test_the_likeliest_nodes_of_a_merged_tree_stay() -> None:
     draft = TokenTree.chain([1, 2, 3, 4], confidence=[0.9, 0.5, 0.5, 0.5])
     found = TokenTree.chain([1, 7, 8], confidence=[0.4, 0.4, 0.9], source=1)
-    controller = planned(FixedController(4, drafters=FUSED))
+    controller = plan(FixedController(4, drafters=FUSED))
     (kept,) = controller.select([merge([draft, found])])
     assert [[int(kept.tokens[node]) for node in kept.path(leaf)] for leaf in kept.leaves()] == [[1, 2], [1, 7, 8]]
     assert controller.select([draft])[0] is draft, "nothing was found: the draft stays whole"
+
+
+def test_a_cheap_drafter_that_fills_the_number_leaves_the_likelier_nodes_of_the_next_one() -> None:
+    """A bushy tree of a table beside the chain of a draft model."""
+    table = TokenTree.build([1, 2, 3, 4, 5], [-1, -1, -1, 0, 1], confidence=[0.3, 0.2, 0.1, 0.2, 0.2])
+    draft = TokenTree.chain([7, 8, 9], confidence=[0.9, 0.9, 0.9], source=1)
+    (kept,) = plan(FixedController(5, drafters=CHEAP)).select([merge([table, draft])])
+    assert {7, 8, 9} < set(kept.tokens.tolist())
+    assert len(kept) == 5
+
+
+def test_the_earlier_drafter_stays_where_both_are_equally_likely() -> None:
+    for first, second in ((3, 4), (4, 3)):
+        trees = [TokenTree.chain([token], confidence=[0.5], source=source) for source, token in enumerate((first, second))]
+        tree = merge(trees)
+        reach = plan(FixedController(1, drafters=CHEAP)).select([tree])
+        assert reach[0].tokens.tolist() == [first]
+
+
+def test_which_nodes_stay_follows_what_was_accepted_and_not_what_drafters_claim() -> None:
+    """One is sure and wrong, the other modest and right."""
+    controller = FixedController(2, drafters=CHEAP)
+
+    def kept() -> list[int]:
+        vain = TokenTree.chain([2, 2], confidence=[0.95, 0.95])
+        modest = TokenTree.chain([1, 1], confidence=[0.3, 0.3], source=1)
+        whole = merge([vain, modest])
+        (tree,) = plan(controller).select([whole])
+        controller.observe(outcome([tree], [judged(tree, whole)], proposed=[whole]))
+        return sorted(tree.tokens.tolist())
+
+    assert kept() == [2, 2]
+    for _ in range(60):
+        last = kept()
+    assert last == [1, 1]
+    controller.forget(0)
+    assert not controller._owns
 
 
 def drawn(tokens: Sequence[int]) -> TokenTree:
@@ -86,7 +106,7 @@ def drawn(tokens: Sequence[int]) -> TokenTree:
 def draws_kept(controller: FixedController, found: TokenTree) -> set[int]:
     """How many drawn trials stay beside this tree, over all that can be drawn."""
     trees = [merge([drawn(tokens), found]) for tokens in product((1, 2, 3), repeat=4)]
-    planned(controller, len(trees))
+    plan(controller, size=len(trees))
     return {sum(trial.drawn for trials in tree.trials.values() for trial in trials) for tree in controller.select(trees)}
 
 
@@ -95,7 +115,7 @@ def test_how_many_draws_stay_follows_from_what_was_found_and_not_from_what_was_d
     tree = TokenTree.chain(found, confidence=[0.4] * len(found), source=1) if found else EMPTY_TREE
     controller = FixedController(4, drafters=FUSED)
     assert draws_kept(controller, tree) == {count}
-    assert all(len(kept) <= 4 for kept in controller.select([merge([drawn([2, 3, 3, 1]), tree])]))
+    assert all(len(kept) <= 4 for kept in plan(controller).select([merge([drawn([2, 3, 3, 1]), tree])]))
     assert found != [1, 2] or draws_kept(Careless(4, drafters=FUSED), tree) == {2, 4}, "negative control"
 
 
@@ -103,4 +123,5 @@ class Careless(FixedController):
     """Wrong: leaves a tree whole where the draws fell on what was found, so that it is small enough."""
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        return [tree if len(tree) <= self.num_speculative_tokens else self._cut(tree) for tree in trees]
+        whole = super().select(trees)
+        return [tree if len(tree) <= self.num_speculative_tokens else cut for tree, cut in zip(trees, whole, strict=True)]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controllers.steps import asked, plan, step
+from controllers.steps import asked, granted, step
 from controllers.worlds import Guesser, World, steady
 
 from paceline import ConfigError
 from paceline.controllers.heuristic import HeuristicController
-from paceline.tree.token_tree import EMPTY_TREE
 
 SURE = [0.9] * 100
 
@@ -42,7 +41,7 @@ def test_what_a_new_sequence_begins_with() -> None:
     for schedule, first in (("heuristic", 7), ("heuristic_transient", 5), ("constant", 5)):
         controller = HeuristicController(num_assistant_tokens_schedule=schedule)  # type: ignore[arg-type]
         step(controller, SURE, 9, key=0)
-        assert plan(controller, key=1).budget(0, 0, EMPTY_TREE).depth == first
+        assert granted(controller, key=1).depth == first
     assert lengths([9, 9, 0], num_assistant_tokens_schedule="constant", num_assistant_tokens=3) == [3, 3, 3]
 
 

@@ -8,17 +8,18 @@ from itertools import product
 from typing import Any
 
 import pytest
-from controllers.steps import plan, step
+from controllers.steps import granted, plan, planned, step
 from engine.harness import engine, run, tokens
-from paceline.controllers.pick import cut
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.config import SamplingParams
+from paceline.controllers.auto.choice import cut
 from paceline.controllers.lengths import LengthController
 from paceline.drafters.base import DrafterArgs
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.merge import merge
+from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import NO_BUDGET
 
 POLICIES = [
@@ -38,25 +39,27 @@ def test_there_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_nothing_at_the_end_nothing_at_large_batches_nothing_at_zero(name: str) -> None:
-    assert plan(made(name), remaining=1).budget(0, 0, EMPTY_TREE) is NO_BUDGET
-    assert plan(made(name), remaining=3).budget(0, 0, EMPTY_TREE).depth == 2
+    assert granted(made(name), remaining=1) is NO_BUDGET
+    assert granted(made(name), remaining=3).depth == 2
     controller = made(name, disable_by_batch_size=4)
-    assert plan(controller, size=3).budget(2, 0, EMPTY_TREE).nodes > 0
-    assert plan(controller, size=4).budget(2, 0, EMPTY_TREE) is NO_BUDGET
-    assert controller.idle
+    assert granted(controller, 2, size=3).nodes > 0
+    assert not planned(controller, size=4).drafts
     assert "disable_by_batch_size is 4" in controller.explain(0)
-    assert plan(made(name, num_speculative_tokens=0)).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert not planned(made(name, num_speculative_tokens=0)).drafts
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_number_of_nodes_is_a_limit_shared_by_the_drafters(name: str) -> None:
+def test_the_number_of_nodes_is_a_limit_of_the_merged_tree(name: str) -> None:
     controller = made(name, num_speculative_tokens=4)
     for _ in range(5):
         assert step(controller, SURE, 40) <= 4
-    plan(controller)
-    assert controller.budget(0, 0, EMPTY_TREE).nodes == 4
-    assert controller.budget(0, 1, TokenTree.chain([1, 1, 1], confidence=[0.9] * 3)).nodes == 1
-    assert controller.budget(0, 1, TokenTree.chain([1] * 4, confidence=[0.9] * 4)) is NO_BUDGET
+    controller.drafters = 2
+    first, second = planned(controller).budgets[0]
+    assert first.nodes == second.nodes == 4
+    ours = TokenTree.chain([1, 1, 1, 1], confidence=[0.95, 0.9, 0.9, 0.9])
+    theirs = TokenTree.chain([2, 2, 2, 2], confidence=[0.05, 0.9, 0.9, 0.9], source=1)
+    (kept,) = controller.select([merge([ours, theirs])])
+    assert kept.tokens.tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -125,7 +128,7 @@ class Cutting(registry.load("controllers", "kangaroo")):  # type: ignore[misc]
 
     def select(self, trees: Any) -> Any:
         whole = [int((tree.confidence >= 0.4).cumprod().sum()) for tree in trees]
-        kept = [cut(tree, range(number), len(tree)) for tree, number in zip(trees, whole, strict=True)]
+        kept = [cut(tree, range(number)) for tree, number in zip(trees, whole, strict=True)]
         return [tree.replace(trials={p: t for p, t in tree.trials.items() if p < len(tree) - 1}) for tree in kept]
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from paceline.controllers.base import Controller, Signal, StepTimes
+from paceline.controllers.base import Controller, Outcome, Plan, Signal, StepTimes
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.limited import MOST, Footprint, LimitedController
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Verdict
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import NO_BUDGET, Budget, Verdict
 
 FOOTPRINT = Footprint(slot=10, row=100, drawn=200, caches=lambda tokens: 3 * tokens)
 
@@ -40,12 +41,10 @@ def test_the_largest_trees_that_fit(limit: int, lengths: tuple[int, ...], temper
     assert nodes == MOST or not drafting or FOOTPRINT.batch(drafting, nodes + 1) > limit
     if len(drafting) < len(given):
         assert FOOTPRINT.batch(given[: len(drafting) + 1], 1) > limit
-    for index, most in enumerate(found.nodes):
-        budget = found.budget(index, 0, EMPTY_TREE)
-        assert budget.nodes == min(50, most)
-        assert most or budget is NO_BUDGET
-        assert found.budget(index, 1, TokenTree.chain([1] * most)) is NO_BUDGET
-    assert found.idle == (not drafting)
+    plan = found.plan(given)
+    for budgets, most in zip(plan.budgets, found.nodes, strict=True):
+        assert [(budget.nodes, budget.depth) for budget in budgets] == ([(min(50, most),) * 2] if most else [])
+    assert plan.drafts == bool(drafting)
 
 
 def test_no_nodes_take_nothing_and_more_take_more() -> None:
@@ -63,8 +62,6 @@ def test_caches_that_stay_count_until_the_sequence_ends(caplog: pytest.LogCaptur
     """As the texts grow the last one falls out; what its draft model holds stays, and the first has that much less."""
     found = planned(1000, signals(50, 50), 4)
     assert min(found.nodes) >= 1
-    for index in range(2):
-        found.budget(index, 0, EMPTY_TREE)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found.plan(signals(150, 150))
@@ -86,15 +83,24 @@ def test_a_joined_tree_is_cut_to_what_fits() -> None:
     class Fusing(Controller):
         name = "fusing"
 
-        def plan(self, signals: Any) -> None:
-            """Everything goes."""
+        def plan(self, signals: Any) -> Plan:
+            return Plan([[Budget(9, 9, fallback=True), NO_BUDGET]])
 
     found = LimitedController(Fusing(), FOOTPRINT, 500)
-    found.plan(signals(20))
+    plan = found.plan(signals(20))
     (most,) = found.nodes
     assert 0 < most < 9
     assert len(found.select([TokenTree.chain([1] * 9)])[0]) == most
-    assert found.budget(0, 0, EMPTY_TREE) == NO_BUDGET
+    assert plan.budgets[0][0] == Budget(most, most, fallback=True)
+    assert not plan.budgets[0][1].nodes
+
+
+def test_a_plan_within_a_limit_holds_for_one_step_for_texts_grow() -> None:
+    class Steady(FixedController):
+        def plan(self, signals: Any) -> Plan:
+            return replace(super().plan(signals), steps=9)
+
+    assert LimitedController(Steady(3), FOOTPRINT, 5000).plan(signals(20)).steps == 1
 
 
 class Spy(Controller):
@@ -104,43 +110,33 @@ class Spy(Controller):
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
-        self.idle, self.listens, self.resting = True, (3,), 5
 
-    def plan(self, signals: Any) -> None:
+    def plan(self, signals: Any) -> Plan:
         self.calls.append(self.max_nodes)
+        return Plan.nothing(len(signals))
 
-    def observe(self, trees: Any, verdicts: Any, times: Any) -> None:
-        self.calls.append("observe")
-
-    def passed(self, score: float, rest: float) -> None:
-        self.calls.append((score, rest))
-
-    def hear(self, drafter: int, matched: int) -> None:
-        self.calls.append((drafter, matched))
+    def observe(self, outcome: Outcome) -> None:
+        self.calls.append(outcome)
 
     def forget(self, key: int) -> None:
         self.calls.append(key)
 
-    def explain(self, index: int) -> str:
+    def explain(self, index: int | None = None) -> str:
         return "spying"
 
 
 def test_everything_comes_through() -> None:
     spy = Spy()
     found = LimitedController(spy, FOOTPRINT, 700)
+    found.drafters = 2
     found.plan(signals(20))
     assert spy.calls == [found.nodes[0]], "a planner plans with what fits"
+    assert (found.name, spy.drafters) == ("spy", 2)
     found.plan(signals(9000))
     assert spy.calls[1] == 1
-    assert (found.idle, list(found.listens), found.resting, found.name) == (True, [3], 5, "spy")
-    found.resting -= 1
-    assert spy.resting == 4
-    spy.idle = False
-    assert found.idle, "nothing fits"
-    assert list(found.listens) == []
-    found.observe([], [Verdict((), (), 1)], StepTimes((), 1.0, 1.0, 1.0, 1))
-    found.passed(1.0, 2.0)
-    found.hear(1, 2)
+    told = Outcome(1, 1, 1.0, [], [], [Verdict((), (), 1)], StepTimes((), 1.0, 1.0, 1.0, 1))
+    found.observe(told)
     found.forget(7)
-    assert spy.calls[2:] == ["observe", (1.0, 2.0), (1, 2), 7]
+    assert spy.calls[2:] == [told, 7]
+    assert found.explain() == "spying\nspeculation within 700 bytes of memory"
     assert found.explain(0) == "spying\nat most 0 nodes within 700 bytes of memory"

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from controllers.steps import plan
+from controllers.steps import granted, outcome, plan, planned
 from controllers.test_lengths import PROMPT, VOCAB, drafts, p_value
 from engine.harness import engine, run, tokens
-from paceline.controllers.cost_model import CostModel
 from tools.gtest import ERROR
 from toys import ToyRunner
 
 from paceline import ConfigError
 from paceline.config import SamplingParams
-from paceline.controllers.base import Signal, StepTimes
+from paceline.controllers.auto.costs import Costs
+from paceline.controllers.base import StepTimes
 from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
+from paceline.tree.merge import merge
 from paceline.tree.static_shapes import ShapedBudget, best_shapes, choose
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import NO_BUDGET, Verdict
@@ -36,7 +37,7 @@ def rising(rows: int) -> float:
 
 
 def made(seconds: Seconds = rising, **options: Any) -> PPDController:
-    return PPDController(CostModel(probe=lambda counts, context: map(seconds, counts)), ["draft"], **options)
+    return PPDController(Costs(probe=lambda counts, context: map(seconds, counts)), ["draft"], **options)
 
 
 def drawn_ranks(chances: Sequence[float], rng: np.random.Generator, depth: int) -> list[int]:
@@ -46,8 +47,7 @@ def drawn_ranks(chances: Sequence[float], rng: np.random.Generator, depth: int) 
 
 def step(controller: PPDController, chances: Sequence[float], seconds: Seconds, rng: np.random.Generator) -> tuple[int, float]:
     """One step of one sequence; tokens and seconds."""
-    controller.plan([Signal(0, 10, 1000, 0.0)])
-    budget = controller.budget(0, 0, EMPTY_TREE)
+    budget = granted(controller)
     tree, path = EMPTY_TREE, []
     if budget.nodes:
         assert isinstance(budget, ShapedBudget)
@@ -62,7 +62,7 @@ def step(controller: PPDController, chances: Sequence[float], seconds: Seconds, 
     (tree,) = controller.select([tree])
     draft, score = LEVEL * tree.max_depth, seconds(1 + len(tree))
     verdict = Verdict(tuple(path), tuple(int(tree.tokens[node]) for node in path), 99)
-    controller.observe([tree], [verdict], StepTimes((draft,), score, 0.0, 0.0, 1 + len(tree)))
+    controller.observe(outcome([tree], [verdict], StepTimes((draft,), score, 0.0, 0.0, 1 + len(tree))))
     return len(path) + 1, draft + score
 
 
@@ -122,7 +122,7 @@ def test_the_learned_chances_are_the_worlds_and_nothing_is_learned_of_what_was_n
     controller = made(flat)
     tree = TokenTree.build([5, 6, 7], [-1, -1, 0])
     plan(controller)
-    controller.observe([tree], [Verdict((1,), (6,), 9)], StepTimes((0.0,), 1.0, 0.0, 0.0, 4))
+    controller.observe(outcome([tree], [Verdict((1,), (6,), 9)], StepTimes((0.0,), 1.0, 0.0, 0.0, 4)))
     assert controller.acceptance.tries_dr[0, :3].tolist() == [1, 1, 0]
     assert controller.acceptance.hits_dr[0, :3].tolist() == [0, 1, 0]
     assert not controller.acceptance.tries_dr[1:].any(), "below a rejected node, and below one without children"
@@ -130,14 +130,12 @@ def test_the_learned_chances_are_the_worlds_and_nothing_is_learned_of_what_was_n
 
 def test_limits() -> None:
     controller = made(flat, max_nodes=6, max_depth=2, disable_by_batch_size=3)
-    budget = plan(controller).budget(0, 0, EMPTY_TREE)
+    budget = granted(controller)
     assert (budget.nodes, budget.depth) == (6, 2)
-    assert controller.budget(0, 1, TokenTree.chain([1, 2])).nodes == 4
-    assert plan(controller, remaining=2).budget(0, 0, EMPTY_TREE).depth == 1
-    assert plan(controller, remaining=1).budget(0, 0, EMPTY_TREE) is NO_BUDGET
+    assert granted(controller, remaining=2).depth == 1
+    assert granted(controller, remaining=1) is NO_BUDGET
     assert controller.explain(0) == "Nothing is drafted: this is the last token."
-    assert plan(controller, size=3).budget(0, 0, EMPTY_TREE) is NO_BUDGET
-    assert controller.idle
+    assert not planned(controller, size=3).drafts
     assert controller.explain().startswith("ppd: ")
     assert "A static tree of 6 nodes and 2 levels" in plan(controller).explain(0)
     for name in ("max_nodes", "max_depth"):
@@ -145,9 +143,17 @@ def test_limits() -> None:
             made(**{name: 0})
 
 
+def test_a_merged_tree_is_cut_to_the_size_of_the_shape() -> None:
+    controller = PPDController(Costs(probe=lambda counts, context: [1.0] * len(counts)), ["a", "b"], max_nodes=4)
+    first, second = planned(controller).budgets[0]
+    assert first.nodes == second.nodes == 4
+    (kept,) = controller.select([merge([TokenTree.chain([1, 2, 3, 4]), TokenTree.chain([5, 6, 7, 8], source=1)])])
+    assert len(kept) == 4
+
+
 def test_a_large_batch_drafts_less() -> None:
     controller = made()
-    sizes = [len(plan(controller, size=size).budget(0, 0, EMPTY_TREE).shape or ()) for size in (1, 4)]
+    sizes = [len(granted(controller, size=size).shape or ()) for size in (1, 4)]
     assert sizes[0] > sizes[1]
 
 
@@ -161,7 +167,7 @@ def test_choices_are_made_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made_at[-1] - made_at[-2] == EVERY
 
 
-class Fixed(CostModel):
+class Fixed(Costs):
     """Costs that real time does not change."""
 
     def observe(self, *args: Any, **kwargs: Any) -> None:

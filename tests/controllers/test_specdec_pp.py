@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from controllers.steps import TIMES, asked, step
+from controllers.steps import asked, outcome, step
 from controllers.worlds import Guesser, World, informed, steady
 
 from paceline import ConfigError
@@ -111,7 +111,7 @@ def test_what_a_drafter_passes_beside_its_confidence_counts() -> None:
         drafted = asked(controller, [0.8] * 3, features)[1]
         tree = TokenTree.chain([1] * drafted, confidence=[0.8] * drafted)
         (tree,) = controller.select([tree])
-        controller.observe([tree], [Verdict(() if bad else tuple(range(len(tree))), (), 0)], TIMES)
+        controller.observe(outcome([tree], [Verdict(() if bad else tuple(range(len(tree))), (), 0)]))
     assert asked(controller, [0.8] * 9, [{"entropy": 2.0, "margin": 0.0}] * 9)[1] == 1
     assert asked(controller, [0.8] * 9, [{"entropy": 0.1, "margin": 0.0}] * 9)[1] > 4
 

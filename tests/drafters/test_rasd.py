@@ -160,7 +160,8 @@ class Careless(FixedController):
     """Wrong: leaves a tree whole where the draws fell on what was found, so that it is small enough."""
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        return [tree if len(tree) <= self.num_speculative_tokens else self._cut(tree) for tree in trees]
+        cut = super().select(trees)
+        return [tree if len(tree) <= self.num_speculative_tokens else less for tree, less in zip(trees, cut, strict=True)]
 
 
 def p_value(controller: type[FixedController], outputs: int) -> float:

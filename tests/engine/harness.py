@@ -21,7 +21,9 @@ def engine(
 ) -> Engine:
     """An engine that drafts `tokens` tokens a step with each drafter."""
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    parts = Parts(runner, crew, controller or FixedController(tokens), GreedyVerifier(), sampled or RecursiveRejection())
+    controller = controller or FixedController(tokens, drafters=crew.names)
+    controller.drafters = len(crew.names)
+    parts = Parts(runner, crew, controller, GreedyVerifier(), sampled or RecursiveRejection())
     return Engine(parts, EngineConfig(**sizes), eos_ids=(0,))
 
 

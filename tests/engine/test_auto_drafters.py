@@ -21,7 +21,7 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers import cost_store
-from paceline.controllers.auto import AutoController
+from paceline.controllers.auto.controller import AutoController
 from paceline.engine import crew, loop, probe
 from paceline.engine.build import build_parts
 from paceline.engine.crew import Crew

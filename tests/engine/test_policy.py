@@ -13,7 +13,6 @@ from paceline.config import SpeculativeConfig
 from paceline.controllers.base import Signal
 from paceline.engine.build import _methods, build_parts, check_methods
 from paceline.engine.policy import GIVEN, split_options
-from paceline.tree.token_tree import EMPTY_TREE
 
 
 def controller(given: dict[str, Any]) -> Any:
@@ -47,8 +46,7 @@ def test_defaults_stay() -> None:
 @pytest.mark.parametrize("name", ["auto", "heuristic", "specdec_pp", "ppd", None])
 def test_no_speculative_tokens_are_none_whatever_the_controller(method: Any, name: str | None) -> None:
     built = controller({"method": method, "num_speculative_tokens": 0} | ({"controller": name} if name else {}))
-    built.plan([Signal(0, 10, 20, 0.0)])
-    assert not built.budget(0, 0, EMPTY_TREE).nodes
+    assert not built.plan([Signal(0, 10, 20, 0.0)]).drafts
 
 
 def test_fewer_nodes_than_speculative_tokens_are_fine() -> None:
@@ -94,7 +92,10 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
             "speculative_config does not know 'prompt_lookup_mx'; did you mean prompt_lookup",
         ),
         ({"nonsense": 1}, "speculative_config does not know 'nonsense'; known are .*; with every method also method, num_spec"),
-        ({"nonsense": 1}, r"prompt_lookup_min, shared_tables, short_step and \d+ more \(docs/methods.md\); with"),
+        (
+            {"nonsense": 1},
+            r"shared_tables, suffix_decoding_cache_prompts and \d+ more \(docs/methods.md\); with",
+        ),
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),
         ({"method": "ngram", "acceptance_methd": "k_seq"}, "'acceptance_methd'; did you mean acceptance_method"),

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from engine.harness import engine
-from paceline.controllers.cost_model import CostModel
 from tiny_checkpoint import write
 from toys import ToyRunner
 from wide_trees import WIDE
 
 from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParams
+from paceline.controllers.auto.costs import Costs
 from paceline.engine.probe import Probe
 from paceline.engine.record import StepRecord, watching
 from paceline.engine.request import Request
@@ -150,8 +150,8 @@ def test_the_probe_stays_within_the_room(folder: str, ample: LLM, monkeypatch: p
     with pytest.raises(RuntimeError, match="64 rows"):
         list(timed)
     assert runner.memory.left() == runner.memory.capacity
-    cost = CostModel(probe=probe)
-    cost.prepare(64)
+    cost = Costs(probe=probe)
+    cost.measure_up_to(1, 300, 64)
     assert cost.probe is None
     assert len(pool.counts) <= CAP
     assert runner.memory.left() == runner.memory.capacity

@@ -27,16 +27,12 @@ FAILED_FIRST, ALL_STOOD, EMPTY, DEAR_DRAFT, OVERHEAD, MISSED = 0.4, 0.3, 0.25, 0
 steps without drafts, drafting in the time, all but drafting and scoring in the time, cut tokens that came in all tokens."""
 
 
-SLIGHT: Final = 0.01
-"""Planning before the first step that took a smaller share of the steps' time measured nothing."""
-
-
 def summarize(data: Data) -> Data:
     """Figures and sentences about a replay.
 
     Returns:
         steps, tokens, guessed (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second (over the steps' own
-        time: neither prefill nor first planning nor recording); `seconds` by prefill, draft, score, verify, commit, other, and
+        time: neither prefill nor recording); `seconds` by prefill, draft, score, verify, commit, other, and
         `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1
         on, steps with a scored guess there and steps in which one stood; `nodes`: number by status; `found` and `advice`:
         sentences.
@@ -128,12 +124,10 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
 def _on_what_counts(data: Data, summary: Data) -> str:
     """Which time the speed counts, and which it does not."""
     own = sum(value for name, value in summary["seconds"].items() if name != "prefill")
-    first = data["planning_seconds"]
-    planning = f"what the controller measured before its first step ({_milliseconds(first)}), " if first > SLIGHT * own else ""
     return (
         f"The steps took {_milliseconds(own)}, {summary['tokens_per_second']:.4g} tokens/s. Not counted are the prompt "
-        f"({_milliseconds(data['prefill_seconds'])}), {planning}and recording this page "
-        f"between the steps ({_milliseconds(data['record_seconds'])}); `paceline bench` measures speed."
+        f"({_milliseconds(data['prefill_seconds'])}) and recording this page between the steps "
+        f"({_milliseconds(data['record_seconds'])}); `paceline bench` measures speed."
     )
 
 

@@ -11,7 +11,6 @@ In: an LLM, a prompt. Out: the layout below. Not here: sentences about it (`benc
     drafters            names by source index
     output              text, token_ids, finish_reason, stop_reason, error (or null), metrics (as RequestMetrics.to_dict)
     prefill_seconds     of the prompt
-    planning_seconds    of the controller before the first step, when it measures what passes cost; as in `metrics` not in a step
     record_seconds      that recording took between the steps; in no other figure here but those of `metrics`
     texts               token id (as a string) -> its text alone, for every id below
     tokens              per generated token: token, text (what it adds to the output; "" inside a character), source (index into
@@ -66,17 +65,14 @@ class _Listening:
     def __init__(self, controller: Any) -> None:
         self.controller = controller
         self.heard: dict[tuple[int, int], Heard] = {}
-        self.first_plan: float | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
 
     def plan(self, signals: Any) -> Plan:
         """The controller's plan, its budgets overheard."""
-        self.heard, start = {}, perf_counter()
+        self.heard = {}
         plan: Plan = self.controller.plan(signals)
-        if self.first_plan is None:
-            self.first_plan = perf_counter() - start
         return replace(plan, budgets=[[self._hear(i, j, one) for j, one in enumerate(row)] for i, row in enumerate(plan.budgets)])
 
     def _hear(self, index: int, drafter: int, budget: Budget) -> Budget:
@@ -116,7 +112,7 @@ class Recorder:
         self._params = SamplingParams()
         self._made: dict[str, _Made] = {}
         self._names: list[str] = list(llm.engine.parts.crew.names)
-        self._prefill = self._recording = self._planning = 0.0
+        self._prefill = self._recording = 0.0
 
     @property
     def steps(self) -> int:
@@ -152,9 +148,6 @@ class Recorder:
             heard = {drafter: one for (at, drafter), one in ear.heard.items() if at == i}
             step, tokens = plain_step(record, i, heard, str(ear.explain(i)))
             step["start"] = len(made.tokens)
-            if not made.steps and ear.first_plan is not None:
-                self._planning = min(ear.first_plan, step["seconds"]["other"])
-                step["seconds"]["other"] -= self._planning
             made.tokens += [token | {"step": len(made.steps)} for token in tokens]
             made.steps.append(step)
         for one in ear.heard.values():
@@ -195,7 +188,6 @@ class Recorder:
                 "metrics": output.metrics.to_dict(),
             },
             "prefill_seconds": self._prefill,
-            "planning_seconds": self._planning,
             "record_seconds": self._recording,
             "texts": self._texts(made),
             "tokens": made.tokens,

@@ -61,6 +61,7 @@ def plain_step(record: StepRecord, index: int, heard: Mapping[int, Heard], words
     failed = isinstance(verdict, NumericsError)
     stands = Verdict((), (), None) if isinstance(verdict, NumericsError) else verdict
     kept = len(sequence.context.tokens) - record.lengths[index]
+    room = sequence.remaining + kept - 1  # levels that the sequence could still use
     log_rv = _log_probabilities(record, index, kept)
     where = places(record.proposed[index], record.trees[index])
     status = _statuses(record.trees[index], stands, kept, failed)
@@ -77,7 +78,7 @@ def plain_step(record: StepRecord, index: int, heard: Mapping[int, Heard], words
         "nodes": nodes,
         "next": own,
         "top": [{"token": t, "p": rounded(p)} for p, t in zip(best.values.tolist(), best.indices.tolist(), strict=True)],
-        "drafters": [_drafter(heard.get(i), i, nodes, seconds) for i, seconds in enumerate(record.draft_seconds)],
+        "drafters": [_drafter(heard.get(i), i, nodes, seconds, room) for i, seconds in enumerate(record.draft_seconds)],
         "words": words,
         "seconds": {name: value for name, value in record.times.to_dict().items() if name != "prefill"},
         "error": str(verdict) if failed else None,
@@ -179,14 +180,14 @@ def _committed(node: Data) -> Data:
     return {"token": node["token"], "source": node["source"], "p": node["p"]}
 
 
-def _drafter(heard: Heard | None, index: int, nodes: Sequence[Data], seconds: float) -> Data | None:
-    """What one drafter was granted and what came of it."""
-    if heard is None:
+def _drafter(heard: Heard | None, index: int, nodes: Sequence[Data], seconds: float, room: int) -> Data | None:
+    """What one drafter was granted and what came of it; a drafter that took no time was not asked."""
+    if heard is None or room < 1 or not seconds:
         return None
     own = [node for node in nodes if node["source"] == index or index in node.get("also", ())]
     return {
         "nodes": heard.nodes,
-        "depth": heard.depth,
+        "depth": min(heard.depth, room),
         "stop": heard.stop,
         "proposed": len(own),
         "deepest": max((node["depth"] for node in own), default=0),

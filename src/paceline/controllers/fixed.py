@@ -66,7 +66,7 @@ class FixedController(Controller):
             return list(trees)
         most, chosen = self.num_speculative_tokens, []
         for signal, tree in zip(self._signals, trees, strict=True):
-            fits = len(tree) <= most and not (tree.trials and self._points)
+            fits = len(tree) <= most and not tree.trials
             chosen.append(tree if fits else self._cut(tree, self._own(signal.key)))
         return chosen
 

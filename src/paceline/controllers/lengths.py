@@ -124,7 +124,7 @@ class LengthController(Controller, ABC, Generic[M]):
         return Budget(nodes, depth)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """Every tree as it is: budgets keep them within the length, but for joined ones, which are cut to it."""
+        """Every tree as it is: budgets keep them within the length, but for merged ones, which are cut to it."""
         chosen = []
         for course, tree in zip(self._batch, trees, strict=True):
             chosen.append(self._within(course, tree))
@@ -132,8 +132,8 @@ class LengthController(Controller, ABC, Generic[M]):
         return chosen
 
     def _within(self, course: Course[M], tree: TokenTree) -> TokenTree:
-        most = self._most(course)
-        return tree if self.drafters == 1 or len(tree) <= most else select(tree, most)
+        """Merged trees with drawn trials are cut whatever their size, which depends on where the draws fell."""
+        return tree if self.drafters == 1 else select(tree, self._most(course))
 
     def observe(self, outcome: Outcome) -> None:
         """Tell the policy what became of every tree that had nodes."""

@@ -141,9 +141,10 @@ class LimitedController(Controller):
         return nodes + sum(found.values())
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """The other's, cut where several drafts together went beyond what fits."""
+        """The other's, cut where several drafts together went beyond what fits; those with drawn trials whatever their size, which
+        depends on where the draws fell."""
         return [
-            tree if len(tree) <= nodes else select(tree, nodes - int((tree.kinds == PROBE).sum()))
+            tree if len(tree) <= nodes and not tree.trials else select(tree, nodes - int((tree.kinds == PROBE).sum()))
             for tree, nodes in zip(self.inner.select(trees), self.nodes, strict=True)
         ]
 

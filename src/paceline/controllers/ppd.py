@@ -134,12 +134,13 @@ class PPDController(Controller):
         return [ShapedBudget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """Every tree as it is: budgets keep them within the size, but for joined ones, which are cut to it."""
+        """Every tree as it is: budgets keep them within the size, but for merged ones, which are cut to it; those with drawn trials
+        whatever their size, which depends on where the draws fell."""
         for tree in trees:
             for source, levels in levels_by_source(tree).items() if len(tree) else ():
                 self._levels[source] = max(self._levels[source] or 0, levels)
         most = len(self._shape)
-        return [tree if len(self.names) == 1 or len(tree) <= most else select(tree, most) for tree in trees]
+        return list(trees) if len(self.names) == 1 else [select(tree, most) for tree in trees]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what the target took of which rank, and what the step cost."""

@@ -166,18 +166,34 @@ class Engine:
             self._settle()
             self._plan, self._keys = Plan.nothing(len(batch)), keys
             with self._guarded("plan"):
-                self._plan = self.parts.controller.plan([sequence.signal() for sequence in batch])
+                self._plan = self._sound(self.parts.controller.plan([sequence.signal() for sequence in batch]), len(batch))
             self._left = self._plan.steps
         self._left -= 1
         return self._plan
 
+    def _sound(self, plan: Plan, sequences: int) -> Plan:
+        """The plan, which has budgets for every sequence, and for every drafter or none.
+
+        Raises:
+            ValueError: it has not.
+        """
+        drafters = len(self.parts.crew.drafters)
+        if len(plan.budgets) != sequences:
+            raise ValueError(f"budgets for {len(plan.budgets)} sequences instead of {sequences}")
+        for budgets in plan.budgets:
+            if drafters and len(budgets) not in (0, drafters):
+                raise ValueError(f"budgets for {len(budgets)} drafters instead of {drafters}")
+        return plan
+
     def _select(self, proposed: Seq[TokenTree]) -> Seq[TokenTree]:
         """The proposed trees as the controller cuts them; none where it fails."""
-        trees: Seq[TokenTree] = [EMPTY_TREE] * len(proposed)
         if any(map(len, proposed)):
             with self._guarded("select"):
                 trees = self.parts.controller.select(proposed)
-        return trees
+                if len(trees) != len(proposed):
+                    raise ValueError(f"{len(trees)} trees instead of {len(proposed)}")
+                return trees
+        return [EMPTY_TREE] * len(proposed)
 
     def _count(
         self,

@@ -34,9 +34,8 @@ class RequestMetrics:
         num_generation_tokens, num_prompt_tokens: text sizes.
         drafters: name -> counts; a node that several drafters proposed counts for the first of them.
         dropped_drafters: name -> why a drafter was dropped for this request.
-        time_to_first_token, generation_time: seconds since arrival, and from the first step to the end. What the controller does
-            before its first budget (on a new machine it measures what a pass costs) counts for the former only; costs that it
-            measures later, when trees first grow larger, are in both.
+        time_to_first_token, generation_time: seconds since arrival, and from the first step to the end; what the controller takes
+            to plan and to measure is in both.
         arrival_time, first_step_time: clock readings (`time.perf_counter`).
     """
 

@@ -192,7 +192,8 @@ class AutoController(Controller):
         budgets = self._budgets(now)
         trying = any(one.state is State.TRIED for one in now.asked)
         share = (self._planning + self.clock() - start) / (PLANNING * table[size])
-        now.steps = min(max(int(share), 1), 8 if trying else MOST_STEPS)
+        untimed = any(self.costs.line(one.name, size).count < TIMED for one in now.asked)
+        now.steps = min(max(int(share), 1), 1 if untimed else 8 if trying else MOST_STEPS)
         self._planning = 0.0
         return Plan(budgets, now.steps)
 
@@ -258,7 +259,9 @@ class AutoController(Controller):
         if point is not None and self.ledger.affords(8 * now.table[min(point, last)]):
             start = self.clock()
             self.costs.measure(now.size, now.context, point)
-            self.ledger.spend(self.clock() - start)
+            took = self.clock() - start
+            self.ledger.spend(took)
+            self._planning -= took
             now.table = self.costs.table(now.size, now.context, last)
 
     def _try(self, now: _Now, one: Forecast) -> Pick | None:
@@ -291,7 +294,7 @@ class AutoController(Controller):
             return list(trees)
         off = {one.drafter for one in now.asked if one.state is State.OFF}
         reaches: list[list[float] | None] = []
-        chosen = [tree if len(tree) <= self.max_nodes else self._within(tree) for tree in trees]
+        chosen = list(trees) if len(now.asked) == 1 else [self._within(tree) for tree in trees]
         for tree, sequence in zip(chosen, now.batch, strict=True):
             if not len(tree) or fixed_shape(tree):
                 reaches.append(None)
@@ -307,7 +310,8 @@ class AutoController(Controller):
         return chosen
 
     def _within(self, tree: TokenTree) -> TokenTree:
-        """A joined tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens."""
+        """A merged tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens, nor does it
+        on the tree's size, which depends on where they fell."""
         return select(tree, self.max_nodes - sum(tree.kinds.tolist())) if fixed_shape(tree) else tree
 
     # Learning
@@ -318,6 +322,8 @@ class AutoController(Controller):
         if now is None or not now.signals:
             return
         self._learn_costs(now, outcome)
+        if now.timed:  # so far a pass was the unit of time, or its price was old
+            now.table = self.costs.table(now.size, now.context, len(now.table) - 1)
         for sequence, proposed, tree, verdict in zip(now.batch, outcome.proposed, outcome.trees, outcome.verdicts, strict=True):
             drawn = bool(len(proposed)) and fixed_shape(proposed)
             about = tree if drawn else proposed

@@ -180,7 +180,7 @@ class Costs:
         return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(found)]
 
     def line(self, drafter: str, batch: int = 1) -> Line:
-        """A drafter's seconds by levels, or the nearest batch size's; nothing, with a count of 0, where it was never timed."""
+        """A drafter's seconds by levels, or those of the nearest batch size; a count of 0 where it was never timed."""
         bucket = batch_bucket(batch)
         known = [(abs(b - bucket), line) for (name, b), line in self.lines.items() if name == drafter]
         return min(known, key=lambda pair: pair[0])[1] if known else Line()
@@ -253,7 +253,8 @@ class Costs:
         self._own_curve(batch, context).observe(times.rows, times.score)
         place, other = (bucket, times.rows > batch), times.verify + times.other
         known = self.others.setdefault(place, other)
-        self.others[place] = known + 0.1 * (min(other, 4.0 * known + _LEAST) - known)
+        rate = 0.1 if other > known else 0.5  # the first steps compile and fill caches: what is too dear must not last
+        self.others[place] = known + rate * (min(other, 4.0 * known + _LEAST) - known)
         if self.steps & (self.steps - 1) == 0 and self.steps >= 64:
             self.save()
 
