@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from paceline.bench.random_model import RandomShape
+from paceline.bench.settings import dial_registered
 from paceline.tree.token_tree import TokenTree
 
 MODULES = ("common", "real_models", "methods", "decoding", "dial", "given_weights", "gpu_shapes")
@@ -27,7 +28,8 @@ def script() -> Iterator[ModuleType]:
     folder = str(Path(__file__).parents[1] / "benchmarks")
     sys.path.insert(0, folder)
     try:
-        yield __import__("gpu_shapes")
+        with dial_registered():
+            yield __import__("gpu_shapes")
     finally:
         sys.path.remove(folder)
         for name in MODULES:

@@ -51,7 +51,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target")},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
     "layer_skip": lambda llm, folder: {"resume_verification": True},
-    "del": lambda llm, folder: {"resume_verification": True, "cost": "layers"},
+    "del": lambda llm, folder: {"resume_verification": True},
     "diffuspec": lambda llm, folder: {"model": denoiser(folder)},
     "deer": lambda llm, folder: {"model": denoiser(folder)},
     "tli": lambda llm, folder: {"model": shuffled(folder)},

@@ -37,7 +37,9 @@ def test_beside_a_list_of_methods_they_are_the_controllers() -> None:
 
 
 def test_defaults_stay() -> None:
-    assert controller({"method": "ngram"}).name == "auto"
+    assert controller({"method": "ngram"}).num_speculative_tokens == 10, "named alone: as published"
+    assert controller({"method": "ngram", "controller": "auto"}).name == "auto"
+    assert controller({"method": ["ngram", "draft_model"]}).name == "auto"
     assert controller({"method": "ngram", "num_speculative_tokens": 3}).num_speculative_tokens == 3
     assert controller({"method": "ngram", "controller": "heuristic"}).num_speculative_tokens is None
 
@@ -99,7 +101,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),
         ({"method": "ngram", "acceptance_methd": "k_seq"}, "'acceptance_methd'; did you mean acceptance_method"),
-        ({"method": "ngram", "max_nods": 3}, r"does not know 'max_nods'; did you mean max_nodes\?"),
+        ({"method": "ngram", "controller": "auto", "max_nods": 3}, r"does not know 'max_nods'; did you mean max_nodes\?"),
         ({"method": ["ngram"], "controler": "fixed"}, r"speculative_config does not know 'controler'; did you mean controller\?"),
         ({"method": [{"method": "ngram", "num_speculative_token": 3}]}, r"did you mean num_speculative_tokens\?"),
         (

@@ -10,12 +10,11 @@ import pytest
 import torch
 from models import checkpoints
 from models.test_fallback import tiny
-from tiny_llama import runner_of, spec_of, tiny_llama, tokens, weights_of
+from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
 from paceline.models.fallback import TransformersRunner
 from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.layer_parallel import LayerGroups, LayerParallelRunner
 from paceline.models.load import load_runner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 
@@ -30,18 +29,11 @@ def compiled(folder: Path) -> Any:
     return runner
 
 
-def parallel(folder: Path) -> Any:
-    model = tiny_llama(num_hidden_layers=6)
-    groups = LayerGroups(4, ("cpu", "cpu"))
-    return LayerParallelRunner(spec_of(model.config), weights_of(model), groups, name="tiny", dtype=torch.float32, max_context=MOST)
-
-
 RUNNERS: dict[str, Callable[[Path], Any]] = {
     "operators": lambda folder: runner_of(tiny_llama(), compiled=False, max_context=MOST),
     "compiled": compiled,
     "dynamic": lambda folder: load_runner(checkpoints.write("llama-dynamic", "new", folder), max_context=MOST),
     "longrope": lambda folder: load_runner(checkpoints.write("phi3-longrope", "new", folder), max_context=MOST),
-    "layers at once": parallel,
     "transformers": lambda folder: TransformersRunner(tiny("gpt2"), name="tiny", max_context=MOST),
     "recurrent": lambda folder: TransformersRunner(tiny("mamba"), name="tiny", max_context=MOST),
 }

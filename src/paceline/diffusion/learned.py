@@ -116,8 +116,6 @@ class Learned(Quota):
         ConfigError: no filter, or one for longer or shorter blocks.
     """
 
-    reads_written = True
-
     def __init__(
         self,
         setting: Setting,

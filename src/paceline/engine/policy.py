@@ -47,6 +47,9 @@ OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
 INFERRED: Final = ("auto", "draft_model")
 """Methods that a configuration gets where it names none."""
 
+AUTO_LIMITS: Final = {"max_nodes", "max_depth"}
+"""Options of the automatic controller: beside a method without a controller they ask for it."""
+
 AUTO_TABLES = ("suffix", "ngram")
 """Tables that `auto` may read, one at a time: the first is right more often where requests resemble each other."""
 
@@ -78,7 +81,7 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
     """A single method that is named without a number of tokens and without a controller drafts as its paper or code does."""
     if not isinstance(config.method, str) or config.method == "auto":
         return config
-    if config.num_speculative_tokens is not None or config.controller is not None:
+    if config.num_speculative_tokens is not None or config.controller is not None or AUTO_LIMITS & config.options.keys():
         return config
     published = registry.lookup("drafters", config.method).published
     logger.info(

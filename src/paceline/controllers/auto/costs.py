@@ -168,6 +168,7 @@ class Costs:
         self.lines: dict[tuple[str, int], Line] = {}
         self.others: dict[tuple[int, bool], float] = {}
         self.steps = 0
+        self._counts: dict[tuple[int, bool], int] = {}
         self._restore()
 
     # Reading
@@ -253,8 +254,11 @@ class Costs:
         self._own_curve(batch, context).observe(times.rows, times.score)
         place, other = (bucket, times.rows > batch), times.verify + times.other
         known = self.others.setdefault(place, other)
-        rate = 0.1 if other > known else 0.5  # the first steps compile and fill caches: what is too dear must not last
-        self.others[place] = known + rate * (min(other, 4.0 * known + _LEAST) - known)
+        self._counts[place] = count = self._counts.get(place, 0) + 1
+        if count <= _NEW:  # the first steps compile and fill caches
+            self.others[place] = min(known, other)
+        else:
+            self.others[place] = known + 0.1 * (min(other, 4.0 * known + _LEAST) - known)
         if self.steps & (self.steps - 1) == 0 and self.steps >= 64:
             self.save()
 
