@@ -118,6 +118,7 @@ class World:
     def run(self, controller: Any, steps: int, *, seed: int = 0, start: int = 0) -> float:
         """Tokens per second of true (unjittered) time over so many steps."""
         rng = np.random.default_rng(seed)
+        self._left = 0  # the last plan was perhaps another controller's
         tokens = elapsed = 0.0
         for step in range(start, start + steps):
             gained, spent = self.step(controller, step, rng)

@@ -39,8 +39,9 @@ class Turns:
         """Wait for the model and have it inside the block."""
         me = self._queue()
         with self._lock:
-            before = self._take(me)
+            before = self._busy
             try:
+                self._take(me)
                 yield
             finally:
                 self._busy = before
@@ -50,8 +51,9 @@ class Turns:
         """The same around `work(one, two)`, for every step of a decoding loop: a block of its own would take longer than it."""
         me = self._queue()
         with self._lock:
-            before = self._take(me)
+            before = self._busy
             try:
+                self._take(me)
                 found = work(one, two)
             finally:
                 self._busy = before
@@ -67,12 +69,11 @@ class Turns:
             sleep(HANDOVER)
         return me
 
-    def _take(self, me: int) -> bool:
-        """The model is this thread's; returns whether it was before."""
+    def _take(self, me: int) -> None:
+        """The model is this thread's."""
         self._waiting.discard(me)
         self._last = me
-        before, self._busy = self._busy, True
-        return before
+        self._busy = True
 
     def soon(self, work: Callable[[], None]) -> None:
         """Do `work` when nobody has a turn: now, or right after the present turn. Never waits, so it may be called by a finalizer,

@@ -277,11 +277,12 @@ class AutoController(Controller):
         """Its budgets, with a stopper each for drafters that ask before every level."""
         found = [NO_BUDGET] * len(self.names)
         sequence.stoppers = {}
-        row = min(int(now.choice.rows), len(now.table) - 2)
+        rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
+        row = (now.table[rows] - now.table[rows - now.size]) / now.size
         for one in now.asked:
             drafter, pick = one.drafter, one.pick
             width = self.acceptance.sources[drafter].width
-            level = self.costs.line(one.name, now.size).per_level / now.size + (now.table[row + 1] - now.table[row])
+            level = self.costs.line(one.name, now.size).per_level / now.size + row
             stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, now.rate * level)
             nodes = min(self.max_nodes, pick.levels if width < 1.1 else int(2 * width * pick.levels) + 1)
             found[drafter] = Budget(nodes, min(pick.levels, nodes), stopper, fallback=pick.fallback)

@@ -28,8 +28,9 @@ PRIOR_ROW: Final = 0.02
 _TOGETHER, _APART = 0.08, 0.12
 """Of an error in seconds, what all points of a curve take over (the machine's speed), and what the nearest ones do."""
 
-_CLIP: Final = 2.0
-"""An observation counts as off by this factor at most: one step that took a hundred times too long says little."""
+_CLIP: Final = 1.25
+"""An observation counts as off by this factor at most: one step that took a hundred times too long says little, and numbers of rows
+that a plan then avoids are not seen again soon."""
 
 _NEW: Final = 3
 """Real steps whose median makes a new grid point."""
@@ -81,14 +82,19 @@ class Curve:
         return self.table(rows)[rows]
 
     def set(self, rows: int, seconds: float) -> None:
-        """A measured point."""
-        self.points = dict(sorted({**self.points, rows: max(seconds, _LEAST)}.items()))
+        """A measured point; fewer rows take no longer, whatever was thought of them (a first pass may have filled caches)."""
+        seconds = max(seconds, _LEAST)
+        points = sorted({**self.points, rows: seconds}.items())
+        self.points = {point: min(known, seconds) if point < rows else known for point, known in points}
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a pass; one beyond the grid says nothing of the points on it."""
         if not 1 <= rows <= GRID[-1] or not seconds > 0.0:
             return
         point = _nearest(rows)
+        if self.points and seconds < self.at(rows) / 2.0:  # a pass may be held up, but not hurried
+            self.set(point, seconds * self.at(point) / self.at(rows))
+            return
         if point > self.measured:
             self._extend(point, rows, seconds)
             return

@@ -88,25 +88,28 @@ class Trust:
 
 
 class Ledger:
-    """Seconds earned by decoding and spent on learning."""
+    """What decoding earns and learning spends.
+
+    Attributes:
+        balance: what is left, in plain steps, so that a wrong first price of one lends nothing. spent: seconds of learning so far.
+    """
 
     __slots__ = ("_plain", "balance", "spent")
 
     def __init__(self) -> None:
-        self._plain = self.balance = self.spent = 0.0
+        self.balance, self.spent, self._plain = LOAN, 0.0, 0.0
 
     def earn(self, seconds: float, plain: float) -> None:
         """Decoding took so long; `plain` is what a step without drafts takes."""
-        if not self._plain:
-            self.balance += LOAN * plain
         self._plain = plain
-        self.balance = min(self.balance + SHARE * seconds, max(MOST * plain, self.balance))
+        self.balance = min(self.balance + SHARE * seconds / plain, MOST)
 
     def affords(self, seconds: float) -> bool:
-        """Whether so much may be spent now."""
-        return seconds <= self.balance
+        """Whether so much may be spent now; nothing before the first step."""
+        return seconds <= self.balance * self._plain
 
     def spend(self, seconds: float) -> None:
         """What learning took."""
-        self.balance -= seconds
+        if self._plain:
+            self.balance -= seconds / self._plain
         self.spent += seconds
