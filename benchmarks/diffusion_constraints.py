@@ -97,7 +97,8 @@ class Rough:
     def forward(self, calls: list[Call]) -> list[torch.Tensor]:
         found = []
         for call in calls:
-            logits = torch.from_numpy(self.rng.normal(size=(call.ids.size, self.vocab_size)).astype(np.float32) * 4)
+            rows = call.ids.size if call.wanted is None else call.wanted.size
+            logits = torch.from_numpy(self.rng.normal(size=(rows, self.vocab_size)).astype(np.float32) * 4)
             logits[:, self.mask_token_id] = -torch.inf
             found.append(logits)
         return found

@@ -46,20 +46,15 @@ def masked_logits(net: Net, ids_bn: Tensor, length_b: Tensor, rows_bn: Tensor) -
 
 
 class Batched:
-    """A Net as a `Denoiser` that computes whole canvases of a pass together, padded to the longest.
-
-    Args:
-        rows: "masked" computes logits of masked slots only, the others are NaN, as rows are that a layout gives no logits; "all"
-            computes all of them, for rules that look at written slots.
-    """
+    """A Net as a `Denoiser` that computes whole canvases of a pass together, padded to the longest."""
 
     attention: Literal["full", "block"] = "full"
     block_length: int | None = None
     needs_left = False
     slot_bytes = 0
 
-    def __init__(self, net: Net, rows: Literal["masked", "all"] = "masked") -> None:
-        self.net, self.rows, model = net, rows, net.spec.model
+    def __init__(self, net: Net) -> None:
+        self.net, model = net, net.spec.model
         self.vocab_size, self.mask_token_id = model.vocab_size, net.spec.mask_token_id
         self.eos_token_ids: tuple[int, ...] = (EOS,)
         self.max_length = model.max_context
@@ -76,15 +71,12 @@ class Batched:
     def forward(self, calls: Sequence[Call]) -> list[Tensor]:
         """See `Denoiser.forward`; calls compute whole canvases."""
         ids, length = padded([call.ids for call in calls])
-        inside = torch.arange(ids.shape[1]) < length[:, None]
-        rows = inside & (ids == self.mask_token_id) if self.rows == "masked" else inside
-        found = masked_logits(self.net, ids, length, rows).split(rows.sum(1).tolist())
-        outputs = []
-        for logits, row, size in zip(found, rows, length.tolist(), strict=True):
-            output = logits.new_full((size, self.vocab_size), torch.nan)
-            output[row[:size]] = logits
-            outputs.append(output)
-        return outputs
+        rows = torch.arange(ids.shape[1]) < length[:, None]
+        for row, call in zip(rows, calls, strict=True):
+            if call.wanted is not None:
+                row[:] = False
+                row[torch.from_numpy(call.wanted)] = True
+        return list(masked_logits(self.net, ids, length, rows).split(rows.sum(1).tolist()))
 
 
 def fitting(denoiser: Denoiser, prompt: int, length: int) -> int:

@@ -134,7 +134,7 @@ def collect(options: argparse.Namespace) -> Records:
         some = prompts[low : low + TOGETHER]
         static = {"method": "static", "block_length": options.block_length}
         finals = [outcome.canvas.tokens for outcome in fill(Batched(net), some, static, length=options.length)]
-        replays = replayed(Batched(net, "all"), finals, [len(ids) for ids in some], options.block_length)
+        replays = replayed(Batched(net), finals, [len(ids) for ids in some], options.block_length)
         made = recorded(replays, low)
         pairs = [made] if records is None else [records, made]
         names = ("confidence", "final", "trajectory")

@@ -58,4 +58,4 @@ class Answering:
             if slot >= 0:
                 logits[row, text[slot]] = float(np.log(chance / (1 - chance) * (self.vocab_size - 2)))
         logits[:, self.mask_token_id] = -torch.inf
-        return logits
+        return logits if call.wanted is None else logits[call.wanted]

@@ -60,7 +60,7 @@ class Neighbours(Toy):
             rows[call.slots == 0] = 0
             rows[call.slots == 0, 1] = 0.5 + len(seen)
             rows[:, self.mask_token_id] = -np.inf
-            outputs.append(torch.from_numpy(rows))
+            outputs.append(torch.from_numpy(rows if call.wanted is None else rows[call.wanted]))
         return outputs
 
 

@@ -33,7 +33,7 @@ class Toy:
         for call in calls:
             logits = torch.from_numpy(np.array(self.rows(call.ids, call.slots), np.float64))
             logits[:, self.mask_token_id] = -torch.inf
-            outputs.append(logits)
+            outputs.append(logits if call.wanted is None else logits[call.wanted])
         return outputs
 
 

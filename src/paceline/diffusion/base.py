@@ -29,7 +29,8 @@ class Step:
 
     Attributes:
         canvas: as it stands; rules only read it.
-        predictions: of every slot computed in the last pass, committed ones included.
+        predictions: of the masked slots computed in the last pass; of the written and given ones behind the prompt too where the
+            method edits or a rule says `reads_written = True`.
         eligible: (e,) masked slots with a prediction that may be written now, ascending.
         scores: (e,) of `eligible`; the highest goes first, the leftmost among equals.
         block: slots of the current block.
@@ -69,11 +70,21 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One pass: which slots are computed, which are read from the cache, whether what is computed is stored."""
+    """One pass: which slots are computed, which are read from the cache, whether what is computed is stored.
+
+    Attributes:
+        wanted: rows of `slots` whose logits somebody reads, ascending; set by the loop, None is all of them.
+    """
 
     slots: Ints
     read: Ints | None = None
     write: bool = False
+    wanted: Ints | None = None
+
+    @property
+    def predicted(self) -> Ints:
+        """The slots whose logits are read, in the order of their rows."""
+        return self.slots if self.wanted is None else self.slots[self.wanted]
 
 
 class Schedule(Protocol):

@@ -116,6 +116,8 @@ class Learned(Quota):
         ConfigError: no filter, or one for longer or shorter blocks.
     """
 
+    reads_written = True
+
     def __init__(
         self,
         setting: Setting,

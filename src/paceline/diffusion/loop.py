@@ -17,15 +17,15 @@ together, each computed on its own, so a canvas does not depend on its company, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 
-from paceline.diffusion.base import Cache, Plan, Verification
-from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.base import NONE, Cache, Plan, Verification
+from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.diffusion.transition import Transition
@@ -64,10 +64,12 @@ class Layout:
     def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
         """One pass over drafts of one canvas, each by its own plan."""
         each = zip(drafts, plans, strict=True)
-        return [Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write) for draft, plan in each]
+        return [
+            Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write, wanted=plan.wanted) for draft, plan in each
+        ]
 
     def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-        """(q, v) of each draft, q as in its plan."""
+        """(k, v) of each draft, its plan's wanted rows."""
         return outputs
 
 
@@ -177,7 +179,7 @@ def _look(drafts: list[Canvas], parts: Parts) -> Look:
     first = drafts[0]
     *before, plan = parts.cache.plans(first, schedule.block(first))
     for storing in before:
-        yield layout.calls([first], [storing], parts.store)
+        yield layout.calls([first], [replace(storing, wanted=NONE)], parts.store)
     plans = [plan]
     for draft in drafts[1:]:
         ahead = parts.cache.ahead(draft, schedule.block(draft))
@@ -185,17 +187,26 @@ def _look(drafts: list[Canvas], parts: Parts) -> Look:
             break
         plans.append(ahead)
     computed = drafts[: len(plans)]
+    plans = [_wanting(each, draft, parts.transition) for each, draft in zip(plans, computed, strict=True)]
     outputs = yield layout.calls(computed, plans, parts.store)
     logits = layout.logits(outputs, plans)
     return [_read(rows, draft, each, parts) for rows, draft, each in zip(logits, computed, plans, strict=True)]
 
 
+def _wanting(plan: Plan, draft: Canvas, transition: Transition) -> Plan:
+    """The plan with logits, a whole vocabulary each, only where a rule looks at them: not for the prompt, nor as a rule for what is
+    written."""
+    open_ = plan.slots >= draft.start if transition.reads_written else draft.status[plan.slots] == Status.MASKED
+    return replace(plan, wanted=np.flatnonzero(open_))
+
+
 def _read(logits: torch.Tensor, draft: Canvas, plan: Plan, parts: Parts) -> Predictions:
     """Sum up the rows that have logits, ascending by slot."""
-    order = np.argsort(plan.slots, kind="stable")
+    slots = plan.predicted
+    order = np.argsort(slots, kind="stable")
     fine = ~torch.isnan(logits[:, 0]).cpu().numpy()
     order = order[fine[order]]
     kept = logits[torch.from_numpy(order).to(logits.device)]
     if bool(torch.isnan(kept).any()):
         raise NumericsError("the model's logits hold NaN; load it in float32 or bfloat16 and check the checkpoint")
-    return Predictions.of(kept, plan.slots[order], temperature=parts.temperature, seed=parts.seed, round_=draft.round)
+    return Predictions.of(kept, slots[order], temperature=parts.temperature, seed=parts.seed, round_=draft.round)

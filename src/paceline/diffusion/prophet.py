@@ -65,6 +65,7 @@ class Prophet:
             start["template"] = _after(setting.canvas, answer_template)
         need(monitor == "masked" or monitor in start, "monitor", "be 'masked', 'last', 'span' or 'template'", monitor)
         self.span = None if monitor == "masked" else range(start[monitor], start[monitor] + answer_length)
+        self.reads_written = self.span is not None
         if self.span is not None:
             rule = f"lie in the {setting.canvas.length - setting.canvas.start} slots of the text, answer_length included"
             inside = setting.canvas.start <= self.span.start and self.span.stop <= setting.canvas.length

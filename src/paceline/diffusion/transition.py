@@ -40,6 +40,12 @@ class Transition:
         parts = (self.schedule, self.score, *self.modifiers, self.commit, self.edit, self.check, self.stop, self.correction)
         return all(part is None or part.stateless for part in parts)
 
+    @property
+    def reads_written(self) -> bool:
+        """Whether predictions of slots that are not masked are looked at: by a rule that says so, or since edits may open them."""
+        parts = (self.schedule, self.score, *self.modifiers, self.commit, self.check, self.stop, self.correction)
+        return self.edit is not None or any(getattr(part, "reads_written", False) for part in parts)
+
     def finished(self, canvas: Canvas) -> bool:
         """Whether nothing is left to do."""
         return self.ended or (not canvas.masked().size and (self.edit is None or not self.edit.pending(canvas)))

@@ -40,12 +40,15 @@ class Tree(Layout):
         first = _apart(plans)
         if first == len(plans):
             return outputs
-        return [*outputs[:first], *outputs[first].split([plan.slots.size for plan in plans[first:]])]
+        return [*outputs[:first], *outputs[first].split([plan.predicted.size for plan in plans[first:]])]
 
     def _along(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> Call:
         ids = np.concatenate([draft.tokens[plan.slots] for draft, plan in zip(drafts, plans, strict=True)])
         slots = np.concatenate([plan.slots for plan in plans])
-        return Call(ids, slots, store, plans[0].read, mask=self._mask(plans, slots, _read(plans[0])))
+        starts = np.cumsum([0, *(plan.slots.size for plan in plans[:-1])])
+        wanted = [start + _wanted(plan) for start, plan in zip(starts, plans, strict=True)]
+        mask = self._mask(plans, slots, _read(plans[0]))
+        return Call(ids, slots, store, plans[0].read, mask=mask, wanted=np.concatenate(wanted))
 
     def _mask(self, plans: Sequence[Plan], slots: Ints, read: Ints) -> Flags:
         """(q, r + q): each copy sees what is read, and itself."""
@@ -63,6 +66,10 @@ def _apart(plans: Sequence[Plan]) -> int:
     along = plans[first:]
     shared = len(along) > 1 and all(np.array_equal(_read(plan), _read(along[0])) for plan in along)
     return first if shared else len(plans)
+
+
+def _wanted(plan: Plan) -> Ints:
+    return np.arange(plan.slots.size) if plan.wanted is None else plan.wanted
 
 
 def _read(plan: Plan) -> Ints:

@@ -85,6 +85,8 @@ class NativeDenoiser:
         return self._norm(x)
 
     def _logits(self, states: torch.Tensor, call: Call) -> torch.Tensor:
+        if call.wanted is not None and not call.wanted.size:
+            return torch.empty(0, self.vocab_size, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
         if not self.needs_left:
             return self._finish(self._head(states if call.wanted is None else self._rows(states, call.wanted)))
         left = left_rows(call.slots)
