@@ -18,8 +18,11 @@ def tried(saved: float, steps: int = 8) -> Trust:
 
 def test_a_try_decides() -> None:
     assert tried(0.5).state is State.ON
-    assert tried(-0.1).state is State.OFF
-    assert tried(-0.1, 7).state is State.TRIED
+    assert tried(0.5, 7).state is State.TRIED
+    assert tried(-0.8, 5).state is State.TRIED, "a few drafts in vain are chance"
+    assert tried(-0.8).state is State.OFF
+    assert tried(-0.1, 31).state is State.TRIED
+    assert tried(-0.1, 32).state is State.OFF
 
 
 def test_who_begins_to_lose_is_off_soon_and_tried_again_at_growing_intervals() -> None:
@@ -32,7 +35,7 @@ def test_who_begins_to_lose_is_off_soon_and_tried_again_at_growing_intervals() -
         waits.append(trust.wait)
         trust.skip(trust.wait)
         assert trust.state is State.TRIED
-        for _ in range(8):
+        for _ in range(12):
             trust.record(-0.5, 1)
     assert waits == sorted(set(waits))
 

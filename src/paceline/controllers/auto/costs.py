@@ -25,8 +25,9 @@ GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
 PRIOR_ROW: Final = 0.02
 """Share of a pass that a further row is thought to cost while only one number of rows was measured."""
 
-_TOGETHER, _APART = 0.08, 0.12
-"""Of an error in seconds, what all points of a curve take over (the machine's speed), and what the nearest ones do."""
+_TOGETHER, _APART = 0.14, 0.06
+"""Of an error in seconds, what all points of a curve take over (the machine's speed, which changes by the minute), and what the
+nearest ones do (the shape, which stays)."""
 
 _CLIP: Final = 1.25
 """An observation counts as off by this factor at most: one step that took a hundred times too long says little, and numbers of rows
@@ -36,6 +37,9 @@ _NEW: Final = 3
 """Real steps whose median makes a new grid point."""
 
 _LEAST: Final = 1e-9
+
+PROBED: Final = 32
+"""Tokens of context at which numbers of rows are compared: filling a cache takes longer than the passes that are timed."""
 
 Probe = Callable[[Sequence[int], int], Iterable[float]]
 Bucket = tuple[int, int]
@@ -226,12 +230,13 @@ class Costs:
         known = curve.measured
         counts = [known, rows] if known else [rows]
         try:
-            seconds = dict(zip(counts, self.probe(counts, context), strict=True))
+            seconds = dict(zip(counts, self.probe(counts, min(context, PROBED)), strict=True))
         except RuntimeError as error:
             logger.warning("measuring %s rows failed (%s); learning from real steps instead", counts, error)
             self.probe = None
             return
         curve.set(rows, seconds[rows] * (curve.at(known) / max(seconds[known], _LEAST) if known else 1.0))
+        self.save()
 
     def measure_up_to(self, batch: int, context: int, rows: int) -> None:
         """Time the grid's powers of two up to the first one past so many rows, where nothing was measured so far out."""

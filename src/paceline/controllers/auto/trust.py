@@ -19,14 +19,14 @@ LOAN: Final = 4.0
 MOST: Final = 64.0
 """Plain steps that are saved up at most."""
 
-TRY: Final = 8
-"""Drafted steps after which a try is judged."""
+TRY, LONGEST_TRY = 8, 32
+"""Drafted steps after which a try that has lost nothing ends well, and after which it ends in any case."""
 
 FIRST_WAIT, LONGEST_WAIT = 32, 2048
 """Steps from a failed try to the next one, doubled with every failure."""
 
 LOSS: Final = 4.0
-"""Plain steps that a trusted drafter may lose before it is off."""
+"""Plain steps that a drafter may lose before it is off."""
 
 UNUSED: Final = 64
 """Steps in a row that a trusted drafter may seem not worth asking before it is off: what is known of it grows old."""
@@ -62,12 +62,10 @@ class Trust:
         self._unused = 0
         self._drafted += steps
         self.saved = self.saved * _DECAY**steps + max(saved, -float(steps))
-        if self.state is State.TRIED and self._drafted >= TRY:
-            if self.saved >= 0.0:
-                self.state, self._failures = State.ON, 0
-            else:
-                self._fall()
-        elif self.state is State.ON and self.saved < -LOSS:
+        tried = self.state is State.TRIED
+        if tried and self._drafted >= TRY and self.saved >= 0.0:
+            self.state, self._failures = State.ON, 0
+        elif self.state is not State.OFF and (self.saved < -LOSS or (tried and self._drafted >= LONGEST_TRY)):
             self._fall()
 
     def skip(self, steps: int, *, known: bool = False) -> None:
