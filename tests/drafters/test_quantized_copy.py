@@ -57,6 +57,14 @@ def test_drawn_drafts_stand_as_often_as_the_laws_are_close(plain: LLM, prompts: 
     assert shares[1] < 0.8, "the share sees a draft of another law"
 
 
+def test_a_copy_drafts_trees_whose_width_is_given_by_level(plain: LLM, prompts: list[dict[str, Any]]) -> None:
+    tree = {"tree_policy": "rsd_c", "tree_width": [2, 1, 1], "num_speculative_tokens": 6}
+    fast = plain.with_speculative_config({"method": "quantized_copy", **tree})
+    tokens, share = texts(fast, prompts, SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True))
+    assert [len(one) for one in tokens] == [24] * len(prompts)
+    assert share > 0.3
+
+
 def test_a_copy_is_made_once_for_all_engines(plain: LLM) -> None:
     first, second = (
         plain.with_speculative_config({"method": "quantized_copy", "quantization": name}) for name in ("int8", "int8wo")

@@ -47,7 +47,7 @@ class QuantizedCopyDrafter(DraftModelDrafter):
         num_speculative_tokens: int | None = None,
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         tree_policy: PolicyName | None = None,
-        tree_width: int | None = None,
+        tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_vocab_size: int | None = None,
