@@ -108,7 +108,7 @@ def look_up(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     places = [int(i) for i in rng.integers(64, len(held_out) - 1, LOOKUPS) if held_out[i - 64 : i + 1].min() >= 0]
     contexts = [Context("r", held_out[i - 64 : i].tolist(), 64) for i in places]
-    found: dict[str, Any] = {"open_seconds": opened, "shards": len(drafter.retriever.store.shards)}
+    found: dict[str, Any] = {"open_seconds": opened, "shards": len(drafter.store.shards)}
     for batch in (1, 16):
         groups = [drafter.begin(contexts[i : i + batch]) for i in range(0, len(contexts) - batch + 1, batch)]
         for turn in ("first", "again"):

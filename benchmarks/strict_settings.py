@@ -54,11 +54,11 @@ def settings(plain: Sequence[RequestOutput], model: Model) -> dict[str, Config]:
         "rest": {"datastore": texts},
         "corrupted_oracle": {"continuations": record, "acceptance": 0.8},
     }
-    names = tuple(registry.DRAFTERS)
+    names = METHODS
     if model.name == "bundled":
         needs |= pair()
     else:
-        names = tuple(name for name in names if name not in NEED_A_PAIR)
+        names = tuple(name for name in METHODS if name not in NEED_A_PAIR)
     return {
         **{name: {"method": name, **GUESSES} | needs.get(name, {}) for name in names},
         "rasd": {"method": [draft, {"method": "rasd", "datastore": texts}], "num_speculative_tokens": 12},

@@ -15,6 +15,7 @@ decoding, or differ first at a near tie (counted). FOLDER holds the published pr
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -74,6 +75,8 @@ def once(plain: LLM, engines: dict[str, Watched], prompts: list[list[int]], para
         search = drafter.search_of(salt)
         own = {"seconds": seconds, "steps": steps, "agreement": agreement, "searching": engines[name].seconds - before}
         scores = list(search._scores.values())
+        if name == SEARCHES and not scores:
+            sys.exit("the texts ended before SWIFT tried a set of layers; give more --tokens or --prompts")
         tried = {"tried": len(scores), "first_matchness": scores[0], "matchness": search.score} if name == SEARCHES else {}
         found[name] = own | tried | {"left_out": sorted(search.best)}
     return found
