@@ -146,7 +146,7 @@ def _static(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, d
 
 def _shape_of(policy: TreePolicy, budget: Budget) -> Shape:
     """A given shape, or (ppd) the controller's, or what is best before anything was learned."""
-    return policy.shape or getattr(budget, "shape", None) or _unlearned(budget.nodes)
+    return policy.shape or budget.shape or _unlearned(budget.nodes)
 
 
 @lru_cache(maxsize=64)
