@@ -11,52 +11,29 @@ Source: EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from paceline.drafters.draft_rows import best
-from paceline.drafters.grow import Growth, Ranking
-from paceline.tree.select import select
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.drafters.grow import Ranked
 
 WIDTH: Final = 10
 
 
 @dataclass(slots=True)
-class Eagle2Draft(Growth):
+class Eagle2Draft(Ranked):
     """A tree that is expanded by levels and ranked again in the end.
 
     Attributes:
         width: nodes expanded on a level, and children of each.
-        ranking: what a node must reach to stay in the end; others are not entered.
     """
 
     width: int = WIDTH
-    ranking: Ranking = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ranking = Ranking(self.nodes)
 
     def expand(self, weights_fv: torch.Tensor) -> None:
-        """Give the front its children and choose the next front."""
-        first = len(self.tokens)
-        for parent, tokens, chances in zip(self.front, *best(weights_fv, self.width), strict=True):
-            for token, chance in zip(tokens, chances, strict=True):
-                if not self.reach_of(parent) * chance > self.ranking.bar:
-                    break
-                self.ranking.add(self.reach[self.add(parent, token, chance)])
+        """Give the front its children; the most likely ones come next, unless no child of theirs could be among the best."""
+        new = sorted(self.enter(weights_fv, self.width), key=lambda node: -self.reach[node])[: self.width]
+        new = [node for node in new if self.reach[node] > self.bar]
         self.level += 1
-        self.front = self._next_front(first)
-
-    def _next_front(self, first: int) -> list[int]:
-        """The most likely nodes of the last level; none when no child of theirs could be among the best."""
-        new = sorted(range(first, len(self.tokens)), key=lambda node: -self.reach[node])[: self.width]
-        new = [node for node in new if self.reach[node] > self.ranking.bar]
-        return new if new and self.level < self.depth and self.go_on(self.level + 1, self.reach[new[0]], None) else []
-
-    def tree(self, source: int) -> TokenTree:
-        """The nodes with the most likely paths."""
-        tree = super(Eagle2Draft, self).tree(source)
-        return tree if tree is EMPTY_TREE else select(tree, self.nodes)
+        self.front = new if new and self.level < self.depth and self.go_on(self.level + 1, self.reach[new[0]], None) else []

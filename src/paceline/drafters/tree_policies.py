@@ -12,15 +12,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from paceline.checking import need, number
-from paceline.drafters.draft_tree import TreeDraft
+from paceline.drafters.draft_tree import GreedyDraft, TreeDraft
 from paceline.drafters.grow import Growth
-from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
+from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints, ThresholdDraft
 from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
-from paceline.drafters.grow_greedy_draft import GreedyDraft
 from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft, branching_factors
 from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
-from paceline.drafters.grow_threshold import ThresholdDraft
 from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, parse_paths
 
 if TYPE_CHECKING:
