@@ -7,6 +7,11 @@ In: rows of the level's nodes. Out: their children, and the nodes to expand next
 arXiv:2406.16858). *Drawn* trees draw `width` tokens of every expanded node without replacement (recursive rejection sampling,
 arXiv:2402.14160): how many are drawn where is settled before the draws of the level are made, and nothing is cut afterwards.
 
+*EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely paths; in
+the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a drawn tree that is cut
+by what came up breaks the output law, so above temperature 0 children are chosen by rank as well, and the verifier's own draw looks
+whether it is among them. Not here: EAGLE's heads.
+
 *Greedy draft sampling* (for `acceptance_method` "greedy_draft_sampling"; Towards optimal multi-draft speculative decoding,
 arXiv:2502.18779): all children of a node but one are its likeliest tokens, and one is drawn from the others.
 """
@@ -14,12 +19,16 @@ arXiv:2502.18779): all children of a node but one are its likeliest tokens, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from paceline.drafters.draft_rows import best, draw_for
-from paceline.drafters.grow import Growth
+from paceline.drafters.grow import Growth, Ranked
 from paceline.tree.token_tree import Trial
+
+WIDTH: Final = 10
+"""Of EAGLE-2, by default."""
 
 
 @dataclass(slots=True)
@@ -85,3 +94,21 @@ class GreedyDraft(TreeDraft):
             if found is not None:
                 trials.append(Trial(self.add(parent, *found), row_v, taken))
                 self.trials[parent] = trials
+
+
+@dataclass(slots=True)
+class Eagle2Draft(Ranked):
+    """A tree that is expanded by levels and ranked again in the end.
+
+    Attributes:
+        width: nodes expanded on a level, and children of each.
+    """
+
+    width: int = WIDTH
+
+    def expand(self, weights_fv: torch.Tensor) -> None:
+        """Give the front its children; the most likely ones come next, unless no child of theirs could be among the best."""
+        new = sorted(self.enter(weights_fv, self.width), key=lambda node: -self.reach[node])[: self.width]
+        new = [node for node in new if self.reach[node] > self.bar]
+        self.level += 1
+        self.front = new if new and self.level < self.depth and self.go_on(self.level + 1, self.reach[new[0]], None) else []

@@ -1,7 +1,7 @@
 """Growing trees with a draft model: the nodes under construction, and one forward pass per round for the whole batch.
 
 In: settled states, growing trees that say which nodes they want scored next. Out: one tree each. Not here: which nodes these are
-and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_eagle2`, `grow_static`, ...), upkeep of caches.
+and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_static`, ...), upkeep of caches.
 """
 
 from __future__ import annotations

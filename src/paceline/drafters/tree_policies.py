@@ -1,7 +1,7 @@
 """The ways in which a draft model grows trees, by name.
 
-In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here: growing (one file
-a policy), running the model (`grow`).
+In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here: growing
+(`draft_tree` and the files `grow_*`), running the model (`grow`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from paceline.checking import need, number
-from paceline.drafters.draft_tree import GreedyDraft, TreeDraft
+from paceline.drafters.draft_tree import WIDTH, Eagle2Draft, GreedyDraft, TreeDraft
 from paceline.drafters.grow import Growth
 from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints, ThresholdDraft
-from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
 from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft, branching_factors
 from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
