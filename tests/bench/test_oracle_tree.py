@@ -17,7 +17,7 @@ from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.tree_policies import POLICIES
 from paceline.errors import ConfigError
-from paceline.tree.static_shapes import ShapedBudget, best_shapes
+from paceline.tree.static_shapes import best_shapes
 from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
 from paceline.tree.types import Budget
 
@@ -124,7 +124,7 @@ def test_kept_trees_are_those_that_would_grow(policy: str, stop: int | None) -> 
             return stop is None or level < stop
 
         shape = best_shapes([0.5, 0.3], nodes + 2)
-        return ShapedBudget(nodes, 6, go_on, shape=shape) if policy == "ppd" else Budget(nodes, 6, go_on)
+        return Budget(nodes, 6, go_on, shape=shape) if policy == "ppd" else Budget(nodes, 6, go_on)
 
     kept, grown = oracle(policy), oracle(policy, spread=1e-9)
     for done, nodes in ((0, 6), (1, 12), (2, 6), (9, 12)):

@@ -19,7 +19,7 @@ from paceline.controllers.auto.costs import Costs
 from paceline.controllers.base import StepTimes
 from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
 from paceline.tree.merge import merge
-from paceline.tree.static_shapes import ShapedBudget, best_shapes, choose
+from paceline.tree.static_shapes import best_shapes, choose
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import NO_BUDGET, Verdict
 
@@ -50,7 +50,6 @@ def step(controller: PPDController, chances: Sequence[float], seconds: Seconds, 
     budget = granted(controller)
     tree, path = EMPTY_TREE, []
     if budget.nodes:
-        assert isinstance(budget, ShapedBudget)
         assert budget.shape is not None
         tree = TokenTree.build(budget.shape.ranks_n, budget.shape.parents_n)
         assert len(tree) <= budget.nodes

@@ -6,9 +6,10 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
+import torch
 
-from paceline.drafters.chain_tree import chain_of, chain_tree
-from paceline.tree.token_tree import TokenTree
+from paceline.drafters.chain_tree import chain_of, chain_tree, tree_of
+from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
 COLUMNS = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
 
@@ -41,3 +42,24 @@ def test_a_quick_chain_is_as_frozen_as_any_tree() -> None:
         with pytest.raises(FrozenInstanceError):
             one.tokens = one.slots  # type: ignore[misc]
     assert tree.replace(tokens=tree.tokens + 1).tokens.tolist() == [2, 3]
+
+
+def test_a_drawn_token_is_tried_in_its_row_and_a_point_is_not() -> None:
+    row = torch.tensor([0.5, 0.5, 0.0])
+    tree = chain_tree([1, 0, 1], [0.5, 0.6, 0.5], 0, [row, None, row])
+    assert dict(tree.trials) == {-1: (Trial(0, row),), 1: (Trial(2, row),)}
+    tree.check(3, 3)
+    assert dict(chain_tree([1], [0.5], 0, [None]).trials) == {}
+    assert chain_tree([], [], 0) is chain_tree([], [], 0, []) is EMPTY_TREE
+
+
+@pytest.mark.parametrize("parents", [[], [-1], [-1, 0, 1], [-1, -1, 1], [-1, 0, 0, 2]])
+def test_trees_of_columns_are_those_of_the_checked_build(parents: list[int]) -> None:
+    tokens, chances = np.arange(5, 5 + len(parents), dtype=np.int32), np.full(len(parents), 0.25, np.float32)
+    checked = TokenTree.build(tokens, parents, confidence=chances, sources=3)
+    quick = tree_of(np.stack([tokens, np.array(parents, np.int32), checked.depths], 1), chances, 3)
+    for column in COLUMNS:
+        a, b = getattr(quick, column), getattr(checked, column)
+        assert a.dtype == b.dtype
+        assert np.array_equal(a, b)
+    quick.check(100, len(parents))

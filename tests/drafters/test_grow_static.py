@@ -8,7 +8,7 @@ import pytest
 from drafters.test_draft_model import PROMPT, VOCAB, begin, drafter_of, propose
 from toys import ToyRunner
 
-from paceline.tree.static_shapes import PRIOR, ShapedBudget, best_shapes
+from paceline.tree.static_shapes import PRIOR, best_shapes
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget
 
@@ -54,7 +54,7 @@ def test_ppd_fills_the_shape_that_the_controller_chose_or_else_the_best_one_unle
     runner = ToyRunner(VOCAB, order=None)
     drafter = drafter_of(runner, tree_policy="ppd")
     shape = best_shapes([0.4, 0.3, 0.2], 6)
-    (tree,) = drafter.propose([begin(drafter)], [ShapedBudget(6, 6, shape=shape)], [EMPTY_TREE])
+    (tree,) = drafter.propose([begin(drafter)], [Budget(6, 6, shape=shape)], [EMPTY_TREE])
     assert ranks_of(tree, runner) == set(shape.paths())
     (tree,) = drafter.propose([begin(drafter)], [Budget(6, 6)], [EMPTY_TREE])
     assert ranks_of(tree, runner) == set(best_shapes(PRIOR, 6).paths()) != set(shape.paths())

@@ -9,8 +9,7 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.side_branches import branched
-from paceline.drafters.swift import SwiftDrafter
+from paceline.drafters.swift import SwiftDrafter, branched
 from paceline.errors import CapabilityError
 from paceline.tree.token_tree import EMPTY_TREE
 from paceline.tree.types import Budget

@@ -18,7 +18,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.recycling_rows import CANDIDATES, learn
 from paceline.drafters.token_recycling import CONFIDENCE, SOME, CandidateTable, TokenRecyclingDrafter, template
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.static_shapes import Shape, ShapedBudget, from_paths
+from paceline.tree.static_shapes import Shape, from_paths
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
@@ -109,7 +109,7 @@ SHAPE = from_paths([(7,), (7, 6), (0,), (0, 0), *((0,) * n for n in range(3, 9))
 
 def shaped(drafter: TokenRecyclingDrafter, state: Any, shape: Shape = SHAPE) -> set[tuple[int, ...]]:
     """Paths of the tree under a controller that has a shape in mind."""
-    (tree,) = drafter.propose([state], [ShapedBudget(len(shape), 9, shape=shape)], [EMPTY_TREE])
+    (tree,) = drafter.propose([state], [Budget(len(shape), 9, shape=shape)], [EMPTY_TREE])
     tree.check(VOCAB, len(shape))
     return {tuple(int(tree.tokens[i]) for i in tree.path(node)) for node in range(len(tree))}
 

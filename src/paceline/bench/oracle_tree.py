@@ -23,7 +23,6 @@ import torch
 
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.tree_policies import MAX_WIDTH, TreePolicy
-from paceline.tree.static_shapes import ShapedBudget
 from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
 from paceline.tree.types import Budget, always_go_on
 
@@ -168,8 +167,7 @@ class OracleTrees:
         return grown.tree
 
     def _kept_tree(self, known: Known, budget: Budget, depth: int, stop: int, told: float) -> _Grown:
-        shape = budget.shape if isinstance(budget, ShapedBudget) else None
-        key = budget.nodes, depth, stop, None if shape is None else shape.columns().tobytes()
+        key = budget.nodes, depth, stop, None if budget.shape is None else budget.shape.columns().tobytes()
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:

@@ -120,6 +120,8 @@ class Controller:
     """
 
     name: str
+    max_nodes: int = 0
+    """Most nodes of one sequence's tree, where that is an option, which may be lowered before any plan; else 0."""
     drafters: int = 1
     """How many drafters there are; the engine says so before the first plan."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.tree.select import select
@@ -83,8 +83,7 @@ class LimitedController(Controller):
         self.nodes: list[int] = []
         self._signals: Sequence[Signal] = ()
         self._held: dict[int, int] = {}  # key -> bytes in caches of draft models
-        self._planner: Any = inner if hasattr(inner, "max_nodes") else None
-        self._most: int = 0 if self._planner is None else self._planner.max_nodes
+        self._most = inner.max_nodes
         self._told = False
         self._opened = footprint.caches(0)
 
@@ -93,8 +92,8 @@ class LimitedController(Controller):
         self.inner.drafters = self.drafters
         self._signals = signals
         self._fit(signals)
-        if self._planner is not None:
-            self._planner.max_nodes = max(min(self._most, max(self.nodes, default=0)), 1)
+        if self._most:
+            self.inner.max_nodes = max(min(self._most, max(self.nodes, default=0)), 1)
         plan = self.inner.plan(signals)
         return Plan([self._within(index, budgets) for index, budgets in enumerate(plan.budgets)])
 

@@ -26,7 +26,8 @@ from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.words import count
 from paceline.tree.select import select
-from paceline.tree.static_shapes import PRIOR, Choice, RankAcceptance, Shape, ShapedBudget, best_shapes, choose
+from paceline.tree.static_shapes import PRIOR, Choice, RankAcceptance, Shape, best_shapes, choose
+from paceline.tree.types import Budget
 
 if TYPE_CHECKING:
     from paceline.tree.token_tree import TokenTree
@@ -126,12 +127,12 @@ class PPDController(Controller):
             self._plain, self._wait = 0, LONGEST if self._hopeless else min(2 * self._wait, LONGEST)
             del self._choices[place]
 
-    def _budgets(self, signal: Signal) -> list[ShapedBudget]:
+    def _budgets(self, signal: Signal) -> list[Budget]:
         """The chosen shape for every drafter, no deeper than the sequence may grow."""
         nodes, depth = len(self._shape), min(int(self._shape.depths_n.max(initial=0)), signal.remaining - 1)
         if nodes < 1 or depth < 1:
             return []
-        return [ShapedBudget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
+        return [Budget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Every tree as it is: budgets keep them within the size, but for merged ones, which are cut to it; those with drawn trials

@@ -22,7 +22,7 @@ from paceline.checking import integer, number
 from paceline.drafters.aded_search import grow
 from paceline.drafters.aded_table import WAYS, TrigramTable
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.rest_trie import as_tree
+from paceline.drafters.chain_tree import tree_of
 from paceline.drafters.tables import MAX_TENANTS, Tables
 from paceline.drafters.text import SingleDrafter
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -123,7 +123,7 @@ class AdedDrafter(SingleDrafter[_State]):
         links, chances = np.empty((nodes, 3), np.int32), np.empty(nodes, np.float32)
         limits, want = (simulations, depth), (nodes, self.chains_only)
         count = grow(table.rows, (first, second), limits, self.exploration, want, (links, chances))
-        return as_tree(links[:count], chances[:count], self.index)
+        return tree_of(links[:count], chances[:count], self.index)
 
     def _compile(self) -> None:
         """Compile, or read what was compiled, before the first request."""

@@ -1,23 +1,27 @@
-"""Trees without branches, made in a few microseconds.
+"""Trees made in a few microseconds.
 
-In: tokens and confidences. Out: the tree that `TokenTree.chain` makes of them. Not here: its checks, for drafts are well formed by
-their making, and the engine checks what drafters propose.
+In: tokens and confidences. Out: the trees that `TokenTree.chain` and `TokenTree.build` make of them. Not here: their checks, for
+drafts are well formed by their making, and the engine checks what drafters propose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.tree.chain_columns import chain_columns, chain_sources
-from paceline.tree.token_tree import COLUMNS, TokenTree
+from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
 
-Tokens = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    import torch
+
+Ints = npt.NDArray[np.int32]
 Chances = npt.NDArray[np.float32]
+Trials = Mapping[int, tuple[Trial, ...]]
 
 _NOTHING: Final[Mapping[int, Any]] = MappingProxyType({})
 
@@ -28,18 +32,37 @@ class _Draft:
     __slots__ = (*COLUMNS, "also", "trials")
 
 
-def chain_tree(tokens: Sequence[int], confidence: Sequence[float], source: int) -> TokenTree:
-    """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that length."""
-    chances = np.array(confidence if max(confidence, default=0.0) <= 1.0 else [min(one, 1.0) for one in confidence], np.float32)
-    return chain_of(np.array(tokens, np.int32), chances, source)
+def chain_tree(
+    tokens: Sequence[int], confidence: Sequence[float], source: int, rows: Sequence[torch.Tensor | None] = ()
+) -> TokenTree:
+    """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that length.
+
+    Args:
+        rows: (v,) probabilities that each token was drawn from, None for points; none at all where all are.
+    """
+    if not tokens:
+        return EMPTY_TREE
+    chances = np.array(confidence if max(confidence) <= 1.0 else [min(one, 1.0) for one in confidence], np.float32)
+    trials = {node - 1: (Trial(node, row),) for node, row in enumerate(rows) if row is not None}
+    return chain_of(np.array(tokens, np.int32), chances, source, trials or _NOTHING)
 
 
-def chain_of(tokens: Tokens, confidence: Chances, source: int) -> TokenTree:
+def chain_of(tokens: Ints, confidence: Chances, source: int, trials: Trials = _NOTHING) -> TokenTree:
     """The same of (n,) int32 tokens and (n,) float32 chances in 0..1, which the tree keeps."""
     made: Any = _Draft()
     made.parents, made.depths, made.slots, made.kinds = chain_columns(count := len(tokens))
     made.tokens, made.sources, made.confidence = tokens, chain_sources(count, source), confidence
-    made.trials = made.also = _NOTHING
+    made.trials, made.also = trials, _NOTHING
     made.__class__ = TokenTree
     tree: TokenTree = made
     return tree
+
+
+def tree_of(links: Ints, chances: Chances, source: int) -> TokenTree:
+    """A tree of points from (n, 3) int32 tokens, parents and depths, and (n,) float32 chances."""
+    n = len(links)
+    tokens, parents, depths = (np.ascontiguousarray(links[:, column]) for column in range(3))
+    chain = chain_columns(n)
+    if np.array_equal(parents, chain.parents):
+        return chain_tree(tokens.tolist(), chances.tolist(), source)
+    return TokenTree(tokens, parents, depths, chain_sources(n, source), np.minimum(chances, 1.0), chain.slots, chain.kinds)

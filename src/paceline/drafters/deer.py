@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Literal
 from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.denoising import DenoisedState, DenoisingDrafter
+from paceline.drafters.draft_chain import ChainDraft, add_level
 from paceline.drafters.draft_options import check_method, draws_for
-from paceline.drafters.draft_rows import best, draws, weights
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.token_tree import TokenTree
+from paceline.tree.types import always_go_on
 
 if TYPE_CHECKING:
     import torch
@@ -85,23 +86,9 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         return self.method != "greedy"
 
     def _tree(self, state: DenoisedState, logits: torch.Tensor) -> TokenTree:
-        context = state.context
-        tokens, chances, trials = list[int](), list[float](), dict[int, tuple[Trial, ...]]()
-        plain = weights(context, logits, [[]] * len(logits)) if context.shape is None else None
-        for node in range(len(logits)):
-            row = weights(context, logits[node : node + 1], [list(tokens)]) if plain is None else plain[node : node + 1]
-            if draws_for(context, self.method):
-                made, drawn, likely = draws(context, row.softmax(-1)[0], [node], node)
-                if not made:  # the rules forbid all
-                    break
-                token, chance, trials[node - 1] = drawn[0], likely[0], tuple(made)
-            else:
-                ((token,),), ((chance,),) = best(row, 1)
-            tokens.append(token)
-            chances.append(chance)
-            if token in self.ends:
+        chain = ChainDraft(state.context, len(logits), always_go_on, draws_for(state.context, self.method))
+        for node, row in enumerate(logits.split(1)):
+            add_level([chain], row)
+            if len(chain.tokens) == node or chain.tokens[-1] in self.ends:  # the rules forbid all, or the text ends
                 break
-        if not tokens:
-            return EMPTY_TREE
-        tree = TokenTree.chain(tokens, confidence=chances, source=self.index)
-        return tree.replace(trials=trials) if trials else tree
+        return chain.tree(self.index)

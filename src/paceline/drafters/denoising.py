@@ -22,6 +22,7 @@ import numpy as np
 
 from paceline.checking import integer, need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.draft_options import limit_of
 from paceline.drafters.draft_rows import fit
 from paceline.errors import DrafterError
 from paceline.models.denoiser import Call, Ints, SlotCache
@@ -83,8 +84,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
         draft_device: str | None,
         between: Sequence[int] = (),
     ) -> None:
-        limit = draft_max_length if num_speculative_tokens is None else num_speculative_tokens
-        integer("num_speculative_tokens", limit, 0)
+        limit = limit_of(num_speculative_tokens)
         integer("draft_max_length", draft_max_length, 1)
         integer("draft_masks", draft_masks, 0)
         integer("draft_context", 1 if draft_context is None else draft_context, 1)

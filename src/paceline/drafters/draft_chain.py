@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
-from paceline.drafters.draft_rows import best, draws, fit, weights
+from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.draft_rows import best, draw_for, fit, weights
 from paceline.drafters.draft_state import DraftState, feed_ahead, feed_text
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
 if TYPE_CHECKING:
+    import torch
+
     from paceline.drafters.base import Context
     from paceline.models.base import Runner
+    from paceline.tree.token_tree import TokenTree
 
 GoOn = Callable[[int, float, object], bool]
 
@@ -29,6 +30,7 @@ class ChainDraft:
     Attributes:
         context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of
             taking its best token.
+        tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a point.
         behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
     """
 
@@ -38,7 +40,7 @@ class ChainDraft:
     drawn: bool
     tokens: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    trials: dict[int, tuple[Trial, ...]] = field(default_factory=dict)
+    rows: list[torch.Tensor | None] = field(default_factory=list)
     reach: float = 1.0
     behind: Sequence[int] = ()
 
@@ -47,16 +49,14 @@ class ChainDraft:
         depth = len(self.tokens) + 1
         return 1 < depth <= self.steps and self.reach > 0.0 and self.go_on(depth, self.reach, None)
 
-    def add(self, token: int, chance: float) -> None:
+    def add(self, token: int, chance: float, row: torch.Tensor | None = None) -> None:
         self.tokens.append(token)
+        self.rows.append(row)
         self.confidence.append(chance)
         self.reach *= chance
 
     def tree(self, source: int) -> TokenTree:
-        if not self.tokens:
-            return EMPTY_TREE
-        tree = TokenTree.chain(self.tokens, confidence=self.confidence, source=source)
-        return tree.replace(trials=self.trials) if self.trials else tree
+        return chain_tree(self.tokens, self.confidence, source, self.rows)
 
 
 def draft_chains(
@@ -85,18 +85,10 @@ def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
         return
     for i, draft in enumerate(drafts):
         rows = weights(draft.context, logits[i : i + 1], [[*draft.behind, *draft.tokens]])
-        if draft.drawn:
-            _draw_level(draft, rows)
-        else:
+        if not draft.drawn:
             ((token,),), ((chance,),) = best(rows, 1)
             draft.add(token, chance)
-
-
-def _draw_level(draft: ChainDraft, rows: torch.Tensor) -> None:
-    node = len(draft.tokens)
-    trials, tokens, chances = draws(draft.context, rows.softmax(-1)[0], [node], len(draft.behind) + node)
-    if not trials:
-        draft.reach = 0.0
-        return
-    draft.add(tokens[0], chances[0])
-    draft.trials[node - 1] = tuple(trials)
+        elif found := draw_for(draft.context, row_v := rows.softmax(-1)[0], (), len(draft.behind) + len(draft.tokens)):
+            draft.add(*found, row_v)
+        else:
+            draft.reach = 0.0

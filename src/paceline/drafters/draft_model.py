@@ -16,9 +16,9 @@ from typing import Literal
 
 from paceline.checking import need
 from paceline.drafters import vocab_trim
-from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.draft_options import check_limit, check_method, draws_for
+from paceline.drafters.draft_options import ModelDrafter, draws_for
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
 from paceline.drafters.tree_policies import PolicyName, TreePolicy
@@ -29,7 +29,7 @@ from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(ModelDrafter[DraftState]):
     """Drafts with a smaller model.
 
     Args:
@@ -61,9 +61,10 @@ class DraftModelDrafter(Drafter):
     """
 
     name = "draft_model"
-    catches_up = True
     rewinds = True
     policy: TreePolicy
+    kind: type[DraftState] = DraftState
+    """What is known of one sequence."""
 
     def __init__(
         self,
@@ -112,13 +113,10 @@ class DraftModelDrafter(Drafter):
         paths: str | Sequence[Sequence[int]] | None,
     ) -> None:
         """Check and keep what needs no model."""
-        check_method(method)
+        self._keep(args, limit, method)
         self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
-        check_limit(limit)
-        self.index, self.vocab_size, self.limit = args.index, args.vocab_size, limit
-        self.method = method
 
     def _rows(self, args: DrafterArgs, size: int | None, file: str | None) -> list[int] | None:
         """Tokens that the head keeps, None for all."""
@@ -138,7 +136,7 @@ class DraftModelDrafter(Drafter):
             )
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
-        return [DraftState(context, self.runner.open()) for context in contexts]
+        return [self.kind(context, self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
@@ -161,29 +159,16 @@ class DraftModelDrafter(Drafter):
     def fork(self, state: DraftState, context: Context) -> DraftState:
         state.settle(self.runner)
         if not self.runner.capabilities.fork:
-            return DraftState(context, self.runner.open())
-        return DraftState(context, self.runner.fork(state.cache), state.base)
-
-    def end(self, states: Sequence[DraftState]) -> None:
-        for state in states:
-            self.runner.release(state.cache)
+            return self.kind(context, self.runner.open())
+        return self.kind(context, self.runner.fork(state.cache), state.base)
 
     @property
     def draws_tokens(self) -> bool:
-        return self.method != "greedy" and not self.policy.points
-
-    def runners(self) -> Sequence[Runner]:
-        return (self.runner,)
+        return super().draws_tokens and not self.policy.points
 
     def rewind(self, state: DraftState, kept: int) -> None:
         """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the new one."""
         state.forget(self.runner, kept)
-
-    def _steps(self, state: DraftState, budget: Budget) -> int:
-        """Levels to draft: within the budget, the option and the draft model's context."""
-        room = self.runner.info.max_context - len(state.context.tokens) + 1
-        steps = min(budget.nodes, budget.depth, room)
-        return steps if self.limit is None else min(steps, self.limit)
 
     def _drawn(self, state: DraftState) -> bool:
         return not self.policy.points and draws_for(state.context, self.method)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import Trial
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
@@ -95,22 +94,6 @@ def draw(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int,
     return (int(token), min(chance, 1.0)) if mass > 0.0 else None
 
 
-def draws(
-    context: Context, row_v: torch.Tensor, nodes: Sequence[int], first_draw: int
-) -> tuple[list[Trial], list[int], list[float]]:
-    """Trials at one parent, drawn without replacement: their tokens are new nodes numbered `nodes`.
-
-    Fewer than `len(nodes)` come back where the row has no more tokens to draw.
-    """
-    trials: list[Trial] = []
-    tokens: list[int] = []
-    chances: list[float] = []
-    for node in nodes:
-        removed = tuple(tokens)
-        found = draw(row_v, removed, uniform(context.seed, len(context.tokens), first_draw + len(tokens)))
-        if found is None:
-            break
-        trials.append(Trial(node, row_v, removed))
-        tokens.append(found[0])
-        chances.append(found[1])
-    return trials, tokens, chances
+def draw_for(context: Context, row_v: torch.Tensor, removed: Sequence[int], number: int) -> tuple[int, float] | None:
+    """`draw` with the luck of draw `number` of this step."""
+    return draw(row_v, removed, uniform(context.seed, len(context.tokens), number))

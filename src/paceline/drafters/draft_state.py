@@ -20,8 +20,28 @@ if TYPE_CHECKING:
 CHUNK: Final = 512
 """Most tokens of one sequence that are fed at once when a draft model catches up."""
 
+FEW: Final = 16
+"""Tokens of a text that are fed together with a tree behind it, where a cache lacks no more."""
 
-class DraftState:
+
+class Follower:
+    """A cache that follows the text of one sequence."""
+
+    __slots__ = ("cache", "context")
+
+    def __init__(self, context: Context, cache: SequenceCache) -> None:
+        self.context, self.cache = context, cache
+
+    @property
+    def pending(self) -> list[int]:
+        """The tokens of the text that the cache lacks, at least the last one."""
+        return self.context.tokens[self.cache.length :]
+
+    def fed(self) -> None:
+        """The cache holds more of the text."""
+
+
+class DraftState(Follower):
     """What a draft model knows of one sequence.
 
     Attributes:
@@ -30,18 +50,17 @@ class DraftState:
         fed_tokens, fed_parents: inputs scored as a tree after `base` and not committed yet, the first being its root.
     """
 
-    __slots__ = ("ahead", "base", "cache", "context", "fed_parents", "fed_tokens")
+    __slots__ = ("ahead", "base", "fed_parents", "fed_tokens")
 
     def __init__(self, context: Context, cache: SequenceCache, base: int = 0) -> None:
-        self.context, self.cache, self.base = context, cache, base
+        super().__init__(context, cache)
+        self.base = base
         self.ahead: list[int] = []
         self.fed_tokens: list[int] = []
         self.fed_parents: list[int] = []
 
-    @property
-    def pending(self) -> list[int]:
-        """The tokens of the text that the cache lacks, at least the last one."""
-        return self.context.tokens[self.base :]
+    def fed(self) -> None:
+        self.base = self.cache.length
 
     def settle(self, runner: Runner) -> None:
         """Keep what the text has confirmed, drop all else. Harmless if there is nothing to do."""
@@ -63,13 +82,7 @@ class DraftState:
 
     def _settle_tree(self, runner: Runner) -> None:
         """Commit the scored inputs that the text agrees with, up to the one before the last token."""
-        children = {(parent, token): i for i, (parent, token) in enumerate(zip(self.fed_parents, self.fed_tokens, strict=True))}
-        at, path = -1, []
-        for token in self.context.tokens[self.base : -1]:
-            found = children.get((at, token))
-            if found is None:
-                break
-            path.append(at := found)
+        path = along(self.fed_tokens, self.fed_parents, self.context.tokens[self.base : -1])
         self.fed_tokens, self.fed_parents = [], []
         if path:
             runner.commit([self.cache], [[i - 1 for i in path[1:]]])
@@ -81,16 +94,26 @@ def agreed(old: Sequence[int], new: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
 
 
-def catch_up(runner: Runner, states: Sequence[DraftState], leave: int) -> None:
-    """Feed what the caches lack, in chunks, until no sequence lacks more than `leave` tokens."""
-    while True:
-        behind = [state for state in states if len(state.context.tokens) - state.base > leave]
-        if not behind:
-            return
-        chunks = [state.pending[: min(CHUNK, len(state.context.tokens) - state.base - leave)] for state in behind]
+def along(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -> list[int]:
+    """The nodes of a tree along a text from the root, as far as they are there."""
+    children = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
+    found: list[int] = []
+    for token in text:
+        node = children.get((found[-1] if found else -1, token))
+        if node is None:
+            break
+        found.append(node)
+    return found
+
+
+def catch_up(runner: Runner, states: Sequence[Follower], leave: int, most: int | None = None) -> None:
+    """Feed what the caches lack but for the last `leave` tokens, in chunks, where it is more than `most` (None: than `leave`)."""
+    most = leave if most is None else most
+    while behind := [state for state in states if len(state.pending) > most]:
+        chunks = [state.pending[: min(CHUNK, len(state.pending) - leave)] for state in behind]
         runner.extend([state.cache for state in behind], chunks)
         for state in behind:
-            state.base = state.cache.length
+            state.fed()
 
 
 def feed_text(runner: Runner, states: Sequence[DraftState]) -> torch.Tensor:
@@ -98,7 +121,7 @@ def feed_text(runner: Runner, states: Sequence[DraftState]) -> torch.Tensor:
     catch_up(runner, states, CHUNK)
     logits = runner.extend([state.cache for state in states], [state.pending for state in states]).logits
     for state in states:
-        state.base = state.cache.length
+        state.fed()
     return logits
 
 

@@ -122,7 +122,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         if not self.exits:
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
-        self.most = MOST if self.limit is None else max(self.limit, 1)
+        self.most = MOST if num_speculative_tokens is None else max(num_speculative_tokens, 1)
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
         self._known: dict[str, tuple[Array, int, int]] = {}  # rates, rounds to the next look, and from there to the one after
         self._looking: list[DelState] = []

@@ -75,6 +75,7 @@ class EasySpecDrafter(DraftModelDrafter):
     """
 
     name = "easyspec"
+    kind = GroupedState
 
     def __init__(
         self,
@@ -99,13 +100,6 @@ class EasySpecDrafter(DraftModelDrafter):
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}")
         self._use(args.models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
-
-    def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
-        return [GroupedState(context, self.runner.open()) for context in contexts]
-
-    def fork(self, state: DraftState, context: Context) -> DraftState:
-        state.settle(self.runner)
-        return GroupedState(context, self.runner.fork(state.cache), state.base)
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         """Chains grow as trees of width 1 do: the text by one exact pass, then a pass a level behind it."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from paceline.drafters.draft_state import CHUNK, agreed
-from paceline.drafters.grow import as_tree
+from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.draft_state import Follower, agreed
 from paceline.models.decoder import LayerPlan
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MOST: Final = 48
 """Tokens of a text that may wait for deeper layers."""
 
 
-class ExitState:
+class ExitState(Follower):
     """What a draft model with exits knows of one sequence.
 
     Attributes:
@@ -35,17 +35,18 @@ class ExitState:
         states: per exit but the last, (n, hidden) states of the inputs that the next exit has not seen.
     """
 
-    __slots__ = ("cache", "context", "done", "inputs", "states")
+    __slots__ = ("done", "inputs", "states")
 
     def __init__(self, context: Context, cache: SequenceCache, exits: int) -> None:
-        self.context, self.cache = context, cache
+        super().__init__(context, cache)
         self.inputs: list[int] = []
         self.done = [0] * exits
         self.states: list[torch.Tensor | None] = [None] * exits
 
     def follow(self, runner: LayeredRunner, exits: int) -> None:
-        """Take drafts back, put the text behind what stays, and commit what has gone through all layers."""
-        text = self.context.tokens[self.cache.length :]
+        """Take drafts back, put the text behind what stays, and commit what has gone through all layers; where too much of the text
+        waits, give up what waits for deeper ones."""
+        text = self.pending
         self._cut(min(agreed(self.inputs, text), len(text) - 1))
         whole = self.done[-1]
         if whole and whole == self.done[0]:
@@ -53,6 +54,12 @@ class ExitState:
             self.inputs, self.done, self.states = [], [0] * exits, [None] * exits
             text = text[whole:]
         self.inputs = text
+        if len(text) > MOST:
+            runner.truncate(self.cache, self.cache.length)
+            self.done, self.states = [0] * exits, [None] * exits
+
+    def fed(self) -> None:
+        self.inputs = self.pending
 
     def _cut(self, kept: int) -> None:
         """Forget all but the first inputs."""
@@ -62,22 +69,6 @@ class ExitState:
             if (states := self.states[i]) is not None:
                 self.states[i] = states[: max(0, self.done[i] - deeper)]
         del self.inputs[kept:]
-
-    def restart(self, runner: LayeredRunner, exits: int) -> None:
-        """Give up what waits for deeper layers."""
-        runner.truncate(self.cache, self.cache.length)
-        self.done, self.states = [0] * exits, [None] * exits
-
-
-def catch_up(runner: LayeredRunner, states: Sequence[ExitState], exits: int) -> None:
-    """Feed long texts through all layers, in chunks, but for the last token."""
-    while behind := [state for state in states if len(state.inputs) > MOST]:
-        for state in behind:
-            state.restart(runner, exits)
-        chunks = [state.inputs[: min(CHUNK, len(state.inputs) - 1)] for state in behind]
-        runner.extend([state.cache for state in behind], chunks)
-        for state, chunk in zip(behind, chunks, strict=True):
-            state.inputs = state.inputs[len(chunk) :]
 
 
 def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
@@ -89,7 +80,7 @@ def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits
     hidden = None
     if index:
         hidden = torch.cat([part for state in states if (part := state.states[index - 1]) is not None])
-    trees = [as_tree(state.inputs[1:], range(-1, len(state.inputs) - 2)) for state in states]
+    trees = [chain_tree(state.inputs[1:], [0.5] * (len(state.inputs) - 1), 0) for state in states]
     computed = [state.done[index] for state in states]
     roots = [state.inputs[0] for state in states]
     plan = LayerPlan(first=first, stop=exits[index])

@@ -1,7 +1,7 @@
 """Growing trees with a draft model: the nodes under construction, and one forward pass per round for the whole batch.
 
 In: settled states, growing trees that say which nodes they want scored next. Out: one tree each. Not here: which nodes these are
-and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_threshold`, `grow_eagle2`, `grow_static`), upkeep of caches.
+and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_static`, ...), upkeep of caches.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from paceline.drafters.draft_chain import GoOn
-from paceline.drafters.draft_rows import fit, weights
-from paceline.drafters.draft_state import DraftState, catch_up
+from paceline.drafters.draft_rows import best, fit, weights
+from paceline.drafters.draft_state import FEW, DraftState, catch_up
 from paceline.tree.chain_columns import chain_columns, chain_sources
+from paceline.tree.select import select
 from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree, Trial
 
 if TYPE_CHECKING:
+    from paceline.drafters.siblings import Siblings
     from paceline.models.base import Runner
-
-FEW: Final = 16
-"""A text that lacks no more tokens than this in the draft's cache is fed together with the tree."""
 
 
 @dataclass(slots=True)
@@ -81,37 +80,60 @@ class Growth(ABC):
         self.paths.append((*self.path_of(parent), token))
         return len(self.tokens) - 1
 
+    def take(self, parent: int, family: Siblings) -> int | None:
+        """A new node for the next child of a family; its number, None if no child is left."""
+        found = family.take(len(self.tokens))
+        if found is None:
+            return None
+        token, chance, trial = found
+        if trial is not None:
+            self.trials.setdefault(parent, []).append(trial)
+        return self.add(parent, token, chance)
+
+    def last_level(self, first: int, least: float = 0.0) -> list[int]:
+        """The nodes from `first` on, the last level, that are reached at all and with a chance of `least` or more; none where no
+        further level is to come."""
+        new = [node for node in range(first, len(self.tokens)) if self.reach[node] >= least and self.reach[node] > 0.0]
+        if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
+            return []
+        return new if self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []
+
     def tree(self, source: int) -> TokenTree:
-        """What was grown."""
+        """What was grown; of points, the nodes most likely reached."""
         if not self.tokens:
             return EMPTY_TREE
         trials = {parent: tuple(found) for parent, found in self.trials.items()}
-        return TokenTree.build(self.tokens, self.parents, confidence=self.confidence, sources=source, trials=trials)
+        tree = TokenTree.build(self.tokens, self.parents, confidence=self.confidence, sources=source, trials=trials)
+        return tree if self.drawn else select(tree, self.nodes)
 
 
-class Ranking:
-    """How likely a node must be to be among the best so far.
+@dataclass(slots=True)
+class Ranked(Growth):
+    """A tree of points that may grow beyond its limit, of which the nodes most likely reached stay in the end.
 
-    Args:
-        nodes: how many are the best.
     Attributes:
-        bar: nodes must be more likely reached than this; 0 while there are fewer.
+        bar: nodes that are no more likely reached than this are not entered; 0 while there are fewer than the limit.
+        largest: chances of the nodes that would stay, as a heap.
     """
 
-    __slots__ = ("_largest", "_nodes", "bar")
+    bar: float = 0.0
+    largest: list[float] = field(default_factory=list)
 
-    def __init__(self, nodes: int) -> None:
-        self._nodes, self.bar = nodes, 0.0
-        self._largest: list[float] = []
-
-    def add(self, reach: float) -> None:
-        """One more node, above the bar."""
-        if len(self._largest) < self._nodes:
-            heapq.heappush(self._largest, reach)
-        else:
-            heapq.heapreplace(self._largest, reach)
-        if len(self._largest) == self._nodes:
-            self.bar = self._largest[0]
+    def enter(self, weights_fv: torch.Tensor, width: int) -> range:
+        """Give the front those of their `width` likeliest children that may stay; the new nodes."""
+        first = len(self.tokens)
+        for parent, tokens, chances in zip(self.front, *best(weights_fv, width), strict=True):
+            for token, chance in zip(tokens, chances, strict=True):
+                if not self.reach_of(parent) * chance > self.bar:
+                    break
+                reach = self.reach[self.add(parent, token, chance)]
+                if len(self.largest) < self.nodes:
+                    heapq.heappush(self.largest, reach)
+                else:
+                    heapq.heapreplace(self.largest, reach)
+                if len(self.largest) == self.nodes:
+                    self.bar = self.largest[0]
+        return range(first, len(self.tokens))
 
 
 def grow(runner: Runner, drafts: Sequence[Growth], vocab_size: int, source: int) -> list[TokenTree]:

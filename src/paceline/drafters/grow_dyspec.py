@@ -1,7 +1,6 @@
 """DySpec: the node budget goes, one by one, to the places most likely to be reached and accepted.
 
-In: rows of a draft model, a number of nodes. Out: a tree grown best place first. Not here: drawing (`siblings`), the variant that
-grows by levels (`grow_threshold`).
+In: rows of a draft model, a number of nodes or a threshold. Out: a tree grown best place first. Not here: drawing (`siblings`).
 
 Drawn: a heap holds *slots*, places where a child can be added, with v, the draft's own estimate that the place is reached. The
 largest v gets the next node; it leaves two slots, for the next sibling with v times what the token leaves of the residual it was
@@ -14,7 +13,12 @@ They are found by expanding the most likely nodes whose children may still be am
 A slot whose row is not known needs a pass of the draft model. With it go others that will probably be needed: rows are cheap,
 passes are not. The tree does not depend on that.
 
-Source: DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure (arXiv:2410.11744), algorithm 1.
+The layer-wise variant: every place worth more than a threshold gets a child, and one pass of the draft model serves a whole level.
+Siblings are added while v >= c; with c about 1 / nodes the tree comes near the budget. Where the budget is used up first, the
+places of a level with the largest v have come first.
+
+Source: DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure (arXiv:2410.11744), algorithm 1 and the
+layer-wise variant.
 """
 
 from __future__ import annotations
@@ -25,11 +29,9 @@ from typing import Final
 
 import torch
 
-from paceline.drafters.draft_rows import best
-from paceline.drafters.grow import Growth, Ranking
+from paceline.drafters.grow import Growth, Ranked
 from paceline.drafters.siblings import Siblings, siblings_of
-from paceline.tree.select import select
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
+from paceline.tree.token_tree import ROOT
 
 ROWS: Final = 8
 """Most rows of one pass of the draft model for one sequence."""
@@ -88,13 +90,9 @@ class DySpecDraft(_BestFirst):
         """Draw one node at a slot, and enter the two slots that it leaves."""
         worth, parent = -slot[0], slot[-1]
         family = self.families[parent]
-        found = family.take(len(self.tokens))
-        if found is None:
+        node = self.take(parent, family)
+        if node is None:
             return
-        token, chance, trial = found
-        if trial is not None:
-            self.trials.setdefault(parent, []).append(trial)
-        node = self.add(parent, token, chance)
         self.popped.append(worth)
         self._push(self.reach_of(parent) * family.share, parent)
         self._push(self.reach[node], node)
@@ -113,36 +111,49 @@ class DySpecDraft(_BestFirst):
 
 
 @dataclass(slots=True)
-class DySpecPoints(_BestFirst):
+class DySpecPoints(_BestFirst, Ranked):
     """The draft's most likely paths.
 
     Attributes:
-        ranking: what a node must reach to be among the best.
         waiting: nodes that were not expanded yet, as a heap of (-reach, number).
     """
 
-    ranking: Ranking = field(init=False)
     waiting: list[tuple[float, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ranking = Ranking(self.nodes)
 
     def expand(self, weights_fv: torch.Tensor) -> None:
         """Give the front those children that may be among the best, and choose the next front."""
-        for parent, tokens, chances in zip(self.front, *best(weights_fv, self.nodes), strict=True):
-            for token, chance in zip(tokens, chances, strict=True):
-                reach = self.reach_of(parent) * chance
-                if not reach > self.ranking.bar:
-                    break
-                self.ranking.add(reach)
-                heapq.heappush(self.waiting, (-reach, self.add(parent, token, chance)))
+        for node in self.enter(weights_fv, self.nodes):
+            heapq.heappush(self.waiting, (-self.reach[node], node))
         self.front = []
-        while self.waiting and len(self.front) < ROWS and -self.waiting[0][0] > self.ranking.bar:
+        while self.waiting and len(self.front) < ROWS and -self.waiting[0][0] > self.bar:
             node = heapq.heappop(self.waiting)[1]
             if self._may_descend(node):
                 self.front.append(node)
 
-    def tree(self, source: int) -> TokenTree:
-        """The best of all nodes."""
-        tree = super(DySpecPoints, self).tree(source)
-        return tree if tree is EMPTY_TREE else select(tree, self.nodes)
+
+@dataclass(slots=True)
+class ThresholdDraft(Growth):
+    """A tree whose levels take all that is worth it.
+
+    Attributes:
+        threshold: least v of a child; the tree's first child is taken whatever its v.
+    """
+
+    threshold: float = 0.0
+
+    def expand(self, weights_fv: torch.Tensor) -> None:
+        """Give the front its children, places with the largest v first; nodes whose children may be worth it come next, most likely
+        reached first."""
+        first = len(self.tokens)
+        families = siblings_of(self.state.context, weights_fv, drawn=self.drawn, most=self.nodes - first)
+        heap = [(-self.reach_of(p) * family.share, i) for i, (p, family) in enumerate(zip(self.front, families, strict=True))]
+        heapq.heapify(heap)
+        while heap and len(self.tokens) < self.nodes:
+            negative, place = heapq.heappop(heap)
+            if negative == 0.0 or (-negative < self.threshold and self.tokens):
+                break
+            parent, family = self.front[place], families[place]
+            if self.take(parent, family) is not None:
+                heapq.heappush(heap, (-self.reach_of(parent) * family.share, place))
+        self.level += 1
+        self.front = sorted(self.last_level(first, self.threshold), key=lambda node: -self.reach[node])

@@ -51,10 +51,7 @@ class BranchingDraft(TreeDraft):
         TreeDraft.expand(self, weights_fv)
 
     def _next_front(self, first: int) -> list[int]:
-        new = [node for node in range(first, len(self.tokens)) if self.reach[node] > 0.0]
-        if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
-            return []
-        return new if self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []
+        return self.last_level(first)
 
 
 @dataclass(slots=True)
@@ -79,19 +76,15 @@ class BeamDraft(Growth):
         while heap and len(self.tokens) < stop:
             negative, place = heapq.heappop(heap)
             parent, family = self.front[place], families[place]
-            found = family.take(len(self.tokens))
-            if found is None:
+            node = self.take(parent, family)
+            if node is None:
                 continue
-            token, chance, trial = found
-            if trial is not None:
-                self.trials.setdefault(parent, []).append(trial)
-            node = self.add(parent, token, chance)
             self.scores.append(-negative)
             rate = self.reach_of(parent) * family.share
             if rate > 0.0:
                 heapq.heappush(heap, (-later(-negative, rate, self._luck(node)), place))
         self.level += 1
-        self.front = self._next_front(first)
+        self.front = self.last_level(first)
 
     def _score_of(self, node: int) -> float:
         return 0.0 if node < 0 else self.scores[node]
@@ -99,12 +92,6 @@ class BeamDraft(Growth):
     def _luck(self, node: int) -> float:
         context = self.state.context
         return draft_rows.uniform(context.seed, len(context.tokens), WAITS + node)
-
-    def _next_front(self, first: int) -> list[int]:
-        new = [node for node in range(first, len(self.tokens)) if self.reach[node] > 0.0]
-        if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
-            return []
-        return new if self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []
 
 
 def branching_factors(given: object, most: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.drafters import draft_rows
+from paceline.drafters.draft_rows import draw_for
 from paceline.drafters.grow import Growth
 from paceline.tree.group_trial import GroupTrial
 
@@ -40,17 +40,13 @@ class ChainsDraft(Growth):
             left -= number
             self._draw(parent, row_v, number)
         self.level += 1
-        new = [node for node in range(first, len(self.tokens)) if self.reach[node] > 0.0]
-        done = not new or self.level >= self.depth or len(self.tokens) >= self.nodes
-        likeliest = max((self.reach[node] for node in new), default=0.0)
-        self.front = new if not done and self.go_on(self.level + 1, likeliest, None) else []
+        self.front = self.last_level(first)
 
     def _draw(self, parent: int, row_v: torch.Tensor, number: int) -> None:
         """Draw with replacement; the trials share the row, by which k-SEQ knows them."""
         children: dict[int, int] = {}
-        context = self.state.context
         for _ in range(number):
-            found = draft_rows.draw(row_v, (), draft_rows.uniform(context.seed, len(context.tokens), self.made))
+            found = draw_for(self.state.context, row_v, (), self.made)
             if found is None:
                 return
             token, chance = found

@@ -19,8 +19,9 @@ from typing import Final
 
 from paceline.drafters.base import Context
 from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.draft_state import along
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import ROOT, TokenTree
+from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
 FIRST: Final = 0.3
@@ -67,7 +68,8 @@ class JacobiDrafter(SingleDrafter[_State]):
     ) -> None:
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
             asked, state.end = state.end + len(verdict.tokens) == len(state.context.tokens), len(state.context.tokens)
-            nodes = own_path(tree, state.guess)[len(verdict.path) :] if scores is not None and asked else []
+            path = along(tree.tokens.tolist(), tree.parents.tolist(), state.guess) if asked else []
+            nodes = path[len(verdict.path) :]
             if scores is None or not nodes:
                 state.guess = []
                 continue
@@ -76,16 +78,3 @@ class JacobiDrafter(SingleDrafter[_State]):
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.guess, state.end)
-
-
-def own_path(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
-    """The nodes of a (merged) tree along these tokens from the root, as far as they are there."""
-    at = {key: node for node, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))}
-    found, node = [], ROOT
-    for token in tokens:
-        following = at.get((node, token))
-        if following is None:
-            break
-        found.append(following)
-        node = following
-    return found

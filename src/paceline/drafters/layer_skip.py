@@ -17,14 +17,11 @@ from __future__ import annotations
 
 from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.draft_options import SampleMethod
+from paceline.drafters.draft_options import UNLIMITED, SampleMethod
 from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.drafters.skip_sets import unified_plan
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
-
-MOST = 1 << 30
-"""Steps where the budget alone decides."""
 
 
 class LayerSkipDrafter(SelfDrafter[SelfState]):
@@ -74,7 +71,7 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         )
         self.exit_layer = max(1, layers // 4) if chosen is None else chosen
         integer(name, self.exit_layer, 1, layers - 1)
-        self._drafting = Way(LayerPlan(stop=self.exit_layer), MOST)
+        self._drafting = Way(LayerPlan(stop=self.exit_layer), UNLIMITED)
         if target_speedup is not None:
             number("target_speedup", target_speedup, 1.0, layers / 2, f"be in 1..{layers / 2:g}")
             if chosen is not None:
@@ -85,7 +82,7 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
                 raise ConfigError(
                     "scoring cannot go on behind layers that were left out; leave out resume_verification or target_speedup"
                 )
-            self.exit_layer, self._drafting = layers, Way(unified_plan(layers, target_speedup), MOST)
+            self.exit_layer, self._drafting = layers, Way(unified_plan(layers, target_speedup), UNLIMITED)
 
     def _usual(self) -> LayerPlan:
         return self._drafting.plan

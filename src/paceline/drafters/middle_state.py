@@ -12,26 +12,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_rows import uniform
-from paceline.drafters.draft_state import CHUNK, agreed
+from paceline.drafters.draft_state import Follower, agreed
 from paceline.drafters.grow import as_tree
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
 
 if TYPE_CHECKING:
     import torch
 
     from paceline.drafters.base import Context
     from paceline.models.base import Runner, SequenceCache
+    from paceline.tree.token_tree import TokenTree
     from paceline.tree.types import Budget, Verdict
-
-FEW: Final = 16
-"""Tokens of the text that are fed together with a tree."""
 
 _STEP: Final = 1 << 41
 _ROUND: Final = 1 << 42
 """Numbers of draws that make seeds."""
 
 
-class MiddleState:
+class MiddleState(Follower):
     """See the module.
 
     Attributes:
@@ -40,10 +37,10 @@ class MiddleState:
         tokens, chances, rows: of the chain: each token, its chance and (v,) probabilities where it was drawn.
     """
 
-    __slots__ = ("_drawn", "_levels", "_read", "asked", "cache", "chances", "context", "inner", "rows", "tokens")
+    __slots__ = ("_drawn", "_levels", "_read", "asked", "chances", "inner", "rows", "tokens")
 
     def __init__(self, context: Context, cache: SequenceCache, begin: Callable[[Context], Any]) -> None:
-        self.context, self.cache = context, cache
+        super().__init__(context, cache)
         self.asked = replace(context, tokens=list(context.tokens), shape=None, taps={}, prediction=())
         self.inner = begin(self.asked)
         self._read, self._drawn, self._levels = len(context.tokens), False, 1
@@ -107,10 +104,7 @@ class MiddleState:
 
     def chain(self, source: int) -> TokenTree:
         """The chain as a tree."""
-        if not self.tokens:
-            return EMPTY_TREE
-        tree = chain_tree(self.tokens, self.chances, source)
-        return tree.replace(trials={i - 1: (Trial(i, row),) for i, row in enumerate(self.rows)}) if self._drawn else tree
+        return chain_tree(self.tokens, self.chances, source, self.rows if self._drawn else ())
 
     def fork(self, context: Context, runner: Runner, inner: Any) -> MiddleState:
         """A state for a copy of the sequence."""
@@ -118,13 +112,6 @@ class MiddleState:
         shares = runner.capabilities.fork
         cache = runner.fork(self.cache) if shares else runner.open()
         return MiddleState(context, cache, lambda asked: None if inner is None else inner.fork(self.inner, asked))
-
-
-def catch_up(runner: Runner, states: Sequence[MiddleState]) -> None:
-    """Feed what the caches lack, in chunks, but for the last few tokens."""
-    while behind := [state for state in states if len(state.pending) > FEW]:
-        chunks = [state.pending[: min(CHUNK, len(state.pending) - FEW)] for state in behind]
-        runner.extend([state.cache for state in behind], chunks)
 
 
 def reroot(pending: Sequence[int], tree: TokenTree) -> TokenTree:

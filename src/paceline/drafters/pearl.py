@@ -27,6 +27,7 @@ from paceline.checking import need
 from paceline.drafters.base import Ahead, Context, DrafterArgs, Guess
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.draft_options import UNLIMITED
 from paceline.drafters.pearl_pace import Paces
 from paceline.drafters.pearl_state import Drafted, PearlState
 from paceline.errors import CapabilityError
@@ -58,6 +59,7 @@ class PearlDrafter(DraftModelDrafter):
     catches_up = False
     rewinds = False  # not inside a hierarchy, where nobody scores what it could draft beside
     works_ahead = True
+    kind = PearlState
 
     def __init__(
         self,
@@ -91,13 +93,10 @@ class PearlDrafter(DraftModelDrafter):
             logger.warning("pearl: draft and target share %s, which runs one after the other; going on sequentially", device)
         return False
 
-    def begin(self, contexts: Sequence[Context]) -> list[Any]:
-        return [PearlState(context, self.runner.open()) for context in contexts]
-
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         """What was drafted while the last step was scored; where others drafted too, or sequentially, a new draft."""
         beside = self.paces.beside(len(states))
-        longest = self.paces.of(len(states)).window if self.limit is None else self.limit
+        longest = self.paces.of(len(states)).window if self.limit == UNLIMITED else self.limit
         trees = [EMPTY_TREE] * len(states)
         alone: list[int] = []
         for i, (state, budget, others) in enumerate(zip(states, budgets, so_far, strict=True)):
@@ -144,9 +143,7 @@ class PearlDrafter(DraftModelDrafter):
 
     def fork(self, state: Any, context: Context) -> Any:
         state.drop(self.runner)
-        if not self.runner.capabilities.fork:
-            return PearlState(context, self.runner.open())
-        return PearlState(context, self.runner.fork(state.cache), state.base)
+        return super().fork(state, context)
 
     def _room(self, state: PearlState, budget: Budget) -> int:
         """Most tokens that may be drafted behind the chain: within the budget, the option and the draft model's context."""
@@ -164,8 +161,7 @@ class PearlDrafter(DraftModelDrafter):
         ]
         draft_chains(self.runner, [state for state, _ in lacking], chains, self.vocab_size, self.index)
         for (state, _), chain in zip(lacking, chains, strict=True):
-            rows = [chain.trials[i - 1][0].row if i - 1 in chain.trials else None for i in range(len(chain.tokens))]
-            state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, rows, strict=True)])
+            state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, chain.rows, strict=True)])
 
 
 def _first(state: PearlState, place: int) -> Guess | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import GoOn
 from paceline.drafters.draft_state import DraftState
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget, always_go_on
 
 if TYPE_CHECKING:
@@ -67,11 +67,7 @@ class PearlState(DraftState):
     def tree(self, nodes: int, source: int) -> TokenTree:
         """The first drafted tokens as a chain."""
         some = self.drafted[:nodes]
-        if not some:
-            return EMPTY_TREE
-        tree = chain_tree([one.token for one in some], [one.chance for one in some], source)
-        trials = {i - 1: (Trial(i, one.row),) for i, one in enumerate(some) if one.row is not None}
-        return tree.replace(trials=trials) if trials else tree
+        return chain_tree([one.token for one in some], [one.chance for one in some], source, [one.row for one in some])
 
     def is_front(self, tree: TokenTree) -> bool:
         """Whether a tree is the beginning of what is drafted, and nothing else."""

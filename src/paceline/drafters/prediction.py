@@ -138,8 +138,6 @@ class PredictionDrafter(SingleDrafter[_State]):
         tokens = state.ids[state.place : state.place + self._steps(budget)]
         if UNKNOWN in tokens:
             tokens = tokens[: tokens.index(UNKNOWN)]
-        if not tokens:
-            return EMPTY_TREE
         confidence = [CONFIDENCE[min(state.run + i, len(CONFIDENCE) - 1)] for i in range(len(tokens))]
         return chain_tree(tokens, confidence, self.index)
 

@@ -22,11 +22,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.chain_tree import chain_tree
+from paceline.drafters.chain_tree import tree_of
 from paceline.drafters.compiled import compiled
 from paceline.drafters.suffix_array import IntArray, LongArray, bound, occurs
-from paceline.tree.chain_columns import chain_sources
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.token_tree import TokenTree
 
 FloatArray = npt.NDArray[np.float32]
 FirstTokens = tuple[Sequence[int], Sequence[float]]  # what branches may begin with, and the chances
@@ -274,7 +273,7 @@ def drafted(
     links, chances = np.empty((batch, most, 3), np.int32), np.empty((batch, most), np.float32)
     counts = np.zeros((batch, 2), np.int64)
     draft(data, shards, TRUST, (tails_bl, lengths_b), wants, options, _as_arrays(rules), (links, chances, counts))
-    return [as_tree(links[b, :n], chances[b, :n], source) for b, n in enumerate(counts[:, 0].tolist())]
+    return [tree_of(links[b, :n], chances[b, :n], source) for b, n in enumerate(counts[:, 0].tolist())]
 
 
 def _as_arrays(rules: Sequence[FirstTokens | None]) -> tuple[IntArray, FloatArray, LongArray]:
@@ -286,14 +285,3 @@ def _as_arrays(rules: Sequence[FirstTokens | None]) -> tuple[IntArray, FloatArra
             counts[row] = len(rule[0])
             tokens[row, : len(rule[0])], chances[row, : len(rule[1])] = rule
     return tokens, chances, counts
-
-
-def as_tree(links: IntArray, chances: FloatArray, source: int) -> TokenTree:
-    n = len(links)
-    if n == 0:
-        return EMPTY_TREE
-    tokens, parents, depths = (np.ascontiguousarray(links[:, column]) for column in range(3))
-    if bool((parents == np.arange(-1, n - 1)).all()):
-        return chain_tree(tokens.tolist(), chances.tolist(), source)
-    slots, kinds = np.full(n, -1, np.int32), np.zeros(n, np.int32)
-    return TokenTree(tokens, parents, depths, chain_sources(n, source), np.minimum(chances, 1.0), slots, kinds)

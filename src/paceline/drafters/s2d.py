@@ -19,20 +19,21 @@ from typing import Final, Literal, cast
 import torch
 
 from paceline.checking import need, number
-from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
-from paceline.drafters.draft_options import check_limit, check_method, draws_for
+from paceline.drafters.draft_options import ModelDrafter, draws_for
 from paceline.drafters.draft_rows import fit
-from paceline.drafters.exit_state import ExitState, catch_up, deepen
+from paceline.drafters.draft_state import catch_up
+from paceline.drafters.exit_state import MOST, ExitState, deepen
 from paceline.errors import ConfigError
-from paceline.models.base import LayeredRunner, Runner
+from paceline.models.base import LayeredRunner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget
 
 THRESHOLD: Final = 0.9
 
 
-class S2dDrafter(Drafter):
+class S2dDrafter(ModelDrafter[ExitState]):
     """Drafts with as many layers of a draft model as each token needs.
 
     Args:
@@ -47,7 +48,7 @@ class S2dDrafter(Drafter):
     """
 
     name = "s2d"
-    catches_up = True
+    runner: LayeredRunner
 
     def __init__(
         self,
@@ -60,15 +61,12 @@ class S2dDrafter(Drafter):
         draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
         draft_device: str | None = None,
     ) -> None:
-        check_method(draft_sample_method)
-        limit = num_speculative_tokens
-        check_limit(limit)
+        self._keep(args, num_speculative_tokens, draft_sample_method)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
         self.runner = cast(LayeredRunner, args.models.open(model, layers=True, device=draft_device))
         self.exits = _exits(draft_exits, self.runner.info.num_layers)
         self.thresholds = _thresholds(draft_exit_thresholds, len(self.exits) - 1)
-        self.index, self.vocab_size, self.limit, self.method = args.index, args.vocab_size, limit, draft_sample_method
 
     def begin(self, contexts: Sequence[Context]) -> list[ExitState]:
         return [ExitState(context, self.runner.open(), len(self.exits)) for context in contexts]
@@ -81,7 +79,7 @@ class S2dDrafter(Drafter):
                 state.follow(self.runner, len(self.exits))
                 chains[i] = state, ChainDraft(state.context, steps, budget.go_on, draws_for(state.context, self.method))
         if chains:
-            catch_up(self.runner, [state for state, _ in chains.values()], len(self.exits))
+            catch_up(self.runner, [state for state, _ in chains.values()], 1, MOST)
         active = list(chains.values())
         while active:
             add_level([chain for _, chain in active], fit(self._logits([state for state, _ in active]), self.vocab_size))
@@ -92,25 +90,8 @@ class S2dDrafter(Drafter):
             trees[i] = chain.tree(self.index)
         return trees
 
-    @property
-    def draws_tokens(self) -> bool:
-        return self.method != "greedy"
-
-    def runners(self) -> Sequence[Runner]:
-        return (self.runner,)
-
     def fork(self, state: ExitState, context: Context) -> ExitState:
         return ExitState(context, self.runner.fork(state.cache), len(self.exits))
-
-    def end(self, states: Sequence[ExitState]) -> None:
-        for state in states:
-            self.runner.release(state.cache)
-
-    def _steps(self, state: ExitState, budget: Budget) -> int:
-        """Tokens to draft: within the budget, the option and the draft model's context."""
-        room = self.runner.info.max_context - len(state.context.tokens) + 1
-        steps = min(budget.nodes, budget.depth, room)
-        return steps if self.limit is None else min(steps, self.limit)
 
     def _logits(self, states: Sequence[ExitState]) -> torch.Tensor:
         """(r, v) logits after each sequence's last input, from the first exit that is sure enough."""

@@ -22,7 +22,8 @@ import torch
 from paceline.checking import need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
-from paceline.drafters.draft_options import SampleMethod, check_limit, check_method, draws_for
+from paceline.drafters.draft_options import SampleMethod, check_method, draws_for, limit_of
+from paceline.drafters.draft_state import agreed
 from paceline.errors import CapabilityError, DrafterError
 from paceline.models.base import Runner, SequenceCache
 from paceline.models.decoder import LayerPlan
@@ -146,13 +147,11 @@ class SelfDrafter(Drafter, Generic[S]):
         given = resume_verification
         need(given is None or isinstance(given, bool), "resume_verification", "be True or False", given)
         check_method(draft_sample_method)
-        limit = num_speculative_tokens
-        check_limit(limit)
         if args.target is None:
             raise CapabilityError(f"method {self.name!r} runs the target's own layers, but no target was given")
         self.target: Runner = args.target
         self.drafts: LayerDrafts = layer_drafts_of(args.target, self.name)
-        self.index, self.limit, self.method = args.index, limit, draft_sample_method
+        self.index, self.limit, self.method = args.index, limit_of(num_speculative_tokens), draft_sample_method
         self._resumes = resume_verification
 
     @property
@@ -208,9 +207,7 @@ class SelfDrafter(Drafter, Generic[S]):
 
     def _steps(self, context: Context, budget: Budget, way: Way) -> int:
         """Tokens to draft: within the budget, the options and the target's context."""
-        room = self.target.info.max_context - len(context.tokens)
-        steps = min(budget.nodes, budget.depth, way.steps, room)
-        return steps if self.limit is None else min(steps, self.limit)
+        return min(budget.nodes, budget.depth, way.steps, self.limit, self.target.info.max_context - len(context.tokens))
 
     def resume(
         self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
@@ -264,9 +261,4 @@ def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) 
     """(n, hidden) the states of a scored chain's first inputs, as far as they were drafted."""
     if kept is None or kept.cache is not cache or kept.length != cache.length or kept.inputs[0] != root:
         return None
-    same = 1
-    for token, drafted in zip(tree.tokens.tolist(), kept.inputs[1:], strict=False):
-        if token != drafted:
-            break
-        same += 1
-    return kept.states[:same]
+    return kept.states[: 1 + agreed(tree.tokens.tolist(), kept.inputs[1:])]

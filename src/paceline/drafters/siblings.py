@@ -1,7 +1,7 @@
 """The children of one node, one after the other, and what the next one would be worth.
 
 In: a row of a draft model. Out: tokens, drawn without replacement or by rank, each with its trial. Not here: which node gets its
-next child (`grow_dyspec`, `grow_threshold`), running the model.
+next child (`grow_dyspec`, `grow_rsd`), running the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paceline.drafters import draft_rows
+from paceline.drafters.draft_rows import best, draw_for
 from paceline.tree.token_tree import Trial
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ class DrawnSiblings:
         self._removed: tuple[int, ...] = ()
 
     def take(self, node: int) -> Found | None:
-        """See `Siblings`. The luck of a draw is a function of the seed, the position of the root and `node`."""
-        luck = draft_rows.uniform(self._context.seed, len(self._context.tokens), node)
-        found = draft_rows.draw(self._row_v, self._removed, luck)
+        """See `Siblings`. `node` is the number of the draw."""
+        found = draw_for(self._context, self._row_v, self._removed, node)
         if found is None:
             self.share = 0.0
             return None
@@ -89,4 +88,4 @@ def siblings_of(context: Context, weights_fv: torch.Tensor, *, drawn: bool, most
     """
     if drawn:
         return [DrawnSiblings(context, row_v) for row_v in weights_fv.softmax(-1)]
-    return [RankedSiblings(*row) for row in zip(*draft_rows.best(weights_fv, most), strict=True)]
+    return [RankedSiblings(*row) for row in zip(*best(weights_fv, most), strict=True)]

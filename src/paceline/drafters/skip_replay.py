@@ -16,7 +16,7 @@ import torch
 
 from paceline.models.base import HasMemory, RunsLayers
 from paceline.models.layer_drafts import LayerDrafts
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
@@ -56,8 +56,7 @@ def replayed(
 
 def _passed(runner: RunsLayers, own: SequenceCache, tokens: Sequence[int], plan: LayerPlan) -> torch.Tensor:
     """States of one pass over the next tokens of a copy, which then holds them."""
-    tree = TokenTree.chain(tokens[1:]) if len(tokens) > 1 else EMPTY_TREE
-    found, _ = runner.run_layers([own], [tokens[0]], [tree], plan=plan)
+    found, _ = runner.run_layers([own], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
     runner.commit([own], [tuple(range(len(tokens) - 1))])
     return found
 

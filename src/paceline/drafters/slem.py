@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.draft_options import check_limit
+from paceline.drafters.draft_options import limit_of
 from paceline.drafters.retokenize import Retokenizer
 from paceline.drafters.rewrite import Writer
 from paceline.drafters.translated import TranslatedState
@@ -51,15 +51,13 @@ class SlemDrafter(Drafter):
         num_speculative_tokens: int | None = None,
         draft_device: str | None = None,
     ) -> None:
-        limit = num_speculative_tokens
-        check_limit(limit)
+        self.index, self.limit = args.index, limit_of(num_speculative_tokens)
         if not isinstance(model, str) or args.models is None:
             raise ConfigError(f"speculative_config model must be a folder or hub id for method 'slem', got {model!r}")
         target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
         self.runner = args.models.open(model, other_tokens=True, device=draft_device)
-        self.index, self.limit = args.index, limit
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._writer = Writer(target, draft, args.vocab_size)
 
@@ -75,9 +73,8 @@ class SlemDrafter(Drafter):
         drafted = self._draft([state for _, state, _ in asked], [voice for *_, voice in asked])
         for (i, state, voice), tree in zip(asked, drafted, strict=True):
             tokens, chances = self._writer.rewrite(state.context.tokens, tree.tokens.tolist(), tree.confidence.tolist())
-            count = min(len(tokens), voice.budget.nodes, voice.most)
-            count = count if self.limit is None else min(count, self.limit)
-            trees[i] = chain_tree(tokens[:count], chances[:count], self.index) if count else EMPTY_TREE
+            count = min(len(tokens), voice.budget.nodes, voice.most, self.limit)
+            trees[i] = chain_tree(tokens[:count], chances[:count], self.index)
         return trees
 
     def runners(self) -> Sequence[Runner]:
@@ -96,8 +93,7 @@ class SlemDrafter(Drafter):
         if steps <= 0:
             return 0
         state.follow(self.runner, list)
-        steps = min(steps, self.runner.info.max_context - len(state.inner.context.tokens) + 1)
-        return 0 if not state.ready else steps if self.limit is None else min(steps, self.limit)
+        return min(steps, self.limit, self.runner.info.max_context - len(state.inner.context.tokens) + 1) if state.ready else 0
 
     def _draft(self, states: Sequence[TranslatedState], voices: Sequence[_Voice]) -> list[TokenTree]:
         """Greedy chains in the draft's tokens."""

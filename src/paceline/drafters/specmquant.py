@@ -21,9 +21,10 @@ from typing import Any, Final
 from paceline.checking import integer, need
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.draft_options import check_limit, check_method, draws_for
+from paceline.drafters.draft_options import ModelDrafter, draws_for
 from paceline.drafters.draft_rows import fit, weights
-from paceline.drafters.middle_state import MiddleState, catch_up, paths_of, reroot
+from paceline.drafters.draft_state import FEW, catch_up
+from paceline.drafters.middle_state import MiddleState, paths_of, reroot
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.base import Runner
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
@@ -35,7 +36,7 @@ DEPTH: Final = 6
 """Tokens of a chain, nodes and levels of a tree below it, by default; depth as EAGLE-2 has it."""
 
 
-class SpecMQuantDrafter(Drafter):
+class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     """Drafts chains with a model that is helped by a smaller one.
 
     Args:
@@ -54,7 +55,6 @@ class SpecMQuantDrafter(Drafter):
     """
 
     name = "specmquant"
-    catches_up = True
 
     def __init__(
         self,
@@ -72,11 +72,8 @@ class SpecMQuantDrafter(Drafter):
     ) -> None:
         for key, value in (("min_draft_length", min_draft_length), ("draft_nodes", draft_nodes), ("draft_depth", draft_depth)):
             integer(key, value, 1, 1024)
-        check_method(draft_sample_method)
-        limit = num_speculative_tokens
-        check_limit(limit)
+        self._keep(args, num_speculative_tokens, draft_sample_method)
         need(model is None or draft is None, "draft", "be left out where model is given", draft)
-        self.index, self.vocab_size, self.limit, self.method = args.index, args.vocab_size, limit, draft_sample_method
         self.least, self.inner_nodes, self.inner_depth = min_draft_length, draft_nodes, draft_depth
         if args.judge is None:
             raise ConfigError("method 'specmquant' needs an engine that verifies its small model's drafts")
@@ -90,20 +87,16 @@ class SpecMQuantDrafter(Drafter):
         return [MiddleState(context, self.runner.open(), self._begin_inner) for context in contexts]
 
     def propose(self, states: Sequence[MiddleState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        asked = [(i, state, self._most(state, budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
+        asked = [(i, state, self._steps(state, budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
         active = [(state, budgets[i], most) for i, state, most in asked if most > 0]
         for state, _, _ in active:
             state.follow(self.runner, self.inner, drawn=draws_for(state.context, self.method))
         if active:
-            catch_up(self.runner, [state for state, _, _ in active])
+            catch_up(self.runner, [state for state, _, _ in active], FEW)
         while active:
             self._round([state for state, _, _ in active], [most for *_, most in active])
             active = [each for each in active if self._goes_on(*each)]
         return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in asked]
-
-    @property
-    def draws_tokens(self) -> bool:
-        return self.method != "greedy"
 
     def runners(self) -> Sequence[Runner]:
         return (self.runner, *(() if self.inner is None else self.inner.runners()))
@@ -112,19 +105,12 @@ class SpecMQuantDrafter(Drafter):
         return state.fork(context, self.runner, self.inner)
 
     def end(self, states: Sequence[MiddleState]) -> None:
-        for state in states:
-            self.runner.release(state.cache)
+        super().end(states)
         if self.inner is not None:
             self.inner.end([state.inner for state in states])
 
     def _begin_inner(self, context: Context) -> Any:
         return None if self.inner is None else self.inner.begin([context])[0]
-
-    def _most(self, state: MiddleState, budget: Budget) -> int:
-        """Most tokens of the chain: within the budget, the option and the middle model's context."""
-        room = self.runner.info.max_context - len(state.context.tokens) + 1
-        most = min(budget.nodes, budget.depth, room)
-        return most if self.limit is None else min(most, self.limit)
 
     def _goes_on(self, state: MiddleState, budget: Budget, most: int) -> bool:
         """Hear the controller on every new level; whether another round is wanted."""

@@ -1,12 +1,13 @@
 """SWIFT: the target drafts for itself without some of its attention and MLP sub-layers, chosen while it decodes.
 
 In: contexts with their caches. Out: chains of the thinned target, or trees around them. Not here: which set is tried next
-(`skip_search`), passes over past tokens (`skip_replay`), side branches (`side_branches`), trees cut by confidence (controller
-"swift").
+(`skip_search`), passes over past tokens (`skip_replay`), trees cut by confidence (controller "swift").
 
 A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target would have said, in one pass
 over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences. What it found holds for
 all texts of the tenant; each text measures it once on tokens of its own, which may begin the search again.
+
+Side branches all hang off the main chain: trees for a drafter that looks at one token a level.
 
 Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916).
 """
@@ -23,7 +24,6 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_options import SampleMethod
 from paceline.drafters.draft_rows import best
 from paceline.drafters.self_draft import Asked, SelfDrafter, SelfState, Way
-from paceline.drafters.side_branches import branched
 from paceline.drafters.skip_replay import has_room, replayed
 from paceline.drafters.skip_search import SearchRules, SkipSearch
 from paceline.drafters.skip_sets import SubLayers, choices, count_of, plan_of
@@ -227,3 +227,25 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
                 f"got {ratio:g}"
             )
         return count
+
+
+def branched(levels: Sequence[tuple[Sequence[int], Sequence[float]]], nodes: int, source: int) -> TokenTree:
+    """The chain of the best tokens, and of the others as many as there is room for, those with most chance of being reached first.
+
+    Args:
+        levels: per level tokens and their chances after the best tokens of the levels before. nodes: most nodes, at least as many
+            as levels.
+    """
+    tokens = [own[0] for own, _ in levels]
+    chances = [own[0] for _, own in levels]
+    parents, reach = list(range(-1, len(levels) - 1)), 1.0
+    beside: list[tuple[float, int, int, float]] = []
+    for parent, (own, each) in enumerate(levels, -1):
+        beside += [(reach * chance, parent, token, chance) for token, chance in zip(own[1:], each[1:], strict=True) if chance > 0.0]
+        reach *= each[0]
+    beside.sort(key=lambda one: (-one[0], one[1], one[2]))
+    for _, parent, token, chance in beside[: nodes - len(levels)]:
+        tokens.append(token)
+        parents.append(parent)
+        chances.append(chance)
+    return TokenTree.build(tokens, parents, confidence=chances, sources=source)

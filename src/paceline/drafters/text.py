@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from paceline.checking import integer
 from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.draft_options import limit_of
 from paceline.tree.token_tree import EMPTY_TREE, TokenTree
 from paceline.tree.types import Budget
 
 S = TypeVar("S")
-
-UNLIMITED: Final = 2**31
 
 
 class TextDrafter(Drafter, Generic[S]):
@@ -36,8 +34,7 @@ class TextDrafter(Drafter, Generic[S]):
     catches_up = True
 
     def __init__(self, args: DrafterArgs, num_speculative_tokens: int | None = None) -> None:
-        self.limit = UNLIMITED if num_speculative_tokens is None else num_speculative_tokens
-        integer("num_speculative_tokens", self.limit, 0)
+        self.limit = limit_of(num_speculative_tokens)
         self.index, self.vocab_size = args.index, args.vocab_size
         self.chains_only = args.target is not None and not args.target.capabilities.trees
 

@@ -27,12 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.chain_tree import tree_of
 from paceline.drafters.recycling_rows import CANDIDATES, NOBODY, Ints, grow_tree, learn
 from paceline.drafters.tables import MAX_TENANTS, Arrays, Tables
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.chain_columns import chain_columns, chain_sources
-from paceline.tree.static_shapes import ShapedBudget
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree.token_tree import TokenTree
 from paceline.tree.types import Budget, Scores, Verdict
 
 TEMPLATE: Final = ("8", "84321111", "832111112100100101100", "5211100010010000001001100", "311001000010100", "20010000")
@@ -163,15 +162,11 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
         shape_cn, nodes = self._shape(budget), min(budget.nodes, self.limit)
         columns_cn = np.empty((4, min(nodes, shape_cn.shape[1])), np.int32)
         n = grow_tree(state.table.candidates_vk, state.context.tokens[-1], shape_cn, (nodes, budget.depth), columns_cn)
-        if n == 0:
-            return EMPTY_TREE
-        _, _, slots, kinds = chain_columns(n)
-        tokens, parents, depths, ranks = columns_cn[:, :n]
-        return TokenTree(tokens, parents, depths, chain_sources(n, self.index), self._confidence[ranks], slots, kinds)
+        return tree_of(columns_cn[:3, :n].T, self._confidence[columns_cn[3, :n]], self.index)
 
     def _shape(self, budget: Budget) -> Ints:
         """(3, n) int32: the shape that the controller has in mind, or the template."""
-        shape = budget.shape if isinstance(budget, ShapedBudget) and not self.chains_only else None
+        shape = None if self.chains_only else budget.shape
         return self.shape_cn if shape is None or (shape.ranks_n >= CANDIDATES).any() else shape.columns()
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.drafters.draft_rows import uniform
-from paceline.drafters.draft_state import DraftState
+from paceline.drafters.draft_state import DraftState, agreed
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
@@ -63,7 +63,7 @@ class TranslatedState:
         reading.follow(context.tokens)
         new = number([*reading.done[self._closed :], *reading.open])
         old = own.tokens[self._closed :]
-        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        same = agreed(old, new)
         own.tokens[self._closed + same :] = new[same:]
         self.inner.forget(runner, self._closed + same)
         self._closed = len(reading.done)

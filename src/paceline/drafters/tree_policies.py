@@ -1,7 +1,7 @@
 """The ways in which a draft model grows trees, by name.
 
-In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here: growing (one file
-a policy), running the model (`grow`).
+In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here: growing
+(`draft_tree` and the files `grow_*`), running the model (`grow`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from paceline.checking import need, number
-from paceline.drafters.draft_tree import TreeDraft
+from paceline.drafters.draft_tree import WIDTH, Eagle2Draft, GreedyDraft, TreeDraft
 from paceline.drafters.grow import Growth
-from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
-from paceline.drafters.grow_eagle2 import WIDTH, Eagle2Draft
-from paceline.drafters.grow_greedy_draft import GreedyDraft
+from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints, ThresholdDraft
 from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft, branching_factors
 from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
-from paceline.drafters.grow_threshold import ThresholdDraft
 from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, parse_paths
 
 if TYPE_CHECKING:
@@ -146,7 +143,7 @@ def _static(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, d
 
 def _shape_of(policy: TreePolicy, budget: Budget) -> Shape:
     """A given shape, or (ppd) the controller's, or what is best before anything was learned."""
-    return policy.shape or getattr(budget, "shape", None) or _unlearned(budget.nodes)
+    return policy.shape or budget.shape or _unlearned(budget.nodes)
 
 
 @lru_cache(maxsize=64)

@@ -261,7 +261,7 @@ class Engine:
         pairs: list[tuple[Verifier, list[int]]] = [(parts.greedy, greedy), (parts.sampled, sampled)]
         for verifier, picked in pairs:
             if picked:
-                lazy = getattr(verifier, "row_by_row", False) and scores.logits.device.type == "cpu"
+                lazy = verifier.row_by_row and scores.logits.device.type == "cpu"
                 rows: list[Any] = [
                     (batch[i].rules.by_row if lazy else batch[i].rules.apply)(scores.of(i), trees[i]) for i in picked
                 ]

@@ -34,7 +34,7 @@ logger = logging.getLogger("paceline")
 GIVEN: Final = ("self", "num_speculative_tokens", "disable_by_batch_size", "drafters", "cost_model", "memory")
 """Parameters of a controller that the engine fills in."""
 
-PARTS: Final = ("name", "plan", "select", "observe", "forget", "explain")
+PARTS: Final = ("name", "max_nodes", "plan", "select", "observe", "forget", "explain")
 """Of every controller."""
 
 METHODS: Final = ("plan", "select", "observe", "forget")

@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from paceline.checking import need, shortened
 from paceline.errors import ConfigError
-from paceline.tree.types import Budget
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -79,17 +78,6 @@ class Shape:
         for parent, rank in zip(self.parents_n.tolist(), self.ranks_n.tolist(), strict=True):
             found.append((rank,) if parent < 0 else (*found[parent], rank))
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class ShapedBudget(Budget):
-    """A budget with the shape that its controller has in mind; drafters of static trees follow it, others need not.
-
-    Attributes:
-        shape: no larger than the budget; None leaves it to the drafter.
-    """
-
-    shape: Shape | None = None
 
 
 class Choice(NamedTuple):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from paceline.tree.static_shapes import Shape
+
 
 def always_go_on(depth: int, confidence: float, features: object) -> bool:
     """The default stopper of a budget: never stop before it is used up."""
@@ -29,12 +31,15 @@ class Budget:
         go_on: asked by sequential drafters before drafting level `depth` (from 2 on) with the confidence of the path so far;
             False stops drafting there.
         fallback: the drafter is asked only where those before it found nothing.
+        shape: that the controller has in mind, no larger than the budget; drafters of static trees follow it, others need not. None
+            leaves it to them.
     """
 
     nodes: int
     depth: int
     go_on: Callable[[int, float, object], bool] = always_go_on
     fallback: bool = False
+    shape: Shape | None = None
 
 
 NO_BUDGET = Budget(0, 0)

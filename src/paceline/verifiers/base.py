@@ -9,6 +9,7 @@ Notation follows Leviathan et al. 2023 (arXiv:2211.17192): p is the target, q th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -47,15 +48,19 @@ class Rows(Protocol):
         """(v,) of one row."""
 
 
-class Verifier(Protocol):
-    """A rule for a batch of sequences, each with its own tree.
+class Verifier(ABC):
+    """A rule for a batch of sequences, each with its own tree; every verifier derives from it.
 
-    A verifier that has `row_by_row = True` asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to
-    rows that it reaches and not to the others.
+    Attributes:
+        name: what logs call it.
+        row_by_row: it asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to rows that it reaches and
+            not to the others.
     """
 
     name: str
+    row_by_row: bool = False
 
+    @abstractmethod
     def verify(
         self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], draws: Sequence[Draws]
     ) -> list[Verdict | NumericsError]:

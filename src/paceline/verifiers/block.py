@@ -26,7 +26,7 @@ import torch
 from paceline.errors import CapabilityError, NumericsError
 from paceline.tree.token_tree import ROOT, TokenTree, Trial
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import before_bad_row, verify_each
+from paceline.verifiers.base import Verifier, before_bad_row, verify_each
 from paceline.verifiers.recursive_rejection import law_of, match, proposal
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Place = tuple[torch.Tensor, torch.Tensor]
 """(v,) p at a place of a run, and its rest."""
 
 
-class BlockVerification:
+class BlockVerification(Verifier):
     """Exact verification of drawn chains as wholes; points are verified as by `rejection_sampler`.
 
     Raises:

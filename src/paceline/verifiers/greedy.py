@@ -20,14 +20,14 @@ from paceline.errors import NumericsError
 from paceline.tree.chain_columns import chain_columns, first_nodes
 from paceline.tree.token_tree import CANDIDATE, ROOT, TokenTree
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import bad_row, before_bad_row
+from paceline.verifiers.base import Verifier, bad_row, before_bad_row
 
 if TYPE_CHECKING:
     from paceline.tree.types import Scores
     from paceline.verifiers.base import Draws
 
 
-class GreedyVerifier:
+class GreedyVerifier(Verifier):
     """The exact verifier at temperature 0."""
 
     name = "greedy"

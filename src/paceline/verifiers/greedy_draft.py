@@ -26,14 +26,14 @@ import torch
 from paceline.errors import NumericsError
 from paceline.tree.token_tree import TokenTree, Trial
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import verify_each
+from paceline.verifiers.base import Verifier, verify_each
 from paceline.verifiers.recursive_rejection import acceptance, law_of, proposal, residual, walk
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
 
 
-class GreedyDraftSampling:
+class GreedyDraftSampling(Verifier):
     """Exact verification of the likeliest tokens and one draw beside them."""
 
     name = "greedy_draft_sampling"

@@ -29,7 +29,7 @@ from paceline.errors import ConfigError, NumericsError
 from paceline.tree.group_trial import GroupTrial
 from paceline.tree.token_tree import TokenTree, Trial
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import verify_each
+from paceline.verifiers.base import Verifier, verify_each
 from paceline.verifiers.recursive_rejection import law_of, proposal, residual, walk
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ STEPS = 60
 """Halvings when gamma is looked for: to the last bit of float64."""
 
 
-class KSeq:
+class KSeq(Verifier):
     """Exact verification of independent drafts, by SpecTr's rule."""
 
     name = "k_seq"

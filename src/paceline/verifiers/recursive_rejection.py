@@ -23,13 +23,13 @@ import torch
 from paceline.errors import NumericsError
 from paceline.tree.token_tree import ROOT, TokenTree, Trial
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import bad_row, before_bad_row, sample, verify_each
+from paceline.verifiers.base import Verifier, bad_row, before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
 
 
-class RecursiveRejection:
+class RecursiveRejection(Verifier):
     """The exact verifier above temperature 0."""
 
     name = "rejection_sampler"

@@ -19,7 +19,7 @@ import torch
 from paceline.errors import NumericsError
 from paceline.tree.token_tree import CANDIDATE, ROOT, IntArray, TokenTree
 from paceline.tree.types import Verdict
-from paceline.verifiers.base import before_bad_row, sample, verify_each
+from paceline.verifiers.base import Verifier, before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws
@@ -28,7 +28,7 @@ _LOG_OF_NOTHING: Final = -1e4
 """Stands for log 0 where it is multiplied by that 0, as the entropy wants 0 * log 0 = 0."""
 
 
-class TypicalAcceptance:
+class TypicalAcceptance(Verifier):
     """Accepts what is typical of the target, drawn and point trials alike.
 
     Of all paths whose every token stands, the longest is taken; among equals the likeliest, then the first. The token after it is
