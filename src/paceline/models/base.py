@@ -274,10 +274,6 @@ def memory_of(runner: Runner) -> CacheMemory | None:
     return runner.memory if runner.capabilities.blocks and isinstance(runner, HasMemory) else None
 
 
-    found: CacheMemory | None = getattr(runner, "memory", None) if runner.capabilities.blocks else None
-    return found
-
-
 def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
     """Refuse chunks that do not fit into the context.
 
