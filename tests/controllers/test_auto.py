@@ -209,6 +209,15 @@ def test_no_drafts_from_the_given_batch_size_on() -> None:
     assert budget_of(controller) is not None
 
 
+def test_where_one_token_is_left_nobody_is_asked_and_nothing_is_learned() -> None:
+    controller = warmed(WORLDS["both, packed"], 600)
+    finds = [source.finds for source in controller.acceptance.sources]
+    assert not controller.plan([Signal(0, 500, 1, 0.0)]).drafts
+    assert "one token is left" in controller.explain(0)
+    assert [source.finds for source in controller.acceptance.sources] == finds
+    assert budget_of(controller) is not None
+
+
 def test_the_stopper_goes_further_the_surer_the_drafter_is() -> None:
     controller = warmed(WORLDS["informed draft, packed"], 600)
     found = budget_of(controller)

@@ -40,6 +40,15 @@ def test_who_begins_to_lose_is_off_soon_and_tried_again_at_growing_intervals() -
     assert waits == sorted(set(waits))
 
 
+def test_a_small_loss_that_goes_on_ends_trust_and_noise_around_a_gain_does_not() -> None:
+    losing, gaining = tried(0.5), tried(0.5)
+    for step in range(400):
+        losing.record(-0.07, 1)
+        gaining.record(0.9 if step % 2 else -0.8, 1)
+    assert losing.state is State.OFF
+    assert gaining.state is State.ON
+
+
 def test_one_slow_step_does_not_end_trust() -> None:
     trust = tried(0.5)
     trust.record(-50.0, 1)

@@ -32,7 +32,7 @@ class Forecast:
         gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and stands alone.
         rival_gains: the same beside a draft of an earlier drafter.
         seconds: by levels, what drafting takes. finds: how often it proposes anything.
-        width: nodes on a level. least: fewest levels to consider.
+        width: nodes on a level.
     """
 
     drafter: int
@@ -61,7 +61,8 @@ class Choice:
     """Drafters to ask, in their order, and what is expected of a step.
 
     Attributes:
-        tokens, seconds: of a step of the batch. rows: that it scores. found: the chance that anything is proposed for a sequence.
+        tokens, seconds: of a step of the batch. rows: that it scores. drafting: seconds of it that drafting takes.
+        found: the chance that anything is proposed for a sequence.
     """
 
     picks: tuple[Pick, ...]

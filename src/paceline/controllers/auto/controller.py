@@ -57,6 +57,9 @@ TIMED: Final = 2
 PLANNING: Final = 0.01
 """Share of a step that planning may take."""
 
+SAMPLE: Final = 8
+"""Steps for which what a drafter brought in the last one of a plan stands at most."""
+
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""
 
@@ -106,8 +109,9 @@ class _Now:
 
     Attributes:
         table: seconds of a step without drafting, by rows. rate: tokens per second, the price of a second.
-        modes: per drafter, how it was asked; absent: not asked. levels: of each that was asked.
-        timed: a plain step that is made to be timed.
+        asked: who may draft, and how much. steps: that the plan holds. timed: a plain step that is made to be timed.
+        probed: seconds of measuring passes, which are no part of decoding.
+        why: the reason, where nothing is planned. sizes: per tree, nodes proposed and scored.
     """
 
     signals: Sequence[Signal]
@@ -119,6 +123,7 @@ class _Now:
     asked: list[Asked] = field(default_factory=list)
     steps: int = 1
     timed: bool = False
+    probed: float = 0.0
     why: str = ""
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
@@ -168,7 +173,7 @@ class AutoController(Controller):
         self._sequences: dict[int, _Sequence] = {}
         self._rates: dict[int, float] = {}
         self._planning = 0.0
-        self._since_plain = self._ended = self._seen = 0
+        self._since_plain = self._ended = 0
         self._now: _Now | None = None
         self._recall()
 
@@ -187,6 +192,9 @@ class AutoController(Controller):
         if not self.names or not signals or (limit is not None and size >= limit):
             now.why = off_words(size, limit)
             return Plan.nothing(size, MOST_STEPS)
+        if all(signal.remaining <= 1 for signal in signals):
+            now.why = "Nothing is drafted: only one token is left."
+            return Plan.nothing(size)
         if self._must_time(now):
             return Plan.nothing(size, now.steps)
         budgets = self._budgets(now)
@@ -262,6 +270,7 @@ class AutoController(Controller):
             took = self.clock() - start
             self.ledger.spend(took)
             self._planning -= took
+            now.probed = took
             now.table = self.costs.table(now.size, now.context, last)
 
     def _try(self, now: _Now, one: Forecast) -> Pick | None:
@@ -329,19 +338,22 @@ class AutoController(Controller):
             drawn = bool(len(proposed)) and fixed_shape(proposed)
             about = tree if drawn else proposed
             self.acceptance.observe(sequence.own, about, verdict.tokens, verdict.path, drawn=drawn)
-        bucket, rate = batch_bucket(now.size), outcome.tokens / max(outcome.seconds, 1e-9)
+        seconds = max(outcome.seconds - now.probed, 1e-9)
+        bucket, rate = batch_bucket(now.size), outcome.tokens / seconds
         weight = 1.0 - 0.97**outcome.steps
         plain = now.size / now.plain
         rate = min(rate, 4.0 * max(self._rates.get(bucket, plain), plain))
         self._rates[bucket] = (known := self._rates.get(bucket, plain)) + weight * (rate - known)
-        self.ledger.earn(outcome.seconds, now.plain)
-        self._judge(now, outcome)
+        self.ledger.earn(seconds, now.plain)
+        self._judge(now, outcome, seconds)
         self._planning += self.clock() - start
 
     def _learn_costs(self, now: _Now, outcome: Outcome) -> None:
         levels: list[int | None] = [None] * len(self.names)
         proposed = [levels_by_source(tree) for tree in outcome.proposed]
         for one in now.asked:
+            if not _heard(outcome, one.drafter):
+                continue
             deepest, proposed_any = 0, False
             for sequence, found in zip(now.batch, proposed, strict=True):
                 depth = found.get(one.drafter, 0)
@@ -357,33 +369,33 @@ class AutoController(Controller):
                 source.finds += 0.05 * (proposed_any - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
 
-    def _judge(self, now: _Now, outcome: Outcome) -> None:
+    def _judge(self, now: _Now, outcome: Outcome, seconds: float) -> None:
         """Tell everybody's guard what was saved, in plain steps, and charge the ledger with what learning lost."""
         everything, steps = self._trusted(now.size, -1), outcome.steps
         drafted = any(len(tree) for tree in outcome.trees)
         price = now.plain / now.size
         if drafted:
             self._since_plain += steps
-            everything.record((outcome.tokens * price - outcome.seconds) / now.plain, steps)
+            everything.record((outcome.tokens * price - seconds) / now.plain, steps)
         else:
             self._since_plain = 0
             everything.skip(steps, known=True)
-        asked = {one.drafter: one for one in now.asked}
+        asked = {one.drafter: one for one in now.asked if _heard(outcome, one.drafter)}
         rows = outcome.times.rows - now.size
         per_row = (now.table[min(outcome.times.rows, len(now.table) - 1)] - now.plain) / rows if rows > 0 else 0.0
         for drafter in range(len(self.names)):
             trust, one = self._trusted(now.size, drafter), asked.get(drafter)
             if one is None:
-                trust.skip(steps, known=now.why != "")
+                trust.skip(steps, known=now.why != "" or any(other.drafter == drafter for other in now.asked))
                 continue
             accepted, scored = _brought(outcome, drafter)
             drafting = outcome.times.draft[drafter]
             saved = accepted * price - scored * per_row - drafting
             if scored or not one.cheap:
-                trust.record(saved * steps / now.plain, steps)
+                trust.record(saved * min(steps, SAMPLE) / now.plain, steps)
             else:
                 trust.skip(steps, known=True)
-            if one.state is not State.ON or not scored:
+            if one.state is not State.ON or (one.cheap and not scored):
                 self.ledger.spend(max(-saved, 0.0) * steps)
 
     def forget(self, key: int) -> None:
@@ -449,6 +461,11 @@ def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[flo
         out = off.issuperset((source, *tree.also.get(node, ()))) or (parent >= 0 and not found[parent])
         found.append(0.0 if out else reach[node])
     return found
+
+
+def _heard(outcome: Outcome, drafter: int) -> bool:
+    """Whether a planned drafter was asked indeed: behind others, or near a text's end, it may not have been."""
+    return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)
 
 
 def _brought(outcome: Outcome, drafter: int) -> tuple[int, int]:

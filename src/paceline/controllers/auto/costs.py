@@ -51,7 +51,7 @@ def batch_bucket(batch: int) -> int:
 
 
 def context_bucket(context: int) -> int:
-    """0 below 256 tokens, then one bucket per factor of 4."""
+    """0 below 256 tokens, 4 below 512, then one bucket per factor of 4: 5 below 2,048, ..."""
     return max(context, 1).bit_length() // 2 if context >= 256 else 0
 
 

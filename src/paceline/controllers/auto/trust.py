@@ -28,10 +28,11 @@ FIRST_WAIT, LONGEST_WAIT = 32, 2048
 LOSS: Final = 4.0
 """Plain steps that a drafter may lose before it is off."""
 
+CREDIT: Final = 16.0
+"""Plain steps saved that count in its favour at most."""
+
 UNUSED: Final = 64
 """Steps in a row that a trusted drafter may seem not worth asking before it is off: what is known of it grows old."""
-
-_DECAY: Final = 0.98
 
 
 class State(Enum):
@@ -61,7 +62,7 @@ class Trust:
         """So many drafted steps saved so many plain steps."""
         self._unused = 0
         self._drafted += steps
-        self.saved = self.saved * _DECAY**steps + max(saved, -float(steps))
+        self.saved = min(self.saved + max(saved, -float(steps)), CREDIT)
         tried = self.state is State.TRIED
         if tried and self._drafted >= TRY and self.saved >= 0.0:
             self.state, self._failures = State.ON, 0

@@ -82,7 +82,7 @@ def _asked_words(one: Asked, guard: Trust, stopper: Stopper | None) -> str:
 
 def _unasked_words(name: str, guard: Trust) -> str:
     if guard.state is State.OFF:
-        return f"{name} is not asked: it has cost more time than it saved lately; {_next(guard)}."
+        return f"{name} is not asked: it cost more time than it saved, or was not worth asking for long; {_next(guard)}."
     why = "a try would cost more than may be spent on learning yet" if guard.state is State.TRIED else "it would not pay"
     return f"{name} is not asked: {why}."
 
