@@ -51,7 +51,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "pearl": {"overlap": True},
     "s2d": {"draft_exits": [8, 16], "draft_exit_thresholds": 0.5},
     "layer_skip": {"resume_verification": True},
-    "del": {"resume_verification": True, "cost": "layers"},
+    "del": {"resume_verification": True},
 }
 """Options of which a measurement would choose."""
 
