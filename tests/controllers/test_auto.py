@@ -218,6 +218,16 @@ def test_where_one_token_is_left_nobody_is_asked_and_nothing_is_learned() -> Non
     assert budget_of(controller) is not None
 
 
+def test_a_drafter_that_has_nothing_to_do_with_a_text_is_not_tried_for_ever() -> None:
+    """`prediction` without one is planned, but never asked; the others are not held up by it."""
+    silent = Guesser("prediction", steady(0.5), finds=0.0, sequential=False)
+    world = World([silent, ngram(steady(0.9), 0.6)], packed)
+    controller = automatic(world)
+    world.run(controller, 200)
+    assert controller.costs.line("prediction").count > 2
+    assert world.run(controller, 200, start=200) > 1.2 * world.run(FixedController(0, drafters=world.names), 10)
+
+
 def test_the_stopper_goes_further_the_surer_the_drafter_is() -> None:
     controller = warmed(WORLDS["informed draft, packed"], 600)
     found = budget_of(controller)

@@ -352,7 +352,7 @@ class AutoController(Controller):
         levels: list[int | None] = [None] * len(self.names)
         proposed = [levels_by_source(tree) for tree in outcome.proposed]
         for one in now.asked:
-            if not _heard(outcome, one.drafter):
+            if not _heard(outcome, one.drafter) and any(proposed):
                 continue
             deepest, proposed_any = 0, False
             for sequence, found in zip(now.batch, proposed, strict=True):
@@ -464,7 +464,7 @@ def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[flo
 
 
 def _heard(outcome: Outcome, drafter: int) -> bool:
-    """Whether a planned drafter was asked indeed: behind others, or near a text's end, it may not have been."""
+    """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor where it has no state."""
     return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)
 
 
