@@ -464,7 +464,7 @@ def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[flo
 
 
 def _heard(outcome: Outcome, drafter: int) -> bool:
-    """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor where it has no state."""
+    """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor without a state."""
     return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)
 
 
