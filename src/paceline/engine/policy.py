@@ -85,7 +85,7 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
         return config
     published = registry.lookup("drafters", config.method).published
     logger.info(
-        "method %r drafts as published, %s, whatever it costs here; \"controller\": \"auto\" beside it drafts as much as pays",
+        'method %r drafts as published, %s, whatever it costs here; "controller": "auto" beside it drafts as much as pays',
         config.method,
         ", ".join(f"{key} {value!r}" for key, value in published.items()),
     )

@@ -60,7 +60,7 @@ class Source:
         bins: by confidence. cells: by depth bucket and confidence (depth bucket * BINS + bin), drawn to the bin's estimate.
         levels: by depth bucket, whether any child of an accepted parent was accepted, whatever the confidence.
         width: mean number of its children at a parent.
-        finds: how often it proposes anything when asked.
+        finds: the share of sequences asked about for which it proposes anything.
     """
 
     __slots__ = ("bins", "cells", "finds", "levels", "width")

@@ -31,7 +31,7 @@ from paceline.controllers.auto.choice import (
 )
 from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
 from paceline.controllers.auto.trust import Ledger, State, Trust
-from paceline.controllers.auto.words import Asked, auto_words, beliefs, off_words
+from paceline.controllers.auto.words import Asked, auto_words, beliefs, next_try, off_words
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.tree.select import select
 from paceline.tree.types import NO_BUDGET, Budget
@@ -63,6 +63,9 @@ SAMPLE: Final = 8
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""
 
+DRAFTING: Final = -1
+"""In place of a drafter's index: drafting at all, whoever drafts."""
+
 LIMIT: Final = 1024
 """Highest limit of nodes and levels that the options take."""
 
@@ -73,19 +76,19 @@ class Stopper:
     It reads only confidences of tokens already drawn, never of the level that it decides about.
     """
 
-    __slots__ = ("_acceptance", "_own", "_source", "chance", "levels", "price", "raw", "reach", "stopped")
+    __slots__ = ("_acceptance", "_own", "_source", "chance", "confidence", "levels", "price", "reach", "stopped")
 
     def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float) -> None:
         self._acceptance, self._own, self._source, self.price = acceptance, own, source, price
-        self.raw = self.reach = self.chance = 1.0
+        self.confidence = self.reach = self.chance = 1.0
         self.levels, self.stopped = 1, 0
 
     def __call__(self, depth: int, confidence: float, features: object) -> bool:
         if depth == 2:  # a new draft
-            self.raw = self.reach = 1.0
+            self.confidence = self.reach = 1.0
             self.stopped = 0
-        last = min(confidence / self.raw, 1.0) if self.raw > 0 else 0.0
-        self.raw = confidence
+        last = min(confidence / self.confidence, 1.0) if self.confidence > 0 else 0.0
+        self.confidence = confidence
         self.reach *= self._acceptance.node(self._own, self._source, DEPTH_BUCKET[depth - 1], last)
         self.chance = self.reach * self._acceptance.level(self._own, self._source, DEPTH_BUCKET[depth])
         if self.chance <= self.price:
@@ -171,7 +174,7 @@ class AutoController(Controller):
         self.acceptance, self.ledger = Acceptance(len(self.names)), Ledger()
         self._trust: dict[tuple[int, int], Trust] = {}
         self._sequences: dict[int, _Sequence] = {}
-        self._rates: dict[int, float] = {}
+        self._speedups: dict[int, float] = {}
         self._planning = 0.0
         self._since_plain = self._ended = 0
         self._now: _Now | None = None
@@ -185,8 +188,7 @@ class AutoController(Controller):
         size, context = len(signals), max((signal.length for signal in signals), default=0)
         limit = self.disable_by_batch_size
         table = self.costs.table(size, context, min(size * (1 + self.max_nodes), max(GRID[-1], 2 * size)))
-        plain = size / table[size] if size else 0.0
-        rate = max(plain, self._rates.get(batch_bucket(size), 0.0))
+        rate = max(self._speedups.get(batch_bucket(size), 1.0), 1.0) * size / table[size]
         batch = [self._sequence(signal.key) for signal in signals]
         self._now = now = _Now(signals, batch, context, table, rate, Choice((), float(size), table[size], float(size)))
         if not self.names or not signals or (limit is not None and size >= limit):
@@ -197,6 +199,10 @@ class AutoController(Controller):
             return Plan.nothing(size)
         if self._must_time(now):
             return Plan.nothing(size, now.steps)
+        drafting = self._trusted(size, DRAFTING)
+        if drafting.state is State.OFF:
+            now.why = f"Nothing is drafted: drafting has cost more time than it saved lately; {next_try(drafting)}."
+            return Plan.nothing(size, min(max(drafting.wait, 1), MOST_STEPS))
         budgets = self._budgets(now)
         trying = any(one.state is State.TRIED for one in now.asked)
         share = (self._planning + self.clock() - start) / (PLANNING * table[size])
@@ -223,21 +229,20 @@ class AutoController(Controller):
     def _budgets(self, now: _Now) -> list[list[Budget]]:
         """A budget for every sequence and drafter."""
         forecasts = [self._forecast(now, drafter) for drafter in range(len(self.names))]
-        everything = self._trusted(now.size, -1)
         states = [self._trusted(now.size, drafter).state for drafter in range(len(self.names))]
-        open_ = [one for one in forecasts if states[one.drafter] is not State.OFF and everything.state is not State.OFF]
+        open_ = [one for one in forecasts if states[one.drafter] is not State.OFF]
         now.choice = choose(open_, now.table, now.size)
         self._probe(now)
         picks = {pick.drafter: pick for pick in now.choice.picks}
         for one in forecasts:
             pick, state = picks.get(one.drafter), states[one.drafter]
-            cheap = one.seconds[-1] <= CHEAP * now.plain
-            if self.costs.line(self.names[one.drafter], now.size).count < TIMED and len(one.gains) > 1:
+            timed = self.costs.line(self.names[one.drafter], now.size).count >= TIMED
+            cheap = timed and one.seconds[-1] <= CHEAP * now.plain
+            if not timed and len(one.gains) > 1:
                 pick, state = Pick(one.drafter, min(TRY_LEVELS, len(one.gains) - 1)), State.TRIED
             elif cheap:
                 pick = Pick(one.drafter, len(one.gains) - 1)
-                state = State.OFF if everything.state is State.OFF else state
-            elif pick is None and state is State.TRIED and everything.state is not State.OFF:
+            elif pick is None and state is State.TRIED:
                 pick = self._try(now, one)
             if pick is not None:
                 now.asked.append(Asked(self.names[one.drafter], one.drafter, state, pick, _worth(now, one, pick), cheap))
@@ -339,11 +344,9 @@ class AutoController(Controller):
             about = tree if drawn else proposed
             self.acceptance.observe(sequence.own, about, verdict.tokens, verdict.path, drawn=drawn)
         seconds = max(outcome.seconds - now.probed, 1e-9)
-        bucket, rate = batch_bucket(now.size), outcome.tokens / seconds
-        weight = 1.0 - 0.97**outcome.steps
-        plain = now.size / now.plain
-        rate = min(rate, 4.0 * max(self._rates.get(bucket, plain), plain))
-        self._rates[bucket] = (known := self._rates.get(bucket, plain)) + weight * (rate - known)
+        bucket, weight = batch_bucket(now.size), 1.0 - 0.97**outcome.steps
+        known, new = self._speedups.get(bucket, 1.0), outcome.tokens / seconds * now.plain / now.size
+        self._speedups[bucket] = known + weight * (min(new, 4.0 * max(known, 1.0)) - known)
         self.ledger.earn(seconds, now.plain)
         self._judge(now, outcome, seconds)
         self._planning += self.clock() - start
@@ -354,24 +357,24 @@ class AutoController(Controller):
         for one in now.asked:
             if not _heard(outcome, one.drafter) and any(proposed):
                 continue
-            deepest, proposed_any = 0, False
+            deepest = proposing = 0
             for sequence, found in zip(now.batch, proposed, strict=True):
                 depth = found.get(one.drafter, 0)
-                proposed_any = proposed_any or depth > 0
+                proposing += depth > 0
                 stopper = sequence.stoppers.get(one.drafter)
                 if depth and stopper is not None and stopper.stopped:
                     depth = max(depth, stopper.levels)
                 deepest = max(deepest, depth)
             source = self.acceptance.sources[one.drafter]
-            others = any(proposed) and not proposed_any
+            others = any(proposed) and not proposing
             if not (one.pick.fallback and others):
                 levels[one.drafter] = deepest
-                source.finds += 0.05 * (proposed_any - source.finds)
+                source.finds += 0.05 * (proposing / now.size - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
 
     def _judge(self, now: _Now, outcome: Outcome, seconds: float) -> None:
         """Tell everybody's guard what was saved, in plain steps, and charge the ledger with what learning lost."""
-        everything, steps = self._trusted(now.size, -1), outcome.steps
+        everything, steps = self._trusted(now.size, DRAFTING), outcome.steps
         drafted = any(len(tree) for tree in outcome.trees)
         price = now.plain / now.size
         if drafted:
@@ -423,7 +426,7 @@ class AutoController(Controller):
         return self._sequences.setdefault(key, _Sequence(Own(len(self.names))))
 
     def _trusted(self, size: int, drafter: int) -> Trust:
-        """The guard of a drafter at this batch size; -1 is drafting at all."""
+        """The guard of a drafter at this batch size, or of `DRAFTING`."""
         return self._trust.setdefault((batch_bucket(size), drafter), Trust())
 
     # Words
@@ -433,10 +436,11 @@ class AutoController(Controller):
         now = self._now
         if index is None:
             size = 1 if now is None else now.size
-            return "\n".join(beliefs(self._rates.get(batch_bucket(size), 0.0), self.names, self.acceptance, self._states(size)))
+            speedup = self._speedups.get(batch_bucket(size), 1.0)
+            return "\n".join(beliefs(speedup, self.names, self.acceptance, self._states(size)))
         if now is None or now.why:
             return "" if now is None else now.why
-        guards = {drafter: self._trust.get((batch_bucket(now.size), drafter), Trust()) for drafter in range(-1, len(self.names))}
+        guards = {drafter: self._trust.get((batch_bucket(now.size), drafter), Trust()) for drafter in range(len(self.names))}
         stopped = now.batch[index].stoppers
         sizes, remaining = now.sizes[index] if now.sizes else (0, 0), now.signals[index].remaining
         rates = now.rate, now.size / now.plain

@@ -281,7 +281,7 @@ class Costs:
             self.store.save(
                 {
                     "curves": [[*place, list(curve.points.items())] for place, curve in self.curves.items()],
-                    "lines": [[*place, line.fixed, line.per_level] for place, line in self.lines.items()],
+                    "lines": [[*place, line.fixed, line.per_level] for place, line in self.lines.items() if line.count >= _NEW],
                     "others": [[*place, seconds] for place, seconds in self.others.items()],
                 }
             )

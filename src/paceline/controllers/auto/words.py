@@ -53,7 +53,7 @@ def auto_words(
     """The plan for one sequence, a line per decision.
 
     Args:
-        guards: by drafter; -1 is drafting at all.
+        guards: by drafter.
         remaining: tokens that may still come. sizes: nodes before and after selection.
         rates: tokens per second that time is charged at, and those of plain decoding.
     """
@@ -62,8 +62,6 @@ def auto_words(
     lines = [_asked_words(one, guards[one.drafter], stoppers.get(one.drafter)) for one in asked]
     those = {one.drafter for one in asked}
     lines += [_unasked_words(name, guards[i]) for i, name in enumerate(names) if i not in those]
-    if guards[-1].state is State.OFF:
-        lines.append(f"Nothing is scored: drafting has cost more time than it saved lately; {_next(guards[-1])}.")
     return "\n".join([*lines, *_selection(sizes, bool(asked)), _charged(*rates)])
 
 
@@ -72,7 +70,7 @@ def _asked_words(one: Asked, guard: Trust, stopper: Stopper | None) -> str:
     worth = f"{one.worth:.2f} tokens beyond the price of its time".replace("-", "\N{MINUS SIGN}")
     where = ", where those before it found nothing" if one.pick.fallback else ""
     if one.state is State.OFF:
-        return f"{one.name} is asked only because that costs next to nothing, and not scored; {_next(guard)}."
+        return f"{one.name} is asked only because that costs next to nothing, and not scored; {next_try(guard)}."
     if one.cheap:
         return f"{one.name} is asked for up to {levels}, which costs next to nothing{where}; what pays of it is scored."
     if one.state is State.TRIED:
@@ -82,12 +80,13 @@ def _asked_words(one: Asked, guard: Trust, stopper: Stopper | None) -> str:
 
 def _unasked_words(name: str, guard: Trust) -> str:
     if guard.state is State.OFF:
-        return f"{name} is not asked: it cost more time than it saved, or was not worth asking for long; {_next(guard)}."
+        return f"{name} is not asked: it cost more time than it saved, or was not worth asking for long; {next_try(guard)}."
     why = "a try would cost more than may be spent on learning yet" if guard.state is State.TRIED else "it would not pay"
     return f"{name} is not asked: {why}."
 
 
-def _next(guard: Trust) -> str:
+def next_try(guard: Trust) -> str:
+    """When what is off is tried again."""
     return f"next try in {count(max(guard.wait, 1), 'step')}"
 
 
@@ -114,9 +113,9 @@ def _charged(rate: float, plain: float) -> str:
     return f"Time is charged at {rate:.0f} tokens/s, the recent rate{faster}."
 
 
-def beliefs(rate: float, names: Sequence[str], acceptance: Acceptance, states: Sequence[str]) -> list[str]:
+def beliefs(speedup: float, names: Sequence[str], acceptance: Acceptance, states: Sequence[str]) -> list[str]:
     """What `auto` believes at present, over all sequences."""
-    lines = [f"auto: {rate:.4g} tokens/s lately"]
+    lines = [f"auto: {speedup:.2f} times as fast as plain decoding lately"]
     for name, source, state in zip(names, acceptance.sources, states, strict=True):
         chances = " ".join(f"{source.level(bucket):.2f}" for bucket in range(1, len(source.levels)))
         lines.append(f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {chances}; proposes in {source.finds:.0%}; {state}")
