@@ -5,6 +5,9 @@ Negative controls: a controller that ignores costs, and one that never looks aga
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,12 +15,20 @@ from controllers.worlds import Guesser, World, informed, overconfident, steady
 
 from paceline.controllers.auto import LONGEST_WAIT, AutoController, Costs
 from paceline.controllers.base import Plan, Signal
+from paceline.controllers.cost_store import CostStore
 from paceline.controllers.fixed import FixedController
 from paceline.errors import ConfigError
 from paceline.tree.token_tree import TokenTree, Trial
 from paceline.tree.types import Budget
 
 PLAIN_MS = 13.0
+
+
+@dataclass(frozen=True)
+class Key:
+    """What stored estimates belong to."""
+
+    methods: str
 
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -309,6 +320,23 @@ def test_it_forgets_ended_sequences_and_explains_itself() -> None:
     controller.forget(0)
     controller.forget(0)
     assert controller._sequences == {}
+
+
+def test_what_was_learned_of_drafters_survives_a_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World([draft(steady(0.85), 0.1)], packed)
+    first = AutoController(Costs(), ("draft",), memory=CostStore(Key("a"), tmp_path))
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        world.step(first, step, rng)
+    first.forget(0)
+    again = AutoController(Costs(), ("draft",), memory=CostStore(Key("a"), tmp_path))
+    assert again.acceptance.sources[0].level(1) == pytest.approx(first.acceptance.sources[0].level(1), abs=0.1)
+    assert again.costs.line("draft").at(4) == pytest.approx(first.costs.line("draft").at(4))
+    other = AutoController(Costs(), ("draft",), memory=CostStore(Key("b"), tmp_path))
+    assert other.costs.line("draft").count == 0, "another draft model has other prices"
+    CostStore(Key("b"), tmp_path).save({"sources": first.acceptance.sources[0].to_list()})
+    assert AutoController(Costs(), ("draft",), memory=CostStore(Key("b"), tmp_path)).costs.line("draft").count == 0
+    assert caplog.text.count("makes no sense") == 1
 
 
 def test_plans_hold_longer_where_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:

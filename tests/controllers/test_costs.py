@@ -107,6 +107,8 @@ def test_costs_survive_a_process(tmp_path: Path) -> None:
         costs.observe(1, 10, step(1 + i % 3, 0.01 + 0.002 * (i % 3), draft=(1e-3,), other=1e-4), ("draft",), (2,))
     again = Costs(CostStore(KEY, tmp_path))
     assert again.table(1, 10, 4) == pytest.approx(costs.table(1, 10, 4))
+    assert again.line("draft").count == 0, "the model's file says nothing of drafters, which another process may not have"
+    again.restore_drafts(json.loads(json.dumps(costs.drafts())))
     assert again.line("draft").at(2) == pytest.approx(costs.line("draft").at(2))
     assert not Costs(CostStore(KEY, tmp_path / "elsewhere")).knows(1, 10)
 
@@ -115,10 +117,9 @@ def test_costs_survive_a_process(tmp_path: Path) -> None:
     "broken",
     [
         {},
-        {"curves": [[0, 0, [[1, -1.0]]]], "lines": [], "others": []},
-        {"curves": [[0, 0, [[7, 1.0]]]], "lines": [], "others": []},
-        {"curves": [], "lines": [["draft", 0, "x", 1]], "others": []},
-        {"curves": [], "lines": [], "others": [[0, True, 1e300]]},
+        {"curves": [[0, 0, [[1, -1.0]]]], "others": []},
+        {"curves": [[0, 0, [[7, 1.0]]]], "others": []},
+        {"curves": [], "others": [[0, True, 1e300]]},
     ],
 )
 def test_a_file_that_makes_no_sense_is_ignored_with_one_line(
@@ -130,9 +131,18 @@ def test_a_file_that_makes_no_sense_is_ignored_with_one_line(
     assert caplog.text.count("make no sense") == 1
 
 
+def test_prices_of_drafts_that_make_no_sense_are_refused_and_hardly_timed_ones_not_kept() -> None:
+    costs = Costs()
+    costs.observe(1, 10, step(2, 0.01, draft=(1e-3,), other=1e-4), ("draft",), (2,))
+    assert costs.drafts() == []
+    for broken in ([["draft", 0, "x", 1]], [["draft", 0, -1.0, 1.0]], [["draft"]], 3):
+        with pytest.raises((TypeError, ValueError)):
+            costs.restore_drafts(broken)
+
+
 def test_a_file_of_an_older_format_is_ignored(tmp_path: Path) -> None:
     store = CostStore(KEY, tmp_path)
-    store.save({"curves": [[0, 0, [[1, 1.0]]]], "lines": [], "others": []})
+    store.save({"curves": [[0, 0, [[1, 1.0]]]], "others": []})
     assert Costs(store).knows(1, 10)
     kept = json.loads(store.path.read_text())
     store.path.write_text(json.dumps(kept | {"format": kept["format"] - 1}))

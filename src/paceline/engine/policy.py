@@ -150,7 +150,9 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
     if "cost_model" in known:
         filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner))
     if "memory" in known:
-        key = MemoryKey(CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.options!r}")
+        key = MemoryKey(
+            CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.model!r} {config.options!r}"
+        )
         filled["memory"] = CostStore(key, user_cache("acceptance"))
     if "max_nodes" in known and number:
         filled["max_nodes"], most = number, options.get("max_nodes")

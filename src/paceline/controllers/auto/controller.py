@@ -149,7 +149,7 @@ class AutoController(Controller):
         max_nodes: most nodes of one sequence's tree.
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
-        memory: where what drafters are worth is kept between processes.
+        memory: where what drafters are worth and what their drafts take is kept between processes.
     Raises:
         ConfigError: a limit outside its range.
     """
@@ -405,8 +405,9 @@ class AutoController(Controller):
         """The sequence has ended."""
         self._sequences.pop(key, None)
         self._ended += 1
-        if self.memory is not None and self._ended >= 2 and self._ended & (self._ended - 1) == 0:
-            self.memory.save({"sources": [source.to_list() for source in self.acceptance.sources]})
+        if self.memory is not None and self._ended & (self._ended - 1) == 0:
+            sources = [source.to_list() for source in self.acceptance.sources]
+            self.memory.save({"sources": sources, "drafts": self.costs.drafts()})
 
     def _recall(self) -> None:
         """Take over what an earlier process learned, all of it or nothing."""
@@ -417,6 +418,7 @@ class AutoController(Controller):
             sources = [Source.restore(one) for one in kept["sources"]]
             if len(sources) != len(self.names):
                 raise ValueError("it is about other drafters")
+            self.costs.restore_drafts(kept["drafts"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("what was learned of drafters makes no sense (%s); learning anew", error)
             return

@@ -281,7 +281,6 @@ class Costs:
             self.store.save(
                 {
                     "curves": [[*place, list(curve.points.items())] for place, curve in self.curves.items()],
-                    "lines": [[*place, line.fixed, line.per_level] for place, line in self.lines.items() if line.count >= _NEW],
                     "others": [[*place, seconds] for place, seconds in self.others.items()],
                 }
             )
@@ -292,12 +291,23 @@ class Costs:
             return
         try:
             curves = {(int(b), int(c)): _points(points) for b, c, points in kept["curves"]}
-            lines = {(str(name), int(b)): Line(_seconds(f), _seconds(p), _NEW) for name, b, f, p in kept["lines"]}
             others = {(int(b), bool(drafted)): _seconds(seconds) for b, drafted, seconds in kept["others"]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
             return
-        self.curves, self.lines, self.others = curves, lines, others
+        self.curves, self.others = curves, others
+
+    def drafts(self) -> list[Any]:
+        """JSON-ready prices of drafts; they belong to the drafters, not to the model that verifies."""
+        return [[*place, line.fixed, line.per_level] for place, line in self.lines.items() if line.count >= _NEW]
+
+    def restore_drafts(self, kept: Any) -> None:
+        """Take over what `drafts` gave in an earlier process.
+
+        Raises:
+            TypeError, ValueError: it is no such list.
+        """
+        self.lines = {(str(name), int(b)): Line(_seconds(f), _seconds(p), _NEW) for name, b, f, p in kept}
 
     def describe(self) -> str:
         """What is known, for people: milliseconds of a pass by rows, and of a draft by drafter."""
