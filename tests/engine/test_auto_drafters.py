@@ -22,7 +22,7 @@ from toys import ToyRunner
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers import cost_store
 from paceline.controllers.auto.controller import AutoController
-from paceline.engine import crew, loop, probe
+from paceline.engine import crew, loop, policy, probe
 from paceline.engine.build import build_parts
 from paceline.engine.crew import Crew
 from paceline.engine.loop import Engine
@@ -61,7 +61,8 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     """Every engine is on a machine of its own, where nothing was measured before."""
     made, machines = World(CHEAP), count()
-    monkeypatch.setattr(cost_store, "user_cache", lambda part: tmp_path / str(next(machines)))
+    for module in (cost_store, policy):
+        monkeypatch.setattr(module, "user_cache", lambda part: tmp_path / str(next(machines)))
     score, propose = ToyRunner.score, Crew._propose_one
 
     def scored(self: ToyRunner, caches: Any, roots: Any, trees: Any, **more: Any) -> Any:
