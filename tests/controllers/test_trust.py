@@ -77,6 +77,17 @@ def test_the_ledger_lends_little_and_earns_a_share() -> None:
     assert not ledger.affords(0.025)
 
 
+def test_a_surprise_ends_learning_for_a_while_and_not_for_ever() -> None:
+    ledger = Ledger()
+    ledger.earn(0.01, 0.01)
+    ledger.spend(12.0)  # a first use that compiled
+    assert not ledger.affords(0.001)
+    for _ in range(1000):
+        ledger.earn(0.01, 0.01)
+    assert ledger.affords(0.02)
+    assert ledger.spent == 12.0
+
+
 TABLE = [0.010 + 0.0005 * max(row - 1, 0) for row in range(64)]
 
 

@@ -19,6 +19,10 @@ LOAN: Final = 4.0
 MOST: Final = 64.0
 """Plain steps that are saved up at most."""
 
+DEBT: Final = 16.0
+"""Plain steps that are owed at most: something that took far longer than foreseen, such as compiling at its first use, ends
+learning for a while and not for ever."""
+
 TRY, LONGEST_TRY = 8, 32
 """Drafted steps after which a try that has lost nothing ends well, and after which it ends in any case."""
 
@@ -110,5 +114,5 @@ class Ledger:
     def spend(self, seconds: float) -> None:
         """What learning took."""
         if self._plain:
-            self.balance -= seconds / self._plain
+            self.balance = max(self.balance - seconds / self._plain, -DEBT)
         self.spent += seconds
