@@ -36,7 +36,7 @@ from paceline.models.hub import read_config
 from paceline.models.load import load_runner
 from paceline.models.native import NativeRunner
 from paceline.models.weights import load_weights
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 FORMS = ("dense", "invariant", "compiled", "apart")
 DEFAULT = {"cpu": ["dense", "invariant"], "cuda": ["dense", "apart"]}

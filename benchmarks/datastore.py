@@ -32,8 +32,7 @@ from paceline.drafters.rest import RestDrafter
 from paceline.drafters.rest_trie import LONGEST_MATCH, TRUST, longest_match
 from paceline.drafters.suffix_array import BETWEEN, bound
 from paceline.models.tokenizer import Tokenizer
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 HELD_OUT = 20
 NODES, DEPTH, LOOKUPS, MOST = 16, 8, 2000, 128

@@ -14,7 +14,7 @@ import torch
 from paceline import LLM
 from paceline.bench.demo import BUNDLED_TARGET
 from paceline.bench.random_model import DEVIATION
-from paceline.engine.models import DraftModels
+from paceline.engine import DraftModels
 from paceline.models.base import Runner
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.native import NativeRunner

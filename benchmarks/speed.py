@@ -27,7 +27,7 @@ from decoding import Ids, Model, add_model, asked, model_of, must_agree
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 DEVICE = "cpu"
 UNITS = 4.0  # of tolerance against another engine, which rounds differently at every layer

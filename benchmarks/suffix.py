@@ -32,8 +32,7 @@ from paceline.bench import readers
 from paceline.bench.demo import bundled_prompts
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 REQUEST = 256  # tokens of a cached text

@@ -24,7 +24,7 @@ from decoding import Ids, Model, add_model, counted, model_of, must_agree, promp
 
 from paceline import LLM, SamplingParams
 from paceline.bench import stats
-from paceline.tree.static_shapes import PRIOR, best_shapes
+from paceline.tree import PRIOR, best_shapes
 
 PLAIN, CHAIN, PPD = "plain", "chain", "ppd controller"
 POLICIES: dict[str, dict[str, Any]] = {

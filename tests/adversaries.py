@@ -14,8 +14,7 @@ import torch
 from toys import ToyRunner
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Trial, Verdict
 
 
 class Adversary(Drafter):

@@ -8,8 +8,7 @@ from toys import ToyRunner
 
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 TARGET = ToyRunner(11)
 PROMPT = [1, 2, 3]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from paceline.checking_types import check_types, declared
 from paceline.errors import ConfigError
+from paceline.utils import check_types, declared
 
 if TYPE_CHECKING:
     from nowhere import Something

@@ -14,7 +14,7 @@ import torch
 
 from paceline.bench.random_model import RandomShape
 from paceline.bench.settings import dial_registered
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 MODULES = ("common", "real_models", "methods", "decoding", "dial", "given_weights", "gpu_shapes")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]

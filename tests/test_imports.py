@@ -6,17 +6,13 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "checking", "checking_types", "user_cache", "waiting", "compiled", "config", "config_keys", "registry", "bundled"}
+LOW = {"errors", "utils", "config", "config_keys", "registry", "bundled"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
-    "user_cache": {"errors"},
-    "waiting": set(),
-    "compiled": {"waiting"},
-    "checking": {"errors"},
-    "checking_types": {"errors", "checking"},
+    "utils": {"errors"},
     "config_keys": {"errors"},
-    "config": {"errors", "checking", "config_keys"},
+    "config": {"errors", "utils", "config_keys"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,

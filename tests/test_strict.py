@@ -13,7 +13,7 @@ from paceline.bench.settings import dial_registered
 from paceline.llm import BUNDLED
 from paceline.models import native
 from paceline.models.native import NativeRunner
-from paceline.tree.types import Scores
+from paceline.tree import Scores
 
 PROMPTS = (
     "def f(x):\n    return",

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from paceline.waiting import shown_by, waiting
+from paceline.utils import shown_by, waiting
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,7 @@ from toy_numbers import normal
 
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import best_of
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 NOISE = 0.8
 """Standard deviation of the noise of a model without layers, as a share of the logits'."""

@@ -17,8 +17,7 @@ from toy_layers import ToyLayers
 from toy_numbers import normal
 
 from paceline.models.base import Capabilities, ModelInfo
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 Rows = list[list[int]]
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from adversaries import Adversary
 
 from paceline.drafters.base import Context
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 QUIET, WIDE = 12, 80
 """Tokens of the text beyond the prompt before the first tree; nodes of that tree."""

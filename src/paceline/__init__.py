@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from paceline.config import SamplingParams, SpeculativeConfig
     from paceline.constraints.logprobs import Logprob
-    from paceline.engine.metrics import DrafterMetrics, RequestMetrics
-    from paceline.engine.outputs import CompletionOutput, RequestOutput, StreamChunk
+    from paceline.engine import CompletionOutput, DrafterMetrics, RequestMetrics, RequestOutput, StreamChunk
     from paceline.errors import (
         CapabilityError,
         CheckpointError,

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from paceline.checking import TINY, choice, clear_calls, integer, json_object, need, number, reject_unknown, strings, tokens
 from paceline.config_keys import VLLM_KEYS
 from paceline.errors import ConfigError
+from paceline.utils import TINY, choice, clear_calls, integer, json_object, need, number, reject_unknown, strings, tokens
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy, as in vLLM."""

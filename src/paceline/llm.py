@@ -13,18 +13,28 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import clear_calls, need
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.dllm.engine import DiffusionEngine
 from paceline.dllm.refusals import check_kind
-from paceline.engine.build import build_parts, check_methods
-from paceline.engine.driver import Driver, Turns
-from paceline.engine.exactness import Exactness, find
-from paceline.engine.loop import Engine
-from paceline.engine.models import DraftModels
-from paceline.engine.outputs import RequestOutput, StreamChunk
-from paceline.engine.prompts import Prompt, as_list, one_prompt, params_for, read_prompt
-from paceline.engine.request import Request, check_prompt
+from paceline.engine import (
+    DraftModels,
+    Driver,
+    Engine,
+    Exactness,
+    Prompt,
+    Request,
+    RequestOutput,
+    StreamChunk,
+    Turns,
+    as_list,
+    build_parts,
+    check_methods,
+    check_prompt,
+    find,
+    one_prompt,
+    params_for,
+    read_prompt,
+)
 from paceline.errors import CapabilityError
 from paceline.models.denoiser_layouts import is_denoiser
 from paceline.models.generation_defaults import GenerationDefaults
@@ -32,7 +42,8 @@ from paceline.models.hub import BUNDLED_FOLDER, check_names, read_config, resolv
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
 from paceline.profiles import DEFAULT, Profile, adopt
-from paceline.verifiers.draws import draw_seed
+from paceline.utils import clear_calls, need
+from paceline.verifiers import draw_seed
 
 logger = logging.getLogger("paceline")
 

@@ -22,12 +22,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
-from paceline.checking import keys_once, need
 from paceline.config import SpeculativeConfig
 from paceline.controllers.cost_store import CostKey
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.hub import resolve
-from paceline.user_cache import user_cache
+from paceline.utils import keys_once, need, user_cache
 
 if TYPE_CHECKING:
     from paceline.models.base import ModelInfo

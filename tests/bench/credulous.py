@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores, Verdict
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.tree import Scores, TokenTree, Verdict
+from paceline.verifiers import GreedyVerifier
 
 
 def believe_chains(monkeypatch: pytest.MonkeyPatch) -> None:

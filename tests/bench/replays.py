@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.engine.metrics import RequestMetrics
+from paceline.engine import RequestMetrics
 
 NASTY = [
     "</script><script>window.broken = true</script>",

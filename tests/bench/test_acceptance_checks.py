@@ -8,7 +8,7 @@ from tools.random_drafts import random_law
 
 from paceline.bench.acceptance_checks import BOUNDS, REJECTION_WITH, REJECTION_WITHOUT, violations
 from paceline.bench.acceptance_rules import RULES, WITH, WITHOUT, Array, failures
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.verifiers import RecursiveRejection
 
 TYPICAL = "typical_acceptance_sampler (approximate)"
 

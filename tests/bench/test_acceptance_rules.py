@@ -14,10 +14,8 @@ from toys import ToyRunner
 from paceline.bench import acceptance_rules
 from paceline.bench.acceptance_rules import BLOCK, RULES, WITH, WITHOUT, analyze, block_tokens, rows_of, tokens_within
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.verifiers.greedy_draft import GreedyDraftSampling
-from paceline.verifiers.k_seq import KSeq
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import ROOT, TokenTree
+from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection
 
 KNOWN = {
     "rejection_sampler, with replacement": 0.76,

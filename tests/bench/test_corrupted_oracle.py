@@ -15,8 +15,7 @@ from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
 from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 PROMPT = (1, 2, 3)
 RECORD = [(7 * i * i + 3) % 50 for i in range(20_000)]

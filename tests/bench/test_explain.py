@@ -21,7 +21,7 @@ from bench.replays import replay as made
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.bench.explain import MARK, PAGES, Replay, embedded, explain, warm_up
 from paceline.bench.replay import Recorder
-from paceline.engine.record import watching
+from paceline.engine import watching
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.bench.measures import StepLog, Totals, _Kept, histogram, quantiles
-from paceline.engine.record import TimeSplit
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Verdict
+from paceline.engine import TimeSplit
+from paceline.tree import EMPTY_TREE, TokenTree, Verdict
 
 CHAIN = TokenTree.chain([5, 6, 7], source=1)
 

@@ -17,9 +17,7 @@ from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.tree_policies import POLICIES
 from paceline.errors import ConfigError
-from paceline.tree.static_shapes import best_shapes
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, best_shapes
 
 SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"
 OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"speculative_token_tree": SHAPE}}

@@ -22,8 +22,7 @@ from paceline.controllers.fixed import FixedController
 from paceline.engine import crew, loop
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.tree.token_tree import TokenTree, Trial
-from paceline.tree.types import Budget
+from paceline.tree import Budget, TokenTree, Trial
 
 PROMPT = "One day, a little girl named Lily found a needle"
 DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft")}

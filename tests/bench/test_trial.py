@@ -10,7 +10,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench import trial
 from paceline.bench.candidates import Arm
 from paceline.bench.trial import Trial, salted
-from paceline.engine.outputs import RequestOutput
+from paceline.engine import RequestOutput
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 5}

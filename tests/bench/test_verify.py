@@ -16,11 +16,10 @@ from paceline.bench.law import LawTest
 from paceline.bench.verify import claimed_class, drafting, verify
 from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report
 from paceline.controllers.base import Controller
-from paceline.engine.exactness import Exactness
+from paceline.engine import Exactness
 from paceline.llm import BUNDLED
-from paceline.tree.types import Scores
-from paceline.verifiers.draws import KeyedDraws
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.tree import Scores
+from paceline.verifiers import GreedyVerifier, KeyedDraws
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE"]

@@ -10,7 +10,7 @@ import pytest
 from command import Command
 
 from paceline.bench.explain import MARK
-from paceline.engine.loop import Engine
+from paceline.engine import Engine
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6")
 

@@ -8,7 +8,7 @@ import pytest
 from command import Terminal
 
 from paceline.cli.render import StreamPrinter
-from paceline.engine.metrics import DrafterMetrics, RequestMetrics
+from paceline.engine import DrafterMetrics, RequestMetrics
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> Terminal:

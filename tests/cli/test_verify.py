@@ -14,7 +14,7 @@ from paceline.bench import verify as bench
 from paceline.bench.compare import Difference
 from paceline.bench.law import LawTest
 from paceline.cli.verify import words
-from paceline.engine.exactness import Exactness
+from paceline.engine import Exactness
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "8", "--samples", "2")
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from command import Command, Terminal
 
-from paceline import registry, waiting
+from paceline import registry
 from paceline.cli import waits
+from paceline.utils import progress
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
@@ -63,7 +64,7 @@ def test_verbs_show_their_waits(run: Command, monkeypatch: pytest.MonkeyPatch) -
     screen, table = terminal(monkeypatch), registry.table
 
     def slow(family: str) -> Any:
-        with waiting.waiting("compiling all", "which takes a minute", logging.WARNING):
+        with progress.waiting("compiling all", "which takes a minute", logging.WARNING):
             return table(family)
 
     monkeypatch.setattr(registry, "table", slow)
@@ -81,7 +82,7 @@ def test_verbs_without_a_terminal_say_one_line(run: Command, monkeypatch: pytest
 
     def slow(family: str) -> Any:
         if not waited:
-            with waiting.waiting("compiling all", "which takes a minute", logging.WARNING):
+            with progress.waiting("compiling all", "which takes a minute", logging.WARNING):
                 waited.append(family)
         return table(family)
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.config import SamplingParams
 from paceline.constraints.rules import LazyRows, Rules
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 VOCAB = 300
 TREE = TokenTree.build([5, 6, 7, 5, 9, 2], [-1, -1, 0, 0, 2, 4])

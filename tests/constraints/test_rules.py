@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, 
 from paceline.config import SamplingParams
 from paceline.constraints.rules import Rules
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 
 def test_order_matches_transformers_where_both_have_the_rule() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from paceline.config import SamplingParams
 from paceline.constraints.rules import Rules
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 SLACK = 1e-5  # float32 against float64 on the edge of the nucleus
 

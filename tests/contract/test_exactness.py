@@ -26,7 +26,7 @@ from paceline import claims, registry
 from paceline.claims import Cell
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
-from paceline.verifiers.typical import TypicalAcceptance
+from paceline.verifiers import TypicalAcceptance
 
 CASES: dict[str, dict[str, Any]] = {
     "n": {"n": 3},

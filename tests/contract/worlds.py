@@ -17,10 +17,8 @@ from paceline import registry
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import DrafterArgs
-from paceline.engine.crew import Crew
-from paceline.engine.judge import ExactJudge
-from paceline.engine.loop import Engine, Parts
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.engine import Crew, Engine, ExactJudge, Parts
+from paceline.verifiers import GreedyVerifier
 
 VOCAB = 11
 NODES = 12

@@ -8,8 +8,7 @@ from typing import Any
 from controllers.worlds import RIGHT, judged
 
 from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Budget, Verdict
+from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, TokenTree, Verdict
 
 TIMES = StepTimes((0.0,), 0.0, 0.0, 0.0, 1)
 WRONG = 2

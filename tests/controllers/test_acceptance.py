@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.controllers.auto import Acceptance, Own, Source
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree, merge
 
 
 def taught(chance: float, confidence: float, count: int = 400) -> tuple[Acceptance, Own]:

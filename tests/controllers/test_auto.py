@@ -18,8 +18,7 @@ from paceline.controllers.base import Plan, Signal
 from paceline.controllers.cost_store import CostStore
 from paceline.controllers.fixed import FixedController
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import TokenTree, Trial
-from paceline.tree.types import Budget
+from paceline.tree import Budget, TokenTree, Trial
 
 PLAIN_MS = 13.0
 

@@ -12,8 +12,8 @@ from paceline.config import SamplingParams
 from paceline.controllers.base import Controller, Outcome, Plan, Signal, StepTimes
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine.policy import PARTS
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.engine import PARTS
+from paceline.tree import NO_BUDGET, Budget
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

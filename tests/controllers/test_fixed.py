@@ -12,8 +12,7 @@ from controllers.worlds import judged
 
 from paceline.controllers.fixed import FixedController
 from paceline.errors import ConfigError
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree import EMPTY_TREE, TokenTree, Trial, merge
 
 
 def test_every_step_gets_the_same_budget() -> None:

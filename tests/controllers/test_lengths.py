@@ -18,9 +18,7 @@ from paceline.config import SamplingParams
 from paceline.controllers.auto.choice import cut
 from paceline.controllers.lengths import LengthController
 from paceline.drafters.base import DrafterArgs
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import NO_BUDGET
+from paceline.tree import NO_BUDGET, TokenTree, merge
 
 POLICIES = [
     name for name, entry in registry.CONTROLLERS.items() if issubclass(registry.load("controllers", name), LengthController)

@@ -12,8 +12,7 @@ import pytest
 from paceline.controllers.base import Controller, Outcome, Plan, Signal, StepTimes
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.limited import MOST, Footprint, LimitedController
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import NO_BUDGET, Budget, Verdict
+from paceline.tree import NO_BUDGET, Budget, TokenTree, Verdict
 
 FOOTPRINT = Footprint(slot=10, row=100, drawn=200, caches=lambda tokens: 3 * tokens)
 

@@ -24,9 +24,8 @@ from paceline.controllers.heuristic import HeuristicController
 from paceline.controllers.kangaroo import KangarooController
 from paceline.controllers.limited import Footprint, LimitedController
 from paceline.controllers.ppd import PPDController
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import TokenTree, Trial
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import TokenTree, Trial, merge
+from paceline.verifiers import RecursiveRejection
 
 ROWS = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
 NAMES = ("draft_model", "layer_skip")

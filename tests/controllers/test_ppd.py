@@ -18,10 +18,7 @@ from paceline.config import SamplingParams
 from paceline.controllers.auto.costs import Costs
 from paceline.controllers.base import StepTimes
 from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
-from paceline.tree.merge import merge
-from paceline.tree.static_shapes import best_shapes, choose
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Verdict
+from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose, merge
 
 GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)
 LEVEL = 0.05

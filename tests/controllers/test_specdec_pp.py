@@ -14,8 +14,7 @@ from paceline import ConfigError
 from paceline.controllers.accept_head import AcceptHead, Features
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.specdec_pp import SpecDecPPController
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Verdict
+from paceline.tree import TokenTree, Verdict
 
 SURE = [0.97] * 40
 

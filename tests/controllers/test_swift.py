@@ -9,7 +9,7 @@ from controllers.steps import asked, plan, step
 
 from paceline import ConfigError
 from paceline.controllers.swift import SwiftController
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 
 def test_the_doubtful_token_is_the_last_one() -> None:

@@ -14,9 +14,7 @@ import numpy as np
 
 from paceline.controllers.auto.costs import Costs
 from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Budget, Verdict
+from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, TokenTree, Verdict, merge
 
 RIGHT = 1
 Chance = Callable[[int, np.random.Generator], tuple[float, float]]

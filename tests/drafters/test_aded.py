@@ -17,8 +17,7 @@ from paceline.drafters.aded_table import WAYS, TrigramTable, find
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.tables import OtherOptionError
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Verdict
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
 VOCAB = 50
 RANDOM = np.random.default_rng(0).integers(0, 6, 2000).tolist()

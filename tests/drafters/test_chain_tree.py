@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.drafters.chain_tree import chain_of, chain_tree, tree_of
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
+from paceline.tree import EMPTY_TREE, TokenTree, Trial
 
 COLUMNS = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
 

@@ -16,9 +16,8 @@ from toys import ToyCache, ToyRunner
 from paceline import registry
 from paceline.bench.settings import DIAL, dial_registered
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.engine.judge import ExactJudge
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.engine import ExactJudge
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 
 NAMES = sorted([*registry.DRAFTERS, DIAL])
 VOCAB = 11

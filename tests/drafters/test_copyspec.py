@@ -15,8 +15,7 @@ from paceline import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.copyspec import CONFIDENCE, CopySpecDrafter
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Verdict
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
 ARGS = DrafterArgs(vocab_size=1000, index=1, max_context=1000)
 

@@ -21,9 +21,8 @@ from paceline.drafters import draft_rows
 from paceline.drafters.base import Context
 from paceline.drafters.deer import DeerDrafter
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
+from paceline.verifiers import RecursiveRejection
 
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2]

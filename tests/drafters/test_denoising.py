@@ -19,8 +19,7 @@ from paceline.drafters.deer import DeerDrafter
 from paceline.errors import ConfigError, DrafterError, PacelineError
 from paceline.models.denoiser import Call
 from paceline.models.denoiser_native import NativeDenoiser
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 VOCAB = 23
 """Of T4, whose mask token is its last."""

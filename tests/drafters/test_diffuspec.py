@@ -17,8 +17,7 @@ from paceline.controllers.diffuspec import DiffuSpecController
 from paceline.drafters.base import Context
 from paceline.drafters.diffuspec import DiffuSpecDrafter
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]

@@ -19,10 +19,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.draft_rows import best, draw, fit, uniform
 from paceline.errors import CapabilityError, ConfigError, DrafterError
-from paceline.tree.merge import merge
-from paceline.tree.select import select
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
-from paceline.tree.types import Budget, Verdict, always_go_on
+from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, Verdict, always_go_on, merge, select
 
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 5]

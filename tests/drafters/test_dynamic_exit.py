@@ -13,7 +13,7 @@ from paceline.drafters.dynamic_exit import DelState, DynamicExitDrafter
 from paceline.drafters.exit_choice import ExitRecord, best_way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
-from paceline.tree.types import Scores, Verdict
+from paceline.tree import Scores, Verdict
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -22,7 +22,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.easyspec import EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.grouped import GroupedRunner
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 
 class Tiny(ToyModels):

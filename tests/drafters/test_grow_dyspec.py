@@ -18,10 +18,7 @@ from toys import ToyRunner
 from paceline.drafters import grow_dyspec
 from paceline.drafters.grow import grow
 from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
-from paceline.tree.merge import merge
-from paceline.tree.select import select
-from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.tree.types import always_go_on
+from paceline.tree import ROOT, TokenTree, always_go_on, merge, select
 
 CLOSE = 1e-5
 

@@ -20,13 +20,8 @@ from toys import ToyRunner
 
 from paceline.drafters import grow_rsd
 from paceline.drafters.grow_rsd import later
-from paceline.tree.merge import merge
-from paceline.tree.select import select
-from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.tree.types import always_go_on
-from paceline.verifiers.greedy_draft import GreedyDraftSampling
-from paceline.verifiers.k_seq import KSeq
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import ROOT, TokenTree, always_go_on, merge, select
+from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection
 
 POLICIES = ["rsd_c", "rsd_s", "spectr", "greedy_draft"]
 VERIFIERS = {"spectr": KSeq(), "greedy_draft": GreedyDraftSampling()}

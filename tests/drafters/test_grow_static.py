@@ -8,9 +8,7 @@ import pytest
 from drafters.test_draft_model import PROMPT, VOCAB, begin, drafter_of, propose
 from toys import ToyRunner
 
-from paceline.tree.static_shapes import PRIOR, best_shapes
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, PRIOR, Budget, TokenTree, best_shapes
 
 PATHS = [(0,), (1,), (3,), (0, 0), (0, 2), (1, 0), (0, 0, 0)]
 

@@ -18,8 +18,7 @@ from paceline import LLM, SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.kangaroo import KangarooDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 WIDTH, HEADS = 32, 2
 PROMPTS = [{"prompt_token_ids": [(7 * i + j) % 500 + 4 for i in range(8 + 5 * j)]} for j in range(3)]

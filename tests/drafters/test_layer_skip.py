@@ -16,12 +16,11 @@ from paceline import LLM, SamplingParams
 from paceline.config import SpeculativeConfig
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.layer_skip import LayerSkipDrafter
-from paceline.engine.build import build_parts
+from paceline.engine import build_parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models.base import Capabilities
 from paceline.models.decoder import LayerPlan
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)

@@ -15,10 +15,9 @@ from paceline.config import SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.jacobi import JacobiDrafter
 from paceline.drafters.lookahead import LookaheadDrafter
-from paceline.engine.record import StepRecord
+from paceline.engine import StepRecord
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import CANDIDATE, EMPTY_TREE, PROBE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, Budget, Scores, TokenTree, Verdict
 
 VOCAB = 12
 ARGS = DrafterArgs(vocab_size=VOCAB, index=0, max_context=4096)

@@ -14,8 +14,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.ngram import CONFIDENCE, NgramDrafter
 from paceline.drafters.ngram_table import index, longest
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Verdict
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
 ARGS = DrafterArgs(vocab_size=1000, index=1, max_context=1000)
 

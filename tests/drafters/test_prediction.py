@@ -16,10 +16,9 @@ from paceline import SamplingParams
 from paceline.drafters import prediction
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.prediction import CONFIDENCE, LOST, NEAR, PredictionDrafter
-from paceline.engine.request import Request, check_prompt
+from paceline.engine import Request, check_prompt
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 ARGS = DrafterArgs(vocab_size=1000, index=1, max_context=1000)
 PROMPT = [900, 901]

@@ -24,9 +24,7 @@ from paceline.drafters.rasd import RasdDrafter
 from paceline.drafters.rest import RestDrafter
 from paceline.errors import ConfigError
 from paceline.registry import load
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget
+from paceline.tree import COLUMNS, EMPTY_TREE, Budget, TokenTree, Trial, merge
 
 VOCAB = 11
 DOCUMENTS = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 7, 8], [1, 2, 9, 4, 4]]

@@ -18,8 +18,7 @@ from paceline.drafters.datastore import Datastore
 from paceline.drafters.rest import RestDrafter
 from paceline.drafters.rest_trie import TRUST, longest_match
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree
 
 VOCAB = 11
 

@@ -16,7 +16,7 @@ from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import layer_drafts_of, resuming_pays
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

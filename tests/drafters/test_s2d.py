@@ -20,7 +20,7 @@ from paceline.drafters.base import DrafterArgs
 from paceline.drafters.s2d import S2dDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.load import load_runner
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 
 def drafter_of(size: int = 11, **options: Any) -> tuple[S2dDrafter, ToyModels]:

@@ -11,8 +11,7 @@ from paceline import LLM, SamplingParams
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.swift import SwiftDrafter, branched
 from paceline.errors import CapabilityError
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)

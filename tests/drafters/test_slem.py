@@ -11,8 +11,7 @@ from toys import ToyRunner
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.slem import SlemDrafter
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget
 
 
 def drafter_of(**options: Any) -> tuple[SlemDrafter, ToyModels]:

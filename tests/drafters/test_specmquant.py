@@ -21,12 +21,11 @@ from paceline.drafters import draft_rows
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.middle_state import reroot
 from paceline.drafters.specmquant import SpecMQuantDrafter
-from paceline.engine.judge import ExactJudge
+from paceline.engine import ExactJudge
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Verdict
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import EMPTY_TREE, TokenTree, Trial, Verdict
+from paceline.verifiers import RecursiveRejection
 
 VOCAB = 3
 DRAFT = {"method": "draft_model", "model": "toy", "tree_width": 2}

@@ -13,8 +13,7 @@ from paceline.drafters import suffix_lookup
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 VOCAB = 100
 

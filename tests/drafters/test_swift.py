@@ -21,8 +21,7 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.layer_drafts import SteppedDrafts
 from paceline.models.native import NativeRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)

@@ -15,8 +15,7 @@ from toys import ToyRunner
 from paceline.config import SpeculativeConfig
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.tables import Arrays, Tables
-from paceline.engine.build import build_parts
-from paceline.engine.crew import Crew
+from paceline.engine import Crew, build_parts
 from paceline.errors import ConfigError, DrafterError
 
 

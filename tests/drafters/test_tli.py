@@ -22,8 +22,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.tli import TliDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 from paceline.verifiers import recursive_rejection
 
 TOKENS = 4

@@ -18,9 +18,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.recycling_rows import CANDIDATES, learn
 from paceline.drafters.token_recycling import CONFIDENCE, SOME, CandidateTable, TokenRecyclingDrafter, template
 from paceline.errors import ConfigError, DrafterError
-from paceline.tree.static_shapes import Shape, from_paths
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, Shape, TokenTree, Verdict, from_paths
 
 VOCAB = 32
 

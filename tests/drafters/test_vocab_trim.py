@@ -23,8 +23,7 @@ from paceline.drafters.vocab_trim import indispensable, kept_tokens, read_counts
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 DRAFT = str(BUNDLED / "draft")
 

@@ -9,11 +9,8 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.fixed import FixedController
-from paceline.engine.crew import Crew
-from paceline.engine.loop import Engine, Parts
-from paceline.engine.request import Request, check_prompt
-from paceline.verifiers.greedy import GreedyVerifier
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.engine import Crew, Engine, Parts, Request, check_prompt
+from paceline.verifiers import GreedyVerifier, RecursiveRejection
 
 
 def engine(

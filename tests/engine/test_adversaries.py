@@ -19,8 +19,7 @@ from paceline.controllers.auto.controller import AutoController
 from paceline.controllers.auto.costs import Costs
 from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import DrafterArgs
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import Budget, TokenTree
 
 KINDS = [kind for kind in vars(adversaries).values() if isinstance(kind, type) and issubclass(kind, adversaries.Adversary)]
 VALID = adversaries.VALID

@@ -22,10 +22,7 @@ from toys import ToyRunner
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers import cost_store
 from paceline.controllers.auto.controller import AutoController
-from paceline.engine import crew, loop, policy, probe
-from paceline.engine.build import build_parts
-from paceline.engine.crew import Crew
-from paceline.engine.loop import Engine
+from paceline.engine import Crew, Engine, build_parts, crew, loop, policy, probe
 
 PASS, ROW = 1e-2, 1e-5
 CHEAP, DEAR = 1e-4, 3e-2

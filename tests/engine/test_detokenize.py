@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CORPUS, KINDS, write
 
 import paceline
-from paceline.engine import detokenize
-from paceline.engine.detokenize import BROKEN, IncrementalDetokenizer
+from paceline.engine import BROKEN, IncrementalDetokenizer, detokenize
 from paceline.models.tokenizer import Tokenizer
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"

@@ -12,8 +12,7 @@ from engine.harness import engine
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.engine.driver import Driver, Turns
-from paceline.engine.request import Request
+from paceline.engine import Driver, Request, Turns
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 PROMPTS = [[i, i + 1, 2] for i in range(8)]

@@ -15,8 +15,7 @@ from toys import ToyRunner
 from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters.base import DrafterArgs
-from paceline.verifiers import recursive_rejection
-from paceline.verifiers.typical import TypicalAcceptance
+from paceline.verifiers import TypicalAcceptance, recursive_rejection
 
 VOCAB, LENGTH, TEMPERATURE = 6, 3, 0.9
 PROMPT = [1, 2, 1, 2, 3, 1, 2]

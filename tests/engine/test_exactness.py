@@ -9,8 +9,7 @@ import tiny_checkpoint
 
 from paceline import LLM, ConfigError
 from paceline.controllers.cost_store import CostStore
-from paceline.engine import exactness
-from paceline.engine.exactness import Exactness, find
+from paceline.engine import Exactness, exactness, find
 from paceline.llm import BUNDLED
 from paceline.models import native
 from paceline.models.load import load_runner

@@ -18,7 +18,7 @@ from paceline.controllers.base import Signal
 from paceline.controllers.fixed import FixedController
 from paceline.controllers.limited import LimitedController
 from paceline.drafters.base import DrafterArgs
-from paceline.engine.footprint import footprint_of, limited, runners_of
+from paceline.engine import footprint_of, limited, runners_of
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.models.base import Runner

@@ -15,7 +15,7 @@ from tiny_checkpoint import write
 
 from paceline import LLM, SamplingParams
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engine.scheduler import Scheduler
+from paceline.engine import Scheduler
 from paceline.models.cache import Arena, NativeCache
 
 FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py", "engine/driver.py",

@@ -16,8 +16,7 @@ from paceline.controllers.base import Outcome, Plan
 from paceline.controllers.fixed import FixedController
 from paceline.drafters.base import Context, Drafter
 from paceline.engine import crew, loop
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1, 2, 3], [3, 3]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -160,7 +159,7 @@ def test_abort_keeps_what_was_produced_and_leaves_neighbours_alone() -> None:
     runner = ToyRunner(16, order=None)
     alone = tokens(run(engine(runner), [[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)))
     live = engine(runner)
-    from paceline.engine.request import Request
+    from paceline.engine import Request
 
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     kept, gone, waiting = (Request(name, None, [1, 2, 3], params, 7, 30) for name in ("kept", "gone", "waiting"))

@@ -19,10 +19,10 @@ from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters.base import Ahead, DrafterArgs, Guess
 from paceline.drafters.pearl import PearlDrafter
-from paceline.engine.overlap import NOTHING, Beside, Helper, Task, longer, with_none
+from paceline.engine import NOTHING, Beside, Helper, Task, longer, with_none
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.verifiers.draws import KeyedDraws
+from paceline.tree import EMPTY_TREE, TokenTree
+from paceline.verifiers import KeyedDraws
 
 VOCAB = 5
 LOW, HIGH = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2]), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])

@@ -14,9 +14,8 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.config import EngineConfig
+from paceline.engine import AUTO, DraftModels, asked_device, devices_for, level_seconds, place
 from paceline.engine import models as engine_models
-from paceline.engine.models import DraftModels
-from paceline.engine.placement import AUTO, asked_device, devices_for, level_seconds, place
 from paceline.errors import ConfigError, OutOfMemoryError
 
 CPU = torch.device("cpu")

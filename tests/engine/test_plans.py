@@ -21,11 +21,9 @@ from paceline.controllers.heuristic import HeuristicController
 from paceline.controllers.limited import Footprint, LimitedController
 from paceline.controllers.ppd import PPDController
 from paceline.drafters.base import Context
+from paceline.engine import Request, Scheduler
 from paceline.engine import crew as crew_module
-from paceline.engine.request import Request
-from paceline.engine.scheduler import Scheduler
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 1, 2, 1], [7, 8]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)

@@ -11,8 +11,8 @@ from toys import ToyRunner
 from paceline import ConfigError, registry
 from paceline.config import SpeculativeConfig
 from paceline.controllers.base import Signal
-from paceline.engine.build import _methods, build_parts, check_methods
-from paceline.engine.policy import GIVEN, split_options
+from paceline.engine import GIVEN, build_parts, check_methods, split_options
+from paceline.engine.build import _methods
 
 
 def controller(given: dict[str, Any]) -> Any:

@@ -11,10 +11,10 @@ import torch
 from tiny_checkpoint import write
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.engine.request import Request
+from paceline.engine import Request
 from paceline.models.blocks import BLOCK
 from paceline.models.prefixes import PrefixIndex
-from paceline.tree.types import Scores
+from paceline.tree import Scores
 
 BEGINNING = [5 + (7 * i) % 90 for i in range(70)]
 PROMPTS = [[*BEGINNING, 200 + i, 300 + i] for i in range(4)]

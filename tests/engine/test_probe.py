@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 from tiny_llama import runner_of, tiny_llama
 
-from paceline.engine.probe import Probe
+from paceline.engine import Probe
 
 
 @pytest.mark.parametrize(("most", "measured"), [(512, 3), (20, 2), (8, 1)])

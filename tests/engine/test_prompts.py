@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.drafters.base import NO_TENANT
-from paceline.engine.prompts import as_list, read_prompt
+from paceline.engine import as_list, read_prompt
 from paceline.errors import PromptError
 
 

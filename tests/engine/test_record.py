@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline import LLM, SamplingParams
-from paceline.engine.record import StepRecord, watching
-from paceline.tree.types import Verdict
+from paceline.engine import StepRecord, watching
+from paceline.tree import Verdict
 
 PROMPT = "One day, a little girl named Lily found a needle"
 

@@ -14,12 +14,8 @@ from wide_trees import WIDE
 
 from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParams
 from paceline.controllers.auto.costs import Costs
-from paceline.engine.probe import Probe
-from paceline.engine.record import StepRecord, watching
-from paceline.engine.request import Request
-from paceline.engine.room import Room
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Sequence as Decoding
+from paceline.engine import Probe, Request, Room, Scheduler, StepRecord, watching
+from paceline.engine import Sequence as Decoding
 from paceline.models.blocks import BLOCK
 
 PROMPTS = [[20 + i, 7, 8, 9, 30 + i] * (2 + i) for i in range(5)]

@@ -9,10 +9,7 @@ from engine.harness import engine, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.engine.loop import Engine
-from paceline.engine.record import StepRecord, watching
-from paceline.engine.request import Request
-from paceline.engine.scheduler import Scheduler
+from paceline.engine import Engine, Request, Scheduler, StepRecord, watching
 
 CHUNK = 16
 LONG = [1 + i % 7 for i in range(200)]

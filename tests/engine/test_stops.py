@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import paceline
 from paceline.config import SamplingParams
-from paceline.engine.stops import StopChecker, find_stop, open_length
-from paceline.engine.transcript import Transcript
+from paceline.engine import StopChecker, Transcript, find_stop, open_length
 from paceline.models.tokenizer import Tokenizer
 
 PIECES = ["a", "b", "ab", "ba", "aab", "", "c", "abc", "<eos>", "<eot>"]

@@ -23,7 +23,7 @@ from paceline import LLM, PacelineError, SamplingParams, SpeculativeConfig
 from paceline.cli.app import app
 from paceline.cli.main import main
 from paceline.config import EngineConfig
-from paceline.engine.build import build_parts, check_methods
+from paceline.engine import build_parts, check_methods
 
 ROOT = Path(__file__).resolve().parents[2]
 

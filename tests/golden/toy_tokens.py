@@ -19,8 +19,7 @@ from toys import ToyRunner
 from paceline import registry
 from paceline.claims import verifiers
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.engine.build import build_parts
-from paceline.engine.loop import Engine
+from paceline.engine import Engine, build_parts
 
 LENGTH = 24
 MODES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from paceline.models.cache import Arena, NativeCache
 from paceline.models.graphs import Bucket, pack, padded_masks
 from paceline.models.linear import can_pack
 from paceline.models.segments import Segment, span, tree_segment
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")
 TREE = TokenTree.build([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])

@@ -16,7 +16,7 @@ from paceline.models.attention_apart import ApartStep, by_kernel, far, kernel_ag
 from paceline.models.cache import NativeCache
 from paceline.models.graphs import Bucket, ScoringGraphs, pack, padded_masks
 from paceline.models.segments import Segment
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 SLOTS = 256
 DEVICES = [

@@ -17,7 +17,7 @@ from paceline.models.attention_split import products_keep_order
 from paceline.models.cache import Arena, NativeCache
 from paceline.models.linear import can_pack
 from paceline.models.segments import Segment, tree_segment
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 LENGTHS = (30, PIECE - 2, 500, CHUNK - 1, CHUNK, 2 * CHUNK + 120)
 DTYPES = (torch.float32, torch.bfloat16)

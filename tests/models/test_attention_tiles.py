@@ -11,7 +11,7 @@ from tiny_llama import close, runner_of, tiny_llama, tokens
 from paceline.models.kernels.attention_tiles import HALF_QUERIES, MOST_QUERIES, weigh
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.native import NativeRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 COUNT, SLOTS, DIMS = 37, 60, 64
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 72}

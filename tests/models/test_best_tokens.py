@@ -10,9 +10,8 @@ from tiny_llama import runner_of, tiny_llama, tokens
 from paceline.errors import ConfigError
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.kernels.program import ROWS
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Scores
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.tree import EMPTY_TREE, Scores, TokenTree
+from paceline.verifiers import GreedyVerifier
 
 IDS = tokens(150)
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 from paceline.models.fallback import TransformersRunner
 from paceline.models.kernels.fused import FusedDecoder
 from paceline.models.load import load_runner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 MOST = 40
 TEXT = tokens(MOST + 1)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.fallback import FallbackCache, TransformersRunner
 from paceline.models.histories import CausalModel, CroppedHistory, History, ReplayedHistory
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB = 97
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -13,7 +13,7 @@ from tiny_llama import CPU, close, runner_of, spec_of, tiny_llama, tokens, weigh
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.grouped import GroupedRunner, groups_of
 from paceline.models.spec import RopeSpec
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 LAYERS = 6
 

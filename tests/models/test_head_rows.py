@@ -14,7 +14,7 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.llm import BUNDLED
 from paceline.models.head_rows import HeadRows
 from paceline.models.load import load_runner
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 IDS = [(31 * i) % 6000 + 4 for i in range(24)]
 KEPT = sorted(np.random.default_rng(0).choice(6144, 701, replace=False).tolist())

@@ -14,9 +14,9 @@ from filelock import FileLock
 from numba import cfunc, types
 from numba.core import caching
 
-from paceline.compiled import compiled
 from paceline.models.kernels import entry, forward
 from paceline.models.kernels.entry import machine_code
+from paceline.utils import compiled
 
 SOURCE = "def entry(number):\n    pass\n"
 LINE = "compiling the test, which takes no time; where they can be kept on disk, once a machine"

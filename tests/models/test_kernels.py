@@ -23,7 +23,7 @@ from paceline.models.kernels.tiles import DOT, FULL, HALF
 from paceline.models.kernels.vectors import exponential, load, store
 from paceline.models.native import NativeRunner
 from paceline.models.spec import LayerSpec, RopeSpec
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
 IDS = tokens(150)

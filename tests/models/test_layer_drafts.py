@@ -20,7 +20,7 @@ from paceline.models.kernels.program import ROWS
 from paceline.models.layer_drafts import layer_drafts_of
 from paceline.models.load import load_runner
 from paceline.models.native import NativeRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB, LAYERS = 150, 4
 TEXTS = [[5, 9, 60, 44, 7, 3, 9, 21], [1, 4], [(7 * i) % VOCAB for i in range(100)]]

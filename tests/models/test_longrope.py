@@ -15,7 +15,7 @@ from paceline.errors import CapabilityError
 from paceline.models.load import load_runner
 from paceline.models.longrope import LongRopeRunner
 from paceline.models.native import NativeRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, ORIGINAL = "phi3-longrope", 32
 TEXT = torch.randint(3, 128, (60,), generator=torch.Generator().manual_seed(2)).tolist()

@@ -11,7 +11,7 @@ from toys import ToyRunner
 
 from paceline.errors import ConfigError
 from paceline.models.mapped import MappedRunner
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 INNER = 6
 INTO = np.array([3, -1, 0, 5, 1])

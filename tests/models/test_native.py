@@ -18,7 +18,7 @@ from paceline.models.graphs import ScoringGraphs, bucket_for
 from paceline.models.linear import can_pack
 from paceline.models.native import NativeRunner
 from paceline.models.segments import Segment
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
 IDS = tokens(41)

@@ -25,7 +25,7 @@ from paceline.models.load import load_runner
 from paceline.models.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import load_weights
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 TOLERANCE = 1e-4
 TEXT = torch.randint(3, 128, (48,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -19,7 +19,7 @@ from paceline.models.kernels.tiles import BYTES, NIBBLES, dot_bytes, has_dot_byt
 from paceline.models.kernels.vectors import I32V, Int, Nothing, load_at, lowered, store_at
 from paceline.models.native import NativeRunner
 from paceline.models.quantize import dequantized, quantize, quantize_groups, quantize_rows
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}
 IDS = tokens(150)

@@ -24,7 +24,7 @@ from paceline.models.native import NativeRunner
 from paceline.models.quantize import Form, dequantized, factors, quantize, quantize_groups, quantize_rows, unpacked
 from paceline.models.quantized_linear import dense, make_quantized_linear
 from paceline.models.weights import load_weights
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 BOTH = pytest.mark.parametrize("rounded", [quantize_rows, quantize_groups])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]

@@ -13,7 +13,7 @@ from paceline.errors import CapabilityError
 from paceline.models.load import load_runner
 from paceline.models.native import NativeRunner
 from paceline.models.replay import ReplayRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32
 TEXT = torch.randint(3, 128, (60,), generator=torch.Generator().manual_seed(2)).tolist()

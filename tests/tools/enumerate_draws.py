@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.tree.token_tree import PROBE, TokenTree
-from paceline.tree.types import Verdict
-from paceline.verifiers.base import Verifier
+from paceline.tree import PROBE, TokenTree, Verdict
+from paceline.verifiers import Verifier
 
 T = TypeVar("T", bound=Hashable)
 Tokens = tuple[int, ...]

@@ -14,8 +14,7 @@ from tools.enumerate_draws import Choices
 
 from paceline.drafters import draft_rows
 from paceline.drafters.base import Context
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree, Trial
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 
 PROMPT = [1, 2, 3]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from tools.enumerate_draws import Choices, Target, Tokens
 
-from paceline.tree.token_tree import CANDIDATE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree import CANDIDATE, PROBE, ROOT, TokenTree, Trial
 
 Weights = npt.NDArray[np.float64]
 

@@ -8,9 +8,8 @@ import numpy as np
 from tools.enumerate_draws import Choices, Target, distance, output_law, paths_of, target_law
 from tools.random_drafts import RandomDrafter
 
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import TokenTree
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import TokenTree, merge
+from paceline.verifiers import RecursiveRejection
 
 Propose = Callable[[Choices], TokenTree]
 

@@ -13,9 +13,7 @@ import numpy.typing as npt
 import torch
 from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_law, output_law, rows_of, target_law
 
-from paceline.tree.group_trial import GroupTrial
-from paceline.tree.token_tree import ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
+from paceline.tree import ROOT, GroupTrial, TokenTree, Trial, Verdict
 
 Weights = npt.NDArray[np.float64]
 Propose = Callable[[Choices], TokenTree]

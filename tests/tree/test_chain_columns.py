@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import DrafterError
-from paceline.tree.chain_columns import chain_columns, chain_sources, first_nodes, is_sound_chain
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree, chain_columns, chain_sources, first_nodes, is_sound_chain
 
 CHAIN = TokenTree.chain([5, 6, 7], confidence=[0.9, 0.8, 0.7], source=2)
 

@@ -12,8 +12,7 @@ from tools.random_drafts import RandomDrafter, random_target
 from tools.random_trees import TOLERANCE, WRONG, law_error, merged
 
 from paceline.errors import DrafterError
-from paceline.tree.merge import merge, prune, subtree
-from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, subtree
 
 VOCAB = 4
 ROW, OTHER = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])

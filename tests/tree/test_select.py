@@ -13,9 +13,7 @@ from tools.enumerate_draws import Choices
 from tools.random_drafts import random_target
 from tools.random_trees import TOLERANCE, WRONG, law_error, merged
 
-from paceline.tree.merge import merge, prune
-from paceline.tree.select import select
-from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, select
 
 VOCAB = 4
 

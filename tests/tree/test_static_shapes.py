@@ -10,16 +10,7 @@ import pytest
 
 from paceline.drafters.recycling_rows import grow_tree
 from paceline.errors import ConfigError
-from paceline.tree.static_shapes import (
-    PRIOR,
-    RankAcceptance,
-    Shape,
-    best_shapes,
-    choose,
-    from_paths,
-    monotone,
-    parse_paths,
-)
+from paceline.tree import PRIOR, RankAcceptance, Shape, best_shapes, choose, from_paths, monotone, parse_paths
 
 Ranks = tuple[int, ...]
 CHANCES = np.array([[0.6, 0.2, 0.1], [0.5, 0.3, 0.05], [0.7, 0.1, 0.1]])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree import COLUMNS, EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 VOCAB = 5
 

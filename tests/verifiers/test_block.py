@@ -23,14 +23,10 @@ from tools.random_drafts import RandomDrafter, random_law, random_target
 from toys import ToyRunner
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.build import build_parts
+from paceline.engine import build_parts
 from paceline.errors import CapabilityError, ConfigError, NumericsError
-from paceline.tree.token_tree import ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
-from paceline.verifiers import block
-from paceline.verifiers.block import BlockVerification
-from paceline.verifiers.draws import KeyedDraws, draw_seed
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import ROOT, TokenTree, Trial, Verdict
+from paceline.verifiers import BlockVerification, KeyedDraws, RecursiveRejection, block, draw_seed
 
 TOLERANCE = 1e-9
 WRONG = 1e-3

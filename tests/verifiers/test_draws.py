@@ -10,8 +10,8 @@ import torch
 from scipy.stats import gumbel_r, kstest
 from tools.gtest import ERROR, assert_follows, g_test, independence
 
+from paceline.verifiers import KeyedDraws, draw_seed, gumbel_noise
 from paceline.verifiers import draws as module
-from paceline.verifiers.draws import KeyedDraws, draw_seed, gumbel_noise
 
 LAW = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.009, 0.001, 0.0])
 WEIGHTS = LAW.log() + 3.0

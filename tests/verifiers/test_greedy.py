@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, Verdict
+from paceline.verifiers import GreedyVerifier
 
 VOCABULARY = 7
 GREEDY = GreedyVerifier()

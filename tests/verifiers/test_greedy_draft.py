@@ -13,11 +13,8 @@ from tools.toy_vector import P, Q, acceptance_rate, drawn, flat_error
 
 from paceline.bench.optimal_acceptance import greedy_draft_acceptance
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import ROOT, TokenTree, Trial
-from paceline.verifiers import greedy_draft
-from paceline.verifiers.draws import KeyedDraws
-from paceline.verifiers.greedy_draft import GreedyDraftSampling
-from paceline.verifiers.recursive_rejection import RecursiveRejection, proposal
+from paceline.tree import ROOT, TokenTree, Trial
+from paceline.verifiers import GreedyDraftSampling, KeyedDraws, RecursiveRejection, greedy_draft, proposal
 
 TOLERANCE, WRONG = 1e-9, 1e-3
 

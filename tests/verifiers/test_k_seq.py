@@ -13,12 +13,8 @@ from tools.random_drafts import RandomDrafter, random_law, random_target
 from tools.toy_vector import P, Q, Weights, acceptance_rate, drawn, flat_error
 
 from paceline.errors import ConfigError, NumericsError
-from paceline.tree.group_trial import GroupTrial
-from paceline.tree.select import select
-from paceline.tree.token_tree import ROOT, TokenTree, Trial
-from paceline.verifiers import k_seq
-from paceline.verifiers.draws import KeyedDraws
-from paceline.verifiers.k_seq import KSeq, plan
+from paceline.tree import ROOT, GroupTrial, TokenTree, Trial, select
+from paceline.verifiers import KeyedDraws, KSeq, k_seq, plan
 
 TOLERANCE, WRONG = 1e-9, 1e-3
 

@@ -18,11 +18,8 @@ from tools.enumerate_draws import (
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
-from paceline.verifiers import recursive_rejection
-from paceline.verifiers.draws import KeyedDraws
-from paceline.verifiers.recursive_rejection import RecursiveRejection, residual
+from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, Verdict
+from paceline.verifiers import KeyedDraws, RecursiveRejection, recursive_rejection, residual
 
 P = np.array([0.5, 0.3, 0.2])
 Q = np.array([0.2, 0.3, 0.5])

@@ -7,11 +7,8 @@ import pytest
 import torch
 from tools.gtest import ERROR, g_test
 
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
-from paceline.verifiers import recursive_rejection
-from paceline.verifiers.draws import KeyedDraws
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, Verdict
+from paceline.verifiers import KeyedDraws, RecursiveRejection, recursive_rejection
 
 P = torch.tensor([0.35, 0.3, 0.2, 0.1, 0.05])
 Q = torch.tensor([0.1, 0.1, 0.2, 0.3, 0.3])

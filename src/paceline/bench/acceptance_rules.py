@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.bench.optimal_acceptance import greedy_draft_acceptance, optimal_acceptance
-from paceline.checking import need
 from paceline.errors import ConfigError, NumericsError
+from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner
@@ -126,7 +126,7 @@ def k_seq(p: Array, q: Array, drafts: int) -> float:
     """SpecTr's rule with its best gamma."""
     import torch
 
-    from paceline.verifiers.k_seq import plan
+    from paceline.verifiers import plan
 
     return plan(torch.from_numpy(p), torch.from_numpy(q), drafts).accepted
 
@@ -235,7 +235,7 @@ def rows_of(runner: Runner, tokens: Sequence[int], positions: int, temperature: 
     """
     import torch
 
-    from paceline.verifiers.base import bad_row
+    from paceline.verifiers import bad_row
 
     cache = runner.open()
     try:

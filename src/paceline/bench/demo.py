@@ -17,9 +17,9 @@ from typing import Any
 from paceline.bench.compare import Difference, differences
 from paceline.bench.verify import plain_from
 from paceline.config import SamplingParams
-from paceline.engine.outputs import RequestOutput
+from paceline.engine import RequestOutput
 from paceline.llm import BUNDLED, LLM
-from paceline.user_cache import user_cache
+from paceline.utils import user_cache
 
 BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 

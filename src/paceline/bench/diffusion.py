@@ -19,7 +19,6 @@ from typing import Any
 from paceline.bench.diffusion_lines import Line
 from paceline.bench.diffusion_summary import Sample, summary, timed
 from paceline.bench.parallel_tasks import TASKS, Item, items
-from paceline.checking import integer, need
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.loop import Outcome, Parts, decode
 from paceline.diffusion.methods import Recipe
@@ -28,6 +27,7 @@ from paceline.diffusion.trajectory_measures import BitsToRounds, global_ar, loca
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.models.tokenizer import Tokenizer
+from paceline.utils import integer, need
 
 Progress = Callable[[str, int, int], None]
 EXACT = ("float32", "float64")

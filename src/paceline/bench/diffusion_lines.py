@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checking import json_object, need
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS
 from paceline.diffusion.methods import Recipe, options_of, part
 from paceline.diffusion.setting import TokenText
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
+from paceline.utils import json_object, need
 
 BASELINE = "static"
 LOSSLESS = ("freedave",)

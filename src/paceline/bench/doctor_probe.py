@@ -14,11 +14,11 @@ from paceline import registry
 from paceline.bench.checks_facts import Guess, Probe
 from paceline.config import SamplingParams
 from paceline.controllers.base import Controller, Plan, Signal
-from paceline.engine.probe import Probe as PassTimer
-from paceline.engine.record import StepRecord, watching
+from paceline.engine import Probe as PassTimer
+from paceline.engine import StepRecord, watching
 from paceline.llm import LLM
 from paceline.models.base import Runner
-from paceline.tree.types import NO_BUDGET, Budget, Verdict
+from paceline.tree import NO_BUDGET, Budget, Verdict
 
 TOKENS = 50
 """Of each probe, on each prompt."""

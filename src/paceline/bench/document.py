@@ -20,9 +20,9 @@ from paceline.bench.harness import Harness
 from paceline.bench.machine import provenance
 from paceline.bench.settings import PLAIN
 from paceline.bench.workloads import Workload
-from paceline.checking import keys_once
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
+from paceline.utils import keys_once
 
 FORMAT, VERSION = "paceline-bench", 1
 

@@ -20,7 +20,7 @@ from paceline.bench.advice import summarize
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
-    from paceline.engine.prompts import Prompt
+    from paceline.engine import Prompt
     from paceline.llm import LLM
 
 WARM_UP: Final = 48

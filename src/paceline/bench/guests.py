@@ -22,8 +22,8 @@ from paceline.bench.peers import catalog
 from paceline.bench.peers.endpoint import parts_of
 from paceline.bench.peers.install import state
 from paceline.bench.records import Piece
-from paceline.checking import json_object, need, reject_unknown
 from paceline.errors import ConfigError
+from paceline.utils import json_object, need, reject_unknown
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

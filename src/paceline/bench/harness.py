@@ -32,8 +32,7 @@ from paceline.bench.records import Cell, Options, Piece, Results, Run, params_of
 from paceline.bench.settings import BASELINE, Records, Setting
 from paceline.bench.workloads import Conversation, Workload
 from paceline.config import GREEDY_EPSILON
-from paceline.engine.outputs import RequestOutput
-from paceline.engine.record import TimeSplit, watching
+from paceline.engine import RequestOutput, TimeSplit, watching
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 

@@ -20,11 +20,10 @@ from paceline.bench.harness import Harness
 from paceline.bench.measures import StepLog, Totals, quantiles
 from paceline.bench.workloads import Workload, bundled
 from paceline.config import SamplingParams
-from paceline.engine.record import TimeSplit, watching
-from paceline.engine.request import Request, check_prompt
+from paceline.engine import Request, TimeSplit, check_prompt, watching
 from paceline.errors import PromptError
 from paceline.llm import LLM
-from paceline.verifiers.draws import draw_seed
+from paceline.verifiers import draw_seed
 
 NAP = 0.02
 """Seconds of one sleep while nothing is to be done, so that Ctrl-C is heard."""

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engine.record import StepRecord, TimeSplit
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Verdict
+from paceline.engine import StepRecord, TimeSplit
+from paceline.tree import TokenTree, Verdict
 
 EDGES = tuple(float(f"{10 ** (power / 10):.3g}") for power in range(-50, 21))
 """Of the histogram, 10 microseconds to 100 seconds, ten bins a decade."""

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.controllers.base import Controller, Plan, Signal
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 Lengths = dict[int, int]
 """Length of the text -> tokens of the next draft that will stand."""

@@ -23,8 +23,7 @@ import torch
 
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.tree_policies import MAX_WIDTH, TreePolicy
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree
-from paceline.tree.types import Budget, always_go_on
+from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, always_go_on
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context

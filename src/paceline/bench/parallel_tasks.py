@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.bench.parallel_grids import is_latin, is_sudoku, latin_puzzle, parse_grid, sudoku_puzzle, written
-from paceline.checking import integer, need
+from paceline.utils import integer, need
 
 NAMES = (
     *("Bayes", "Bill", "Bob", "Carl", "Don", "Edward", "Gauss", "Henry", "Holmes", "Jack", "James"),

@@ -21,9 +21,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checking import integer, need, reject_unknown
 from paceline.errors import ConfigError
-from paceline.user_cache import user_cache
+from paceline.utils import integer, need, reject_unknown, user_cache
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from typing import Any
 from paceline.bench.measures import Totals
 from paceline.bench.settings import Setting
 from paceline.config import SamplingParams
-from paceline.engine.outputs import RequestOutput
-from paceline.verifiers.draws import draw_seed
+from paceline.engine import RequestOutput
+from paceline.verifiers import draw_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

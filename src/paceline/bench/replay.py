@@ -45,16 +45,13 @@ from typing import Any
 
 from paceline import __version__
 from paceline.bench.replay_step import Heard, plain_step
-from paceline.checking import need
 from paceline.config import SamplingParams
 from paceline.controllers.base import Plan
-from paceline.engine.detokenize import IncrementalDetokenizer
-from paceline.engine.outputs import RequestOutput, StreamChunk
-from paceline.engine.prompts import Prompt
-from paceline.engine.record import StepRecord, watching
+from paceline.engine import IncrementalDetokenizer, Prompt, RequestOutput, StepRecord, StreamChunk, watching
 from paceline.llm import BUNDLED, LLM
 from paceline.models.base import ModelInfo
-from paceline.tree.types import Budget
+from paceline.tree import Budget
+from paceline.utils import need
 
 Data = dict[str, Any]
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from paceline.engine.record import StepRecord
+from paceline.engine import StepRecord
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import PROBE, ROOT, TokenTree
-from paceline.tree.types import Budget, Verdict, always_go_on
-from paceline.verifiers.recursive_rejection import proposal
+from paceline.tree import PROBE, ROOT, Budget, TokenTree, Verdict, always_go_on
+from paceline.verifiers import proposal
 
 Data = dict[str, Any]
 LIKELIEST = 3

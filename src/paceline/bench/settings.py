@@ -19,10 +19,10 @@ from typing import Any
 
 from paceline import registry
 from paceline.bench.verify import claimed_class
-from paceline.checking import json_object
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
+from paceline.utils import json_object
 
 PLAIN = "plain"
 RECORD = "continuations"

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.bench.workloads import SYNTHETIC, Conversation, Workload
-from paceline.checking import need, reject_unknown
 from paceline.errors import ConfigError
+from paceline.utils import need, reject_unknown
 
 DEFAULTS = {"prompt": 128, "output": 64, "entropy": -1.0, "count": 8}
 STEEPEST = 64.0

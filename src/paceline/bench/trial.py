@@ -23,7 +23,7 @@ from paceline.bench.candidates import Arm
 from paceline.bench.compare import first_difference
 from paceline.bench.halving import RefusedError
 from paceline.config import SamplingParams
-from paceline.engine.outputs import RequestOutput
+from paceline.engine import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 

@@ -23,8 +23,7 @@ from paceline.bench.compare import Agreement, Continue, Sampling, differences, g
 from paceline.bench.law import LawTest, integral_values, uniform_test
 from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, CLASSES, UP_TO_NEAR_TIES, Report
 from paceline.config import SamplingParams, SpeculativeConfig
-from paceline.engine.outputs import RequestOutput
-from paceline.engine.policy import split_options
+from paceline.engine import RequestOutput, split_options
 from paceline.llm import LLM
 from paceline.profiles import DEFAULT
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checking import need
 from paceline.errors import ConfigError
+from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.bench.trace import Arrival

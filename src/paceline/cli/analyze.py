@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.checking import integer, number
 from paceline.cli import outputs
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompt
 from paceline.errors import ConfigError
+from paceline.utils import integer, number
 
 if TYPE_CHECKING:
     from rich.table import Table

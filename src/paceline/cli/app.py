@@ -21,7 +21,7 @@ import typer
 from paceline import __version__
 from paceline.cli import analyze, bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify, waits
 from paceline.errors import PacelineError
-from paceline.waiting import shown_by
+from paceline.utils import shown_by
 
 BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")

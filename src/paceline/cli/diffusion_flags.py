@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from paceline.checking import shortened
 from paceline.errors import ConfigError
+from paceline.utils import shortened
 
 KINDS: Final = {
     "dllm_unmasking_strategy": ("NAME", "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ..."),

@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from paceline.engine.outputs import RequestOutput, StreamChunk
+    from paceline.engine import RequestOutput, StreamChunk
     from paceline.llm import LLM
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.checking import json_object, shortened
 from paceline.cli import diffusion_flags, logs
 from paceline.cli.interrupts import AtOnce
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
+from paceline.utils import json_object, shortened
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -164,7 +164,7 @@ def _options(name: str, text: str) -> dict[str, Any]:
         ConfigError: no JSON object, a key twice, or one that this peer does not read.
     """
     from paceline.bench.peers import catalog
-    from paceline.checking import json_object, reject_unknown
+    from paceline.utils import json_object, reject_unknown
 
     found = json_object("--options", text) or {}
     if "method" in found:

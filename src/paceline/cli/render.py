@@ -15,7 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from paceline.dllm.outputs import DiffusionMetrics, Pieces
-    from paceline.engine.metrics import RequestMetrics
+    from paceline.engine import RequestMetrics
 
 COLOURS = {"green": 32, "cyan": 36, "magenta": 35, "yellow": 33, "blue": 34, "red": 31}
 """Colours of drafters in order, with their codes: rich would expand tabs, without knowing the column."""

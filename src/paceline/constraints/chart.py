@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.compiled import compiled
 from paceline.constraints.automaton import DEAD, Table
 from paceline.constraints.lexing import Lexicon, Lists
+from paceline.utils import compiled
 
 Bits = NDArray[np.uint64]
 Flags = NDArray[np.bool_]

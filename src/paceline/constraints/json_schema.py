@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.checking import shortened
 from paceline.constraints import regex
 from paceline.constraints.expression import (
     EMPTY,
@@ -42,6 +41,7 @@ from paceline.constraints.expression import (
 )
 from paceline.constraints.integers import integers
 from paceline.errors import ConfigError, UnsatisfiableError
+from paceline.utils import shortened
 
 TYPES: Final = ("object", "array", "string", "integer", "number", "boolean", "null")
 CHECKED: Final[Mapping[str, tuple[str, ...]]] = {

@@ -31,12 +31,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from paceline.checking import need
 from paceline.config import SamplingParams
 from paceline.constraints.bad_words import BadWords, bad_word_token_ids
 from paceline.constraints.filters import filter_rows
 from paceline.constraints.penalties import Penalties
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
+from paceline.utils import need
 
 __all__ = ["Rules", "bad_word_token_ids"]
 

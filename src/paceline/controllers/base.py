@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.tree.types import Budget
+from paceline.tree import Budget
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 
 class Signal(NamedTuple):

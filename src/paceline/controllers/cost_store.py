@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.user_cache import user_cache
+from paceline.utils import user_cache
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.checking import integer, number
 from paceline.controllers.lengths import MOST, Course, LengthController
 from paceline.controllers.words import count
+from paceline.utils import integer, number
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 
 @dataclass(slots=True)

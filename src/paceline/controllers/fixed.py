@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.controllers.auto.acceptance import Acceptance, Own
 from paceline.controllers.auto.choice import fixed_shape
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.words import fixed_words
 from paceline.registry import DRAFTERS
-from paceline.tree.select import select
-from paceline.tree.types import Budget
+from paceline.tree import Budget, select
+from paceline.utils import need
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 POINTS: Final = ("table", "fusion")
 """Kinds of drafters that never draw their tokens."""

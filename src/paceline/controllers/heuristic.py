@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from paceline.checking import integer, need
 from paceline.controllers.lengths import MOST, Course, LengthController
 from paceline.controllers.words import count
+from paceline.utils import integer, need
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 GROW: Final = 2
 SHRINK: Final = 1

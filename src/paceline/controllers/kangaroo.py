@@ -7,9 +7,9 @@ Source: Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (a
 
 from __future__ import annotations
 
-from paceline.checking import integer, number
 from paceline.controllers.lengths import MOST
 from paceline.controllers.stops import ThresholdController
+from paceline.utils import integer, number
 
 
 class KangarooController(ThresholdController):

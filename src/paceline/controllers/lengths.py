@@ -10,17 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from paceline.checking import integer
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.words import count
-from paceline.tree.select import select
-from paceline.tree.types import Budget
+from paceline.tree import Budget, select
+from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.controllers.stops import Voice
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 M = TypeVar("M")
 

@@ -21,12 +21,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.tree.select import select
-from paceline.tree.token_tree import PROBE
-from paceline.tree.types import Budget
+from paceline.tree import PROBE, Budget, select
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 logger = logging.getLogger("paceline.controllers")
 

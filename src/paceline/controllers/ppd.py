@@ -20,18 +20,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from paceline.checking import integer
 from paceline.controllers.auto.choice import levels_by_source
 from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.words import count
-from paceline.tree.select import select
-from paceline.tree.static_shapes import PRIOR, Choice, RankAcceptance, Shape, best_shapes, choose
-from paceline.tree.types import Budget
+from paceline.tree import PRIOR, Budget, Choice, RankAcceptance, Shape, best_shapes, choose, select
+from paceline.utils import integer
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 EVERY, FIRST, SETTLED = 16, 4, 64
 """Steps from one choice to the next: EVERY, or FIRST until SETTLED steps were made."""

@@ -17,16 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.checking import integer, need, number
 from paceline.controllers.accept_head import AcceptHead, Features, features_of
 from paceline.controllers.lengths import MOST
 from paceline.controllers.stops import StopController, Token, tokens_of
 from paceline.controllers.words import count
+from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
     from paceline.controllers.lengths import Course
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 _RECENT = 0.05
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.controllers.auto.choice import cut, fixed_shape
 from paceline.controllers.lengths import Course, LengthController, M
 from paceline.controllers.words import count
-from paceline.tree.types import Budget
+from paceline.tree import Budget
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 
 class Token(NamedTuple):

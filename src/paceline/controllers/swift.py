@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from paceline.checking import integer, number
 from paceline.controllers.lengths import MOST
 from paceline.controllers.stops import ThresholdController
+from paceline.utils import integer, number
 
 if TYPE_CHECKING:
     from paceline.controllers.lengths import Course
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 EDGES: Final = (0.95, 0.8, 0.5)
 GREEDY_CANDIDATES: Final = (3, 5, 8, 10)

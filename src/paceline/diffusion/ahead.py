@@ -6,11 +6,11 @@ Source: the cross-block part of From Bits to Rounds (arXiv:2511.21103).
 
 from __future__ import annotations
 
-from paceline.checking import need
 from paceline.diffusion.blocks import Blocks
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class Ahead(Blocks):

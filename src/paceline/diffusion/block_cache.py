@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Plan
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class BlockCache:

@@ -6,10 +6,10 @@ Source: Large Language Diffusion Models (arXiv:2502.09992); Block Diffusion (arX
 
 from __future__ import annotations
 
-from paceline.checking import need
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class Blocks:

@@ -12,8 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.checking import need
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 Floats = NDArray[np.float64]
 GIVEN = "hold no mask token (leave it out; a text with gaps is made by paceline.diffusion.canvas.Canvas.infill)"

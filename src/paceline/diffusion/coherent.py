@@ -14,11 +14,11 @@ from collections import deque
 import numpy as np
 import torch
 
-from paceline.checking import need
 from paceline.diffusion.base import NONE, Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 def entropy(p: torch.Tensor) -> torch.Tensor:

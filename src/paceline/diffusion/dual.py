@@ -10,12 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Plan
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.refreshed import Refreshed
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class Dual(Refreshed):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats, Status
 from paceline.diffusion.progress import end_tokens
 from paceline.diffusion.setting import Setting
+from paceline.utils import need
 
 
 class EosBar:

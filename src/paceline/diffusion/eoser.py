@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.progress import end_tokens, total_rounds
 from paceline.diffusion.setting import Setting
+from paceline.utils import need
 
 
 class Eoser:

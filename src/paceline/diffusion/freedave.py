@@ -19,7 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import NONE, Step
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.predictions import Predictions
@@ -28,6 +27,7 @@ from paceline.diffusion.transition import Transition
 from paceline.diffusion.tree_layout import Tree
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class FreeDave:

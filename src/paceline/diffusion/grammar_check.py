@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.checking import integer, need
 from paceline.constraints import ebnf
 from paceline.constraints import json_schema as schemas
 from paceline.constraints import regex as patterns
@@ -45,6 +44,7 @@ from paceline.diffusion.progress import end_tokens
 from paceline.diffusion.setting import Setting, TokenText
 from paceline.errors import ConfigError, UnsatisfiableError
 from paceline.models.denoiser import Ints
+from paceline.utils import integer, need
 
 ALL = slice(None)
 MOST_RANKED = 4096

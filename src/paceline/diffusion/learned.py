@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.quota import Quota
 from paceline.diffusion.setting import Setting
 from paceline.errors import CheckpointError
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 Filter = Callable[[Step], Floats]
 """Logits for the slots of `step.block`, in order: above 0, more likely final than not."""

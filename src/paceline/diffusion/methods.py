@@ -18,7 +18,6 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from paceline.checking import need, number
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS, PARTS, Method
 from paceline.diffusion.loop import Parts
@@ -27,6 +26,7 @@ from paceline.diffusion.setting import Setting, TokenText
 from paceline.diffusion.transition import Transition
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Denoiser
+from paceline.utils import need, number
 
 RULES = ("correction", "score", "commit", "edit", "check", "stop")
 OPTIONAL = ("correction", "edit", "check", "stop")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.checking_types import check_types
+from paceline.utils import check_types
 
 ABOVE_ONE = 2.0
 """Most of a threshold of confidence: above 1 it asks for one slot a round; far above it, it is a typing mistake."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.setting import Setting
 from paceline.diffusion.time_grid import uniform
+from paceline.utils import need
 
 
 class OrderNoise:

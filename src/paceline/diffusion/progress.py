@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.setting import Setting
+from paceline.utils import need
 
 MOST_ROUNDS = 16
 """Most rounds for each slot, of methods that may take more rounds than slots; each is a pass, and more of them gain nothing."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.edged_blocks import EdgedBlocks
 from paceline.diffusion.setting import Setting
+from paceline.utils import need
 
 
 class Progressive(EdgedBlocks):

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Ending, Step
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.progress import total_rounds
 from paceline.diffusion.setting import Setting
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class Prophet:

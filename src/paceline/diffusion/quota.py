@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Status
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 def checked_steps(setting: Setting, denoising_steps: int | None) -> int | None:

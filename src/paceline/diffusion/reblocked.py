@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from paceline.checking import need
 from paceline.diffusion.base import NONE
 from paceline.models.denoiser import Call, Denoiser, SlotCache
+from paceline.utils import need
 
 
 class Reblocked:

@@ -12,11 +12,11 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Plan
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class Refreshed(ABC):

@@ -15,13 +15,13 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Changes, Step
 from paceline.diffusion.canvas import Canvas, Floats, Status
 from paceline.diffusion.progress import rounds_of_text, whole_text
 from paceline.diffusion.setting import Setting
 from paceline.diffusion.time_grid import uniform
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class Remasking:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from paceline.checking import need
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.setting import Setting
+from paceline.utils import need
 
 
 class RepetitionGuard:

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checking import need
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
 from paceline.diffusion.methods import Recipe
 from paceline.diffusion.reblocked import Reblocked
 from paceline.models.denoiser import Denoiser
+from paceline.utils import need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.base import Changes, Step
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.held_blocks import HeldBlocks
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 class TokenEditing:

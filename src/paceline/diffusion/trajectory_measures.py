@@ -12,9 +12,9 @@ from math import ceil
 
 import numpy as np
 
-from paceline.checking import need
 from paceline.diffusion.trajectory import Trajectory
 from paceline.models.denoiser import Ints
+from paceline.utils import need
 
 
 @dataclass(frozen=True, slots=True)

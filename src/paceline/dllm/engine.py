@@ -18,7 +18,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline.checking import integer, need
 from paceline.config import EngineConfig
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Layout, Outcome, Parts, running
@@ -28,15 +27,14 @@ from paceline.dllm.biased import Biased
 from paceline.dllm.outputs import CanvasChunk, DiffusionMetrics, Painter
 from paceline.dllm.refusals import check_engine, check_sampling, honoured, parse_config
 from paceline.dllm.settled import Settled
-from paceline.engine.outputs import CompletionOutput
-from paceline.engine.request import Request
-from paceline.engine.stops import StopChecker
+from paceline.engine import CompletionOutput, Request, StopChecker
 from paceline.errors import ConfigError, PromptError
 from paceline.models.denoiser_load import load_denoiser
 from paceline.models.denoiser_native import NativeDenoiser
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.tokenizer import Tokenizer
-from paceline.verifiers.draws import draw_seed
+from paceline.utils import integer, need
+from paceline.verifiers import draw_seed
 
 
 @dataclass(slots=True)

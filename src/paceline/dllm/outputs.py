@@ -14,8 +14,7 @@ import numpy as np
 
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.trajectory import Trajectory
-from paceline.engine.metrics import RequestMetrics
-from paceline.engine.outputs import StreamChunk
+from paceline.engine import RequestMetrics, StreamChunk
 from paceline.models.token_bytes import token_bytes
 from paceline.models.tokenizer import Tokenizer
 

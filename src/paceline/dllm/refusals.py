@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.checking import json_object, need, shortened
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion.methods import canonical
 from paceline.errors import ConfigError
 from paceline.models.generation_defaults import GenerationDefaults
+from paceline.utils import json_object, need, shortened
 
 logger = logging.getLogger("paceline")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.engine.stops import StopChecker
+from paceline.engine import StopChecker
 
 
 class Settled:

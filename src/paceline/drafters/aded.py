@@ -18,15 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from paceline.checking import integer, number
 from paceline.drafters.aded_search import grow
 from paceline.drafters.aded_table import WAYS, TrigramTable
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import tree_of
 from paceline.drafters.tables import MAX_TENANTS, Tables
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import integer, number
 
 MOST_ROWS: Final = 2**24
 MOST_FOLLOWERS: Final = 64

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from paceline.drafters.aded_table import DOUBT, FloatArray, IntArray, LongArray, Rows, find
-from paceline.drafters.compiled import compiled
+from paceline.utils import compiled
 
 C1: Final = 1.25
 C2: Final = 19652.0

@@ -18,9 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import MAX_COUNT
-from paceline.drafters.compiled import compiled
 from paceline.drafters.tables import Arrays, OtherOptionError
+from paceline.utils import MAX_COUNT, compiled
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]

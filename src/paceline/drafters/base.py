@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
     from paceline.models.tokenizer import Tokenizer
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Budget, Scores, Verdict
+    from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 NO_TENANT: Final = ""
 """Of requests without a `cache_salt`, which is never empty: nobody can ask for their caches and tables by name."""

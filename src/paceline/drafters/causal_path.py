@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.compiled import compiled
 from paceline.drafters.draft_rows import NAN
 from paceline.drafters.trigram_counts import Longs, Slots, TrigramCounts, chance
 from paceline.errors import DrafterError
+from paceline.utils import compiled
 
 if TYPE_CHECKING:
     import torch

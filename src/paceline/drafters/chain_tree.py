@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tree.chain_columns import chain_columns, chain_sources
-from paceline.tree.token_tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
+from paceline.tree import COLUMNS, EMPTY_TREE, TokenTree, Trial, chain_columns, chain_sources
 
 if TYPE_CHECKING:
     import torch

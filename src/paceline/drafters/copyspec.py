@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from paceline.checking import integer
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.ngram_table import LONGEST_MATCH, CopyDrafter
+from paceline.utils import integer
 
 LONGEST_GRAM: Final = 32
 

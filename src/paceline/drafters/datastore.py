@@ -19,9 +19,9 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from paceline.checking import shortened
 from paceline.drafters.suffix_array import IntArray, LongArray
 from paceline.errors import DrafterError
+from paceline.utils import shortened
 
 FORMAT: Final = "paceline-datastore-1"
 ROOM: Final = 64 * 1024 - 8

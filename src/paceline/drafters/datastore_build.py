@@ -21,12 +21,12 @@ from typing import BinaryIO, Final, Protocol, Self
 
 import numpy as np
 
-from paceline.checking import integer
 from paceline.drafters.datastore import DATA_TYPE, ROOM, Header
 from paceline.drafters.datastore_sources import Piece, Sources
 from paceline.drafters.part_file import Part
 from paceline.drafters.suffix_array import BETWEEN, DEPTH, IntArray, suffix_array
 from paceline.errors import ConfigError, DrafterError
+from paceline.utils import integer
 
 SHARD_TOKENS: Final = 2**24
 """Ids in a shard by default; 20 bytes each are needed while its suffixes are sorted."""

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.denoising import DenoisedState, DenoisingDrafter
 from paceline.drafters.draft_chain import ChainDraft, add_level
 from paceline.drafters.draft_options import check_method, draws_for
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import always_go_on
+from paceline.tree import TokenTree, always_go_on
+from paceline.utils import integer
 
 if TYPE_CHECKING:
     import torch

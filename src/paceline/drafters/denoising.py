@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
-from paceline.checking import integer, need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_options import limit_of
 from paceline.drafters.draft_rows import fit
 from paceline.errors import DrafterError
 from paceline.models.denoiser import Call, Ints, SlotCache
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.utils import integer, need
 
 if TYPE_CHECKING:
     import torch

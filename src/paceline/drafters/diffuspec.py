@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.causal_path import best_path, lattice_of
 from paceline.drafters.chain_tree import chain_tree
@@ -28,10 +27,11 @@ from paceline.drafters.draft_rows import weights
 from paceline.drafters.tables import Tables
 from paceline.drafters.trigram_counts import SMALLEST, TrigramCounts
 from paceline.errors import DrafterError
-from paceline.tree.types import Scores, Verdict
+from paceline.tree import Scores, Verdict
+from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 MOST_SLOTS: Final = 2**26
 MOST_BEAM: Final = 64

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.drafters.base import Context
     from paceline.models.base import Runner
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 GoOn = Callable[[int, float, object], bool]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from paceline.checking import need
 from paceline.drafters import vocab_trim
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
@@ -25,8 +24,8 @@ from paceline.drafters.tree_policies import PolicyName, TreePolicy
 from paceline.drafters.tree_policies import tree_policy as policy_of
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.base import Runner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import need
 
 
 class DraftModelDrafter(ModelDrafter[DraftState]):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
-from paceline.checking import integer, need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_state import Follower
+from paceline.utils import integer, need
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner
-    from paceline.tree.types import Budget
+    from paceline.tree import Budget
 
 SampleMethod = Literal["probabilistic", "greedy"]
 METHODS: Final = ("probabilistic", "greedy")

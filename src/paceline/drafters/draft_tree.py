@@ -25,7 +25,7 @@ import torch
 
 from paceline.drafters.draft_rows import best, draw_for
 from paceline.drafters.grow import Growth, Ranked
-from paceline.tree.token_tree import Trial
+from paceline.tree import Trial
 
 WIDTH: Final = 10
 """Of EAGLE-2, by default."""

@@ -20,15 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.checking import integer, items, need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_options import SampleMethod
 from paceline.drafters.exit_choice import PRIOR, Array, ExitRecord, best_way
 from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import integer, items, need, number
 
 MOST = 12
 """Tokens of the longest draft where the user sets no number."""

@@ -21,15 +21,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.draft_state import DraftState
 from paceline.drafters.grow import grow
 from paceline.drafters.tree_policies import PolicyName
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import ROOT, Budget, TokenTree
+from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner

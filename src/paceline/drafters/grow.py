@@ -18,9 +18,7 @@ import torch
 from paceline.drafters.draft_chain import GoOn
 from paceline.drafters.draft_rows import best, fit, weights
 from paceline.drafters.draft_state import FEW, DraftState, catch_up
-from paceline.tree.chain_columns import chain_columns, chain_sources
-from paceline.tree.select import select
-from paceline.tree.token_tree import EMPTY_TREE, ROOT, TokenTree, Trial
+from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, chain_columns, chain_sources, select
 
 if TYPE_CHECKING:
     from paceline.drafters.siblings import Siblings

@@ -31,7 +31,7 @@ import torch
 
 from paceline.drafters.grow import Growth, Ranked
 from paceline.drafters.siblings import Siblings, siblings_of
-from paceline.tree.token_tree import ROOT
+from paceline.tree import ROOT
 
 ROWS: Final = 8
 """Most rows of one pass of the draft model for one sequence."""

@@ -24,11 +24,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from paceline.checking import need
 from paceline.drafters import draft_rows
 from paceline.drafters.draft_tree import TreeDraft
 from paceline.drafters.grow import Growth
 from paceline.drafters.siblings import siblings_of
+from paceline.utils import need
 
 WAITS: Final = 1 << 32
 """Numbers of the draws that are waits, apart from those that are tokens."""

@@ -16,7 +16,7 @@ import torch
 
 from paceline.drafters.draft_rows import draw_for
 from paceline.drafters.grow import Growth
-from paceline.tree.group_trial import GroupTrial
+from paceline.tree import GroupTrial
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ import torch
 
 from paceline.drafters.draft_rows import best
 from paceline.drafters.grow import Growth
-from paceline.tree.static_shapes import Shape, best_shapes
-from paceline.tree.token_tree import ROOT
+from paceline.tree import ROOT, Shape, best_shapes
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ from paceline.drafters.base import Context
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_state import along
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 FIRST: Final = 0.3
 AFTER: Final = 0.6

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_options import SampleMethod
 from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
@@ -26,8 +25,8 @@ from paceline.models.adapter import Adapter
 from paceline.models.base import SequenceCache
 from paceline.models.cache import NativeCache
 from paceline.models.decoder import LayerPlan
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import integer, need, number
 
 
 class KangarooState(SelfState):

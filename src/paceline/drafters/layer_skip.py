@@ -15,13 +15,13 @@ approximate where such a pass decides; here it only drafts, and all layers verif
 
 from __future__ import annotations
 
-from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_options import UNLIMITED, SampleMethod
 from paceline.drafters.self_draft import SelfDrafter, SelfState, Way
 from paceline.drafters.skip_sets import unified_plan
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
+from paceline.utils import integer, number
 
 
 class LayerSkipDrafter(SelfDrafter[SelfState]):

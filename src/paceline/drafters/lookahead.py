@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
 
-from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, Budget, Scores, TokenTree, Verdict
+from paceline.utils import integer
 
 MAX_WINDOW: Final = 64
 MAX_NGRAM: Final = 16

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.drafters.base import Context
     from paceline.models.base import Runner, SequenceCache
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Budget, Verdict
+    from paceline.tree import Budget, TokenTree, Verdict
 
 _STEP: Final = 1 << 41
 _ROUND: Final = 1 << 42

@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from paceline.checking import integer
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.ngram_table import LONGEST_MATCH, CopyDrafter
+from paceline.utils import integer
 
 _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _RIGHT: Final = (0.19, 0.39, 0.49, 0.59, 0.63, 0.74, 0.83, 0.90, 0.94, 0.97)

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_tree
-from paceline.drafters.compiled import compiled
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.utils import compiled
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]

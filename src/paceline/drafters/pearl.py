@@ -23,7 +23,6 @@ from typing import Any, Final, Literal
 
 import torch
 
-from paceline.checking import need
 from paceline.drafters.base import Ahead, Context, DrafterArgs, Guess
 from paceline.drafters.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -31,8 +30,8 @@ from paceline.drafters.draft_options import UNLIMITED
 from paceline.drafters.pearl_pace import Paces
 from paceline.drafters.pearl_state import Drafted, PearlState
 from paceline.errors import CapabilityError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import need
 
 logger = logging.getLogger("paceline.drafters")
 

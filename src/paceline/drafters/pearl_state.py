@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.draft_chain import GoOn
 from paceline.drafters.draft_state import DraftState
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget, always_go_on
+from paceline.tree import Budget, TokenTree, always_go_on
 
 if TYPE_CHECKING:
     import torch
 
     from paceline.drafters.base import Context
     from paceline.models.base import Runner, SequenceCache
-    from paceline.tree.types import Verdict
+    from paceline.tree import Verdict
 
 
 class Drafted(NamedTuple):

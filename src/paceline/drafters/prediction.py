@@ -29,8 +29,7 @@ import numpy.typing as npt
 from paceline.drafters.base import Context
 from paceline.drafters.chain_tree import chain_tree
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 SURE: Final = 3
 NEAR: Final = 32

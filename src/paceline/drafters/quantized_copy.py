@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from paceline.checking import need
 from paceline.config import QUANTIZATIONS
 from paceline.drafters import vocab_trim
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.tree_policies import PolicyName
 from paceline.errors import ConfigError
+from paceline.utils import need
 
 
 class QuantizedCopyDrafter(DraftModelDrafter):

@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.checking import integer
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.rest_trie import FirstTokens
 from paceline.drafters.retrieval import RetrievalDrafter, TextState
-from paceline.tree.token_tree import ROOT, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import ROOT, Budget, TokenTree
+from paceline.utils import integer
 
 MOST_KEPT: Final = 1024
 

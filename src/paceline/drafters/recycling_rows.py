@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.compiled import compiled
+from paceline.utils import compiled
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.drafters.retrieval import RetrievalDrafter, TextState
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import Budget, TokenTree
 
 
 class RestDrafter(RetrievalDrafter):

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.chain_tree import tree_of
-from paceline.drafters.compiled import compiled
 from paceline.drafters.suffix_array import IntArray, LongArray, bound, occurs
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
+from paceline.utils import compiled
 
 FloatArray = npt.NDArray[np.float32]
 FirstTokens = tuple[Sequence[int], Sequence[float]]  # what branches may begin with, and the chances

@@ -13,13 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from paceline.checking import integer
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.datastore import Datastore
 from paceline.drafters.rest_trie import LONGEST_MATCH, FirstTokens, drafted
 from paceline.drafters.text import TextDrafter
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import Budget, TokenTree
+from paceline.utils import integer
 
 MOST_PLACES: Final = 65536
 

@@ -18,7 +18,6 @@ from typing import Final, Literal, cast
 
 import torch
 
-from paceline.checking import need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
 from paceline.drafters.draft_options import ModelDrafter, draws_for
@@ -27,8 +26,8 @@ from paceline.drafters.draft_state import catch_up
 from paceline.drafters.exit_state import MOST, ExitState, deepen
 from paceline.errors import ConfigError
 from paceline.models.base import LayeredRunner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.utils import need, number
 
 THRESHOLD: Final = 0.9
 

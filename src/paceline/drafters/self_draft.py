@@ -19,7 +19,6 @@ from typing import Final, Generic, TypeVar, cast
 
 import torch
 
-from paceline.checking import need
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_chain import ChainDraft, add_level
 from paceline.drafters.draft_options import SampleMethod, check_method, draws_for, limit_of
@@ -28,8 +27,8 @@ from paceline.errors import CapabilityError, DrafterError
 from paceline.models.base import Runner, SequenceCache
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
+from paceline.utils import need
 
 LEAST: Final = 3
 """Scored nodes from which going on behind the exit pays for a pass in two parts."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from paceline.drafters.draft_rows import best, draw_for
-from paceline.tree.token_tree import Trial
+from paceline.tree import Trial
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context

@@ -16,7 +16,7 @@ import torch
 
 from paceline.models.base import HasMemory, RunsLayers
 from paceline.models.layer_drafts import LayerDrafts
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache

@@ -25,8 +25,7 @@ from paceline.drafters.translated import TranslatedState
 from paceline.drafters.vocabularies import check_shared, shared_tokens
 from paceline.errors import ConfigError
 from paceline.models.base import Runner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 
 class SlemDrafter(Drafter):

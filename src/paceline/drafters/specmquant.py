@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from paceline.checking import integer, need
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_options import ModelDrafter, draws_for
@@ -27,8 +26,8 @@ from paceline.drafters.draft_state import FEW, catch_up
 from paceline.drafters.middle_state import MiddleState, paths_of, reroot
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.base import Runner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.utils import integer, need
 
 LENGTH: Final = 4
 NODES: Final = 12

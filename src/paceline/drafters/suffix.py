@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from paceline.checking import integer, need, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.chain_tree import chain_of
 from paceline.drafters.suffix_cache import SuffixCache
@@ -31,8 +30,8 @@ from paceline.drafters.suffix_tree import SuffixTree
 from paceline.drafters.tables import MAX_TENANTS, Tables
 from paceline.drafters.text import SingleDrafter
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.utils import integer, need, number
 
 _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _SCARCE: Final = (4.3, 1.6, 1.0, 0.7, 0.59, 0.35, 0.2, 0.11, 0.064, 0.031)

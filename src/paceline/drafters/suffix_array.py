@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.compiled import compiled
+from paceline.utils import compiled
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]

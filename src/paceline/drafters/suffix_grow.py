@@ -21,7 +21,6 @@ from typing import Final
 
 import numpy as np
 
-from paceline.drafters.compiled import compiled
 from paceline.drafters.suffix_nodes import (
     ACTIVE,
     CHILD,
@@ -46,6 +45,7 @@ from paceline.drafters.suffix_nodes import (
     promote,
     unlist,
 )
+from paceline.utils import compiled
 
 OPEN: Final = 2**31 - 1
 """The end of a sequence that still grows."""

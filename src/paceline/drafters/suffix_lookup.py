@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from paceline.drafters.compiled import compiled
 from paceline.drafters.suffix_grow import OPEN, extend
 from paceline.drafters.suffix_nodes import ACTIVE, CHILD, COUNT, EDGE, NEXT, POS, Arrays, Int, Ints, Longs, child_of
 from paceline.drafters.suffix_record import Floats, Singles, float_table, floats, int_table, ints, longs, singles
+from paceline.utils import compiled
 
 TOKEN: Final = 0
 """Columns of work and best; ABOVE is the parent's row, AT and MATCHED the place in the suffix tree."""

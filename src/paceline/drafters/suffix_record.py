@@ -16,8 +16,8 @@ import numpy.typing as npt
 from numba import carray, types  # type: ignore[attr-defined]  # listed by numba at run time
 from numba.extending import intrinsic
 
-from paceline.drafters.compiled import compiled
 from paceline.drafters.suffix_nodes import Int, Ints, Longs
+from paceline.utils import compiled
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]

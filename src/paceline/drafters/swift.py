@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.checking import integer, number
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_options import SampleMethod
 from paceline.drafters.draft_rows import best
@@ -31,8 +30,8 @@ from paceline.drafters.tables import MAX_TENANTS
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.models.layer_drafts import MOST_PLANS
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import Budget, TokenTree
+from paceline.utils import integer, number
 
 
 class SwiftState(SelfState):

@@ -22,10 +22,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import integer, need
 from paceline.drafters.base import Drafter, DrafterArgs
 from paceline.drafters.part_file import Part
 from paceline.errors import DrafterError
+from paceline.utils import integer, need
 
 logger = logging.getLogger("paceline.drafters")
 

@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.draft_options import limit_of
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 S = TypeVar("S")
 

@@ -24,8 +24,7 @@ from paceline.drafters.translated import TranslatedState
 from paceline.drafters.tree_policies import PolicyName
 from paceline.drafters.vocabularies import check_shared, open_shared, shared_tokens
 from paceline.errors import ConfigError
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import NO_BUDGET, Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
 
 
 class TliDrafter(DraftModelDrafter):

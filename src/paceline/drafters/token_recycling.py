@@ -31,8 +31,7 @@ from paceline.drafters.chain_tree import tree_of
 from paceline.drafters.recycling_rows import CANDIDATES, NOBODY, Ints, grow_tree, learn
 from paceline.drafters.tables import MAX_TENANTS, Arrays, Tables
 from paceline.drafters.text import SingleDrafter
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 TEMPLATE: Final = ("8", "84321111", "832111112100100101100", "5211100010010000001001100", "311001000010100", "20010000")
 """Per level, how many children each node of the level before has, its best candidates first; nodes level by level."""

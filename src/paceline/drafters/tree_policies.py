@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from paceline.checking import need, number
 from paceline.drafters.draft_tree import WIDTH, Eagle2Draft, GreedyDraft, TreeDraft
 from paceline.drafters.grow import Growth
 from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints, ThresholdDraft
 from paceline.drafters.grow_rsd import BeamDraft, BranchingDraft, branching_factors
 from paceline.drafters.grow_spectr import ChainsDraft
 from paceline.drafters.grow_static import StaticDraft
-from paceline.tree.static_shapes import PRIOR, Shape, best_shapes, from_paths, parse_paths
+from paceline.tree import PRIOR, Shape, best_shapes, from_paths, parse_paths
+from paceline.utils import need, number
 
 if TYPE_CHECKING:
     from paceline.drafters.draft_state import DraftState
-    from paceline.tree.types import Budget
+    from paceline.tree import Budget
 
 MAX_WIDTH: Final = 64
 

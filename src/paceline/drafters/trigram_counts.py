@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.compiled import compiled
 from paceline.drafters.tables import Arrays
+from paceline.utils import compiled
 
 Longs = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]

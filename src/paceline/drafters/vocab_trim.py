@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import integer, need
 from paceline.errors import ConfigError
 from paceline.models.token_bytes import token_bytes
+from paceline.utils import integer, need
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer

@@ -13,8 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import registry
-from paceline.checking import need, shortened
-from paceline.checking_types import check_types
 from paceline.config import SHARED, SpeculativeConfig
 from paceline.config_keys import reject_unknown_keys
 from paceline.drafters.base import Drafter, DrafterArgs, Models
@@ -35,7 +33,8 @@ from paceline.engine.policy import (
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
 from paceline.models.base import Capabilities, Runner
 from paceline.models.tokenizer import Tokenizer
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.utils import check_types, need, shortened
+from paceline.verifiers import GreedyVerifier
 
 logger = logging.getLogger("paceline")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-from paceline.checking import need
 from paceline.controllers.base import Plan
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import tables_of
@@ -23,10 +22,8 @@ from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.models.base import Runner
-from paceline.tree.chain_columns import chain_sources, is_sound_chain
-from paceline.tree.merge import merge
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Budget, Scores, Verdict
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
+from paceline.utils import need
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from paceline.models.base import Runner
 from paceline.models.invariance import what_varies
 from paceline.models.native import NativeRunner
 from paceline.models.strict import TRANSFORMERS, InParts, refusal, unavailable
-from paceline.user_cache import user_cache
+from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
 

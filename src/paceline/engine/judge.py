@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.errors import DrafterError, NumericsError
-from paceline.verifiers.draws import KeyedDraws
-from paceline.verifiers.greedy import GreedyVerifier
-from paceline.verifiers.recursive_rejection import RecursiveRejection
+from paceline.verifiers import GreedyVerifier, KeyedDraws, RecursiveRejection
 
 if TYPE_CHECKING:
     import torch
 
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 
 class ExactJudge:

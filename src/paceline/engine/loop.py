@@ -27,10 +27,8 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.errors import NumericsError
 from paceline.models.base import Runner
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Scores, Verdict
-from paceline.verifiers.base import Verifier
-from paceline.verifiers.greedy import GreedyVerifier
+from paceline.tree import EMPTY_TREE, Scores, TokenTree, Verdict
+from paceline.verifiers import GreedyVerifier, Verifier
 
 logger = logging.getLogger("paceline.engine")
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.tree.chain_columns import lone_source
-from paceline.tree.token_tree import PROBE, TokenTree
+from paceline.tree import PROBE, TokenTree, lone_source
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ import torch
 
 from paceline.drafters.base import Ahead, Drafter, Guess
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import TokenTree, Trial
-from paceline.verifiers.base import Rows
+from paceline.tree import TokenTree, Trial
+from paceline.verifiers import Rows
 
 
 class Helper:

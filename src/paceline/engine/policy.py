@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from paceline import registry
-from paceline.checking import need
-from paceline.checking_types import check_types
 from paceline.config import SpeculativeConfig
 from paceline.config_keys import near, reject_unknown_keys
 from paceline.controllers.auto.costs import Costs
@@ -27,7 +25,7 @@ from paceline.controllers.fixed import FixedController
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.base import Runner
-from paceline.user_cache import user_cache
+from paceline.utils import check_types, need, user_cache
 
 logger = logging.getLogger("paceline")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from paceline.models.base import Runner, SequenceCache, memory_of
-from paceline.tree.token_tree import TokenTree
+from paceline.tree import TokenTree
 
 REPEATS = 3
 STEPS = REPEATS + 1

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from paceline.checking import need, reject_unknown, shortened
 from paceline.config import SamplingParams
 from paceline.drafters.base import NO_TENANT
 from paceline.errors import ConfigError, PromptError
+from paceline.utils import need, reject_unknown, shortened
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt")

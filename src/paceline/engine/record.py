@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from paceline.engine.sequence import Sequence
     from paceline.errors import NumericsError
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Scores, Verdict
+    from paceline.tree import Scores, TokenTree, Verdict
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.checking import shortened
 from paceline.config import SamplingParams
 from paceline.constraints.logprobs import Logprob
 from paceline.constraints.rules import Rules
@@ -16,6 +15,7 @@ from paceline.drafters.base import NO_TENANT
 from paceline.engine.metrics import RequestMetrics
 from paceline.engine.outputs import CompletionOutput, RequestOutput
 from paceline.errors import PromptError
+from paceline.utils import shortened
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence
 from paceline.errors import PromptError
 from paceline.models.base import CacheMemory
-from paceline.tree.select import select
-from paceline.tree.token_tree import PROBE, TokenTree
+from paceline.tree import PROBE, TokenTree, select
 
 
 class Room:

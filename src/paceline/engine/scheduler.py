@@ -26,8 +26,7 @@ from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models.base import Runner, memory_of
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 Filling = tuple[Sequence, list[Sequence]]
 """A sequence whose cache is being filled, and the outputs that will fork from it."""

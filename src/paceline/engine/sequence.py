@@ -17,9 +17,8 @@ from paceline.engine.outputs import CompletionOutput, FinishReason, StreamChunk
 from paceline.engine.request import Request
 from paceline.engine.transcript import Transcript
 from paceline.models.base import SequenceCache
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores, Verdict
-from paceline.verifiers.draws import KeyedDraws, draw_seed
+from paceline.tree import Scores, TokenTree, Verdict
+from paceline.verifiers import KeyedDraws, draw_seed
 
 if TYPE_CHECKING:
     import torch

@@ -31,7 +31,7 @@ from paceline.models.layer_weights import Weights
 from paceline.models.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.weights import load_weights
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 UNUSED: Final = 32
 """Size of what never runs, such that compiled passes take it."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.models.decoder import LayerPlan
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Scores
+    from paceline.tree import Scores, TokenTree
 
 
 @dataclass(frozen=True, slots=True)

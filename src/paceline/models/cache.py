@@ -22,7 +22,7 @@ import torch
 from paceline.errors import ConfigError
 from paceline.models.arena import Arena
 from paceline.models.blocks import BLOCK, BlockPool, adjacent, blocks_for
-from paceline.tree.chain_columns import first_nodes
+from paceline.tree import first_nodes
 
 __all__ = ["BLOCK", "Arena", "BlockPool", "NativeCache", "adjacent", "blocks_for"]
 

@@ -20,8 +20,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.checking import shortened
 from paceline.errors import CheckpointError, PromptError
+from paceline.utils import shortened
 
 if TYPE_CHECKING:
     import jinja2

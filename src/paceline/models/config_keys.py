@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.checking import MAX_NUMBER, shortened
 from paceline.errors import CheckpointError
+from paceline.utils import MAX_NUMBER, shortened
 
 MAX_SIZE = 2**31 - 1
 MOST = dict.fromkeys(("num_hidden_layers", "num_experts", "num_local_experts", "first_k_dense_replace"), 10_000)

@@ -22,8 +22,7 @@ import torch
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
 from paceline.models.histories import CausalModel, Fed, History, choose
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 UNLIMITED = 2**20
 """Longest context of models that declare none (recurrent ones)."""

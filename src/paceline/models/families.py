@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.checking import shortened
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.config_keys import ConfigKeys
 from paceline.models.layer_keys import Windows, layer_specs
 from paceline.models.rope_keys import local_and_global, rope_spec
 from paceline.models.spec import ModelSpec, MoeSpec, RopeSpec
+from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
     "silu": "silu",

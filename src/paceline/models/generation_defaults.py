@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.checking import shortened
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models.tokenizer import read_json
+from paceline.utils import shortened
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer

@@ -25,8 +25,7 @@ from paceline.models.decoder import LayerPlan
 from paceline.models.layer_weights import Weights
 from paceline.models.native import NativeRunner
 from paceline.models.spec import ModelSpec
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 LEAST: Final = 4
 """Layers of a model in which two can be a group."""

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import need, shortened
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.checkpoint import INDEX, SINGLE
 from paceline.models.tokenizer import read_json
+from paceline.utils import need, shortened
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 UNWANTED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")

@@ -24,7 +24,7 @@ from paceline.models.cache import BLOCK, NativeCache
 from paceline.models.decoder import LayerPlan
 from paceline.models.native import NativeRunner
 from paceline.models.spec import ModelSpec
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 STEPS = 24
 """Tokens behind the prompt, decoded in every way."""

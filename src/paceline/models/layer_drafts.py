@@ -19,8 +19,7 @@ import torch
 
 from paceline.errors import CapabilityError
 from paceline.models.decoder import LayerPlan
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache

@@ -20,8 +20,7 @@ from paceline.models.cache import Arena
 from paceline.models.replay import ReplayCache, ReplayRunner
 from paceline.models.segments import Segment
 from paceline.models.spec import ModelSpec
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 
 class LongRopeCache(ReplayCache):

@@ -16,11 +16,11 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, Runner, SequenceCache
-from paceline.tree.types import Scores
+from paceline.tree import Scores
 
 if TYPE_CHECKING:
     from paceline.models.head_rows import HeadRows
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 Ids = npt.NDArray[np.int64]
 

@@ -26,8 +26,7 @@ from paceline.models.quantize import form_of
 from paceline.models.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.shape_info import bytes_read, fingerprint
 from paceline.models.spec import ModelSpec
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 
 class NativeRunner:

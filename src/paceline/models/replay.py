@@ -21,8 +21,7 @@ from paceline.models.cache import Arena, NativeCache
 from paceline.models.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.native import NativeRunner
 from paceline.models.segments import Segment
-from paceline.tree.token_tree import TokenTree
-from paceline.tree.types import Scores
+from paceline.tree import Scores, TokenTree
 
 CHUNK = 512
 """Tokens of one pass when a sequence is run again."""

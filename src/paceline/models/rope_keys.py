@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.checking import shortened
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.config_keys import ConfigKeys
 from paceline.models.spec import RopeSpec
+from paceline.utils import shortened
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "default": (),

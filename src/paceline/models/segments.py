@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.models.cache import BLOCK, NativeCache
-from paceline.tree.token_tree import EMPTY_TREE, TokenTree
+from paceline.tree import EMPTY_TREE, TokenTree
 
 
 @dataclass(slots=True)

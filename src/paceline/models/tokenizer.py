@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.checking import keys_once, reject_unknown, shortened
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import chat_template
 from paceline.models.tokenizer_backends import Backend, Fast, Slow
+from paceline.utils import keys_once, reject_unknown, shortened
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")

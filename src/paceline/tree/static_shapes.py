@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.checking import need, shortened
 from paceline.errors import ConfigError
+from paceline.utils import need, shortened
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]

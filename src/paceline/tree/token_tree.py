@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DrafterError
-from paceline.tree.chain_columns import chain_columns, chain_sources, is_sound_chain
+from paceline.tree.columns import chain_columns, chain_sources, is_sound_chain
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,7 @@ from paceline.errors import NumericsError
 if TYPE_CHECKING:
     import torch
 
-    from paceline.tree.token_tree import TokenTree
-    from paceline.tree.types import Verdict
+    from paceline.tree import TokenTree, Verdict
 
 R = TypeVar("R")
 
@@ -100,7 +99,7 @@ def before_bad_row(path: Sequence[int], accepted: Sequence[int]) -> Verdict:
     All accepted tokens stand, the last one as the target's own, which it is: it becomes the root, and the next step, like plain
     decoding, meets the bad row there.
     """
-    from paceline.tree.types import Verdict
+    from paceline.tree import Verdict
 
     return Verdict(tuple(path[:-1]), tuple(accepted[:-1]), accepted[-1])
 

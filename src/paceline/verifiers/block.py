@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import CapabilityError, NumericsError
-from paceline.tree.token_tree import ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
+from paceline.tree import ROOT, TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, before_bad_row, verify_each
 from paceline.verifiers.recursive_rejection import law_of, match, proposal
 

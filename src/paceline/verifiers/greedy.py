@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree.chain_columns import chain_columns, first_nodes
-from paceline.tree.token_tree import CANDIDATE, ROOT, TokenTree
-from paceline.tree.types import Verdict
+from paceline.tree import CANDIDATE, ROOT, TokenTree, Verdict, chain_columns, first_nodes
 from paceline.verifiers.base import Verifier, bad_row, before_bad_row
 
 if TYPE_CHECKING:
-    from paceline.tree.types import Scores
+    from paceline.tree import Scores
     from paceline.verifiers.base import Draws
 
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import TokenTree, Trial
-from paceline.tree.types import Verdict
+from paceline.tree import TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, verify_each
 from paceline.verifiers.recursive_rejection import acceptance, law_of, proposal, residual, walk
 

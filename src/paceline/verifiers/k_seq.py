@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import ConfigError, NumericsError
-from paceline.tree.group_trial import GroupTrial
-from paceline.tree.token_tree import TokenTree, Trial
-from paceline.tree.types import Verdict
+from paceline.tree import GroupTrial, TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, verify_each
 from paceline.verifiers.recursive_rejection import law_of, proposal, residual, walk
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import ROOT, TokenTree, Trial
-from paceline.tree.types import Verdict
+from paceline.tree import ROOT, TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, bad_row, before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:

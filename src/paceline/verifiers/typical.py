@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import NumericsError
-from paceline.tree.token_tree import CANDIDATE, ROOT, IntArray, TokenTree
-from paceline.tree.types import Verdict
+from paceline.tree import CANDIDATE, ROOT, IntArray, TokenTree, Verdict
 from paceline.verifiers.base import Verifier, before_bad_row, sample, verify_each
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.user_cache import user_cache
+from paceline.utils import user_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 RIVAL: Final = 0
 """Depth bucket of a first-level node beside one of an earlier drafter: it only matters where that one fails."""

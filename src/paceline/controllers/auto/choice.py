@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from paceline.tree.merge import prune
-from paceline.tree.token_tree import EMPTY_TREE, PROBE
+from paceline.tree import EMPTY_TREE, PROBE, prune
 
 if TYPE_CHECKING:
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 BETTER: Final = 1.005
 """A further drafter is asked only where it makes decoding faster by this factor."""

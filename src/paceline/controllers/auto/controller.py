@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from paceline.checking import integer
 from paceline.controllers.auto.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, Own, Source
 from paceline.controllers.auto.choice import (
     Choice,
@@ -33,12 +32,12 @@ from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
 from paceline.controllers.auto.trust import Ledger, State, Trust
 from paceline.controllers.auto.words import Asked, auto_words, beliefs, next_try, off_words
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.tree.select import select
-from paceline.tree.types import NO_BUDGET, Budget
+from paceline.tree import NO_BUDGET, Budget, select
+from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.controllers.cost_store import CostStore
-    from paceline.tree.token_tree import TokenTree
+    from paceline.tree import TokenTree
 
 logger = logging.getLogger("paceline.controllers")
 

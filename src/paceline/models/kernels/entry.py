@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from numba import cfunc, types
 from numba.core.compiler import Compiler
 
-from paceline.waiting import waiting
+from paceline.utils import waiting
 
 log = logging.getLogger("paceline")
 

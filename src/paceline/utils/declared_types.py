@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
-from paceline.checking import MAX_COUNT, MAX_NUMBER, need
+from paceline.utils.validation import MAX_COUNT, MAX_NUMBER, need
 
 Ranges = Mapping[str, tuple[float, float]]
 

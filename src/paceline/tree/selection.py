@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tree.merge import prune
+from paceline.tree.merging import prune
 from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 

@@ -1,7 +1,7 @@
 """Compiling of hot host-side code, announced, with results kept on disk.
 
 In: a function over NumPy arrays and numbers. Out: the same function as machine code, made at its first call. Not here: the
-functions, who shows that they are being compiled (`paceline.waiting`).
+functions, who shows that they are being compiled (`paceline.utils.progress`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from numba import njit
 from numba.core.compiler import Compiler
 
-from paceline.waiting import waiting
+from paceline.utils.progress import waiting
 
 F = TypeVar("F", bound=Callable[..., object])
 
