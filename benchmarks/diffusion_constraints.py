@@ -32,13 +32,12 @@ from common import save
 from lark import Lark
 
 import paceline
-from paceline.constraints.chart import MASKED
-from paceline.constraints.emptiness import Fillings
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.grammar_check import GrammarCheck
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
 from paceline.diffusion.token_text import TokenTexts
+from paceline.grammar import MASKED, Fillings
 from paceline.models.denoiser import Call
 from paceline.models.tokenizer import Tokenizer
 

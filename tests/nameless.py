@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.policies import FixedController
 
 
 class Policy(FixedController):

@@ -14,7 +14,7 @@ import torch
 from tiny_checkpoint import edit_json, edit_weights, write
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.controllers.auto.costs import Costs, Line
+from paceline.controllers.auto import Costs, Line
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir, switched_on
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paceline.config import SamplingParams, SpeculativeConfig
-    from paceline.constraints.logprobs import Logprob
     from paceline.engine import CompletionOutput, DrafterMetrics, RequestMetrics, RequestOutput, StreamChunk
     from paceline.errors import (
         CapabilityError,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from paceline.llm import LLM
+    from paceline.sampling import Logprob
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _HOMES = {
     "LLM": "paceline.llm",
     "SamplingParams": "paceline.config",
     "SpeculativeConfig": "paceline.config",
-    "Logprob": "paceline.constraints.logprobs",
+    "Logprob": "paceline.sampling.logprobs",
     "RequestMetrics": "paceline.engine.metrics",
     "DrafterMetrics": "paceline.engine.metrics",
     "CompletionOutput": "paceline.engine.outputs",

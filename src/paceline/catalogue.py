@@ -265,15 +265,23 @@ VERIFIERS: Mapping[str, Entry] = {
 
 CONTROLLERS: Mapping[str, Entry] = {
     "auto": Entry("paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"),
-    "fixed": Entry("paceline.controllers.fixed:FixedController", "controller", paper="a fixed number of tokens"),
+    "fixed": Entry("paceline.controllers.policies.fixed:FixedController", "controller", paper="a fixed number of tokens"),
     "heuristic": Entry(
-        "paceline.controllers.heuristic:HeuristicController", "controller", paper="assisted generation of transformers (heuristic)"
+        "paceline.controllers.policies.heuristic:HeuristicController",
+        "controller",
+        paper="assisted generation of transformers (heuristic)",
     ),
-    "specdec_pp": Entry("paceline.controllers.specdec_pp:SpecDecPPController", "controller", paper="SpecDec++ (arXiv:2405.19715)"),
-    "kangaroo": Entry("paceline.controllers.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"),
-    "swift": Entry("paceline.controllers.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"),
-    "diffuspec": Entry("paceline.controllers.diffuspec:DiffuSpecController", "controller", paper="DiffuSpec (arXiv:2510.02358)"),
-    "ppd": Entry("paceline.controllers.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"),
+    "specdec_pp": Entry(
+        "paceline.controllers.policies.specdec_pp:SpecDecPPController", "controller", paper="SpecDec++ (arXiv:2405.19715)"
+    ),
+    "kangaroo": Entry(
+        "paceline.controllers.policies.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"
+    ),
+    "swift": Entry("paceline.controllers.policies.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"),
+    "diffuspec": Entry(
+        "paceline.controllers.policies.diffuspec:DiffuSpecController", "controller", paper="DiffuSpec (arXiv:2510.02358)"
+    ),
+    "ppd": Entry("paceline.controllers.policies.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}

@@ -30,7 +30,7 @@ from paceline.engine import (
     build_parts,
     check_methods,
     check_prompt,
-    find,
+    find_exactness,
     one_prompt,
     params_for,
     read_prompt,
@@ -42,8 +42,8 @@ from paceline.models.hub import BUNDLED_FOLDER, check_names, read_config, resolv
 from paceline.models.load import load_runner
 from paceline.models.tokenizer import Tokenizer
 from paceline.profiles import DEFAULT, Profile, adopt
+from paceline.sampling import draw_seed
 from paceline.utils import clear_calls, need
-from paceline.verifiers import draw_seed
 
 logger = logging.getLogger("paceline")
 
@@ -184,7 +184,7 @@ class LLM:
         self._must_draft("exactness")
         if not self._exact:
             with self._turns.turn():
-                self._exact.append(find(self.runner, self.config.exactness))
+                self._exact.append(find_exactness(self.runner, self.config.exactness))
         return self._exact[0]
 
     def _assemble(self) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
 from paceline.config import SpeculativeConfig
-from paceline.controllers.cost_store import CostKey
+from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.hub import resolve
 from paceline.utils import keys_once, need, user_cache

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.bench.compare import Agreement, Difference, Sampling, differences, first_difference
-from paceline.verifiers import KeyedDraws, draw_seed
+from paceline.sampling import KeyedDraws, draw_seed
 
 SIZE = 8
 PROMPT = [1, 2]

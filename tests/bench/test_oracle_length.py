@@ -10,7 +10,7 @@ from toys import ToyRunner
 from paceline import registry
 from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
 from paceline.config import SamplingParams
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.policies import FixedController
 from paceline.drafters.base import DrafterArgs
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 3, 1, 2]]

@@ -16,12 +16,12 @@ from paceline.bench import replay
 from paceline.bench.advice import summarize
 from paceline.bench.replay import Recorder
 from paceline.bench.replay_step import LIKELIEST, _untried, places
-from paceline.constraints.rules import Rules
-from paceline.controllers.base import Controller, Plan, Signal
-from paceline.controllers.fixed import FixedController
+from paceline.controllers import Controller, Plan, Signal
+from paceline.controllers.policies import FixedController
 from paceline.engine import crew, loop
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
+from paceline.sampling import Rules
 from paceline.tree import Budget, TokenTree, Trial
 
 PROMPT = "One day, a little girl named Lily found a needle"

@@ -15,11 +15,12 @@ from paceline.bench.compare import Agreement, Difference
 from paceline.bench.law import LawTest
 from paceline.bench.verify import claimed_class, drafting, verify
 from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report
-from paceline.controllers.base import Controller
+from paceline.controllers import Controller
 from paceline.engine import Exactness
 from paceline.llm import BUNDLED
+from paceline.sampling import KeyedDraws
 from paceline.tree import Scores
-from paceline.verifiers import GreedyVerifier, KeyedDraws
+from paceline.verifiers import GreedyVerifier
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE"]

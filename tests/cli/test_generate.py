@@ -13,7 +13,7 @@ import pytest
 from command import Command
 
 from paceline import LLM, SamplingParams
-from paceline.controllers.auto.costs import Costs, Line
+from paceline.controllers.auto import Costs, Line
 from paceline.profiles import Conditions, Profile
 
 PROMPT = "Once upon a time"

@@ -7,7 +7,7 @@ from typing import Any
 
 from controllers.worlds import RIGHT, judged
 
-from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
+from paceline.controllers import Outcome, Plan, Signal, StepTimes
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, TokenTree, Verdict
 
 TIMES = StepTimes((0.0,), 0.0, 0.0, 0.0, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from paceline.controllers.accept_head import AcceptHead, Features, features_of
+from paceline.controllers.policies import AcceptHead, Features, features_of
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 from controllers.worlds import Guesser, World, informed, overconfident, steady
 
-from paceline.controllers.auto import LONGEST_WAIT, AutoController, Costs
-from paceline.controllers.base import Plan, Signal
-from paceline.controllers.cost_store import CostStore
-from paceline.controllers.fixed import FixedController
+from paceline.controllers import Plan, Signal
+from paceline.controllers.auto import LONGEST_WAIT, AutoController, Costs, CostStore
+from paceline.controllers.policies import FixedController
 from paceline.errors import ConfigError
 from paceline.tree import Budget, TokenTree, Trial
 

@@ -9,7 +9,7 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.base import Controller, Outcome, Plan, Signal, StepTimes
+from paceline.controllers import Controller, Outcome, Plan, Signal, StepTimes
 from paceline.drafters.base import DrafterArgs
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import PARTS

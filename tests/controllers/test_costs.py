@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.controllers.auto import GRID, Costs, Curve, Line
-from paceline.controllers.base import StepTimes
-from paceline.controllers.cost_store import CostKey, CostStore
+from paceline.controllers import StepTimes
+from paceline.controllers.auto import GRID, CostKey, Costs, CostStore, Curve, Line
 
 KEY = CostKey(fingerprint="f", device="cpu", dtype="float32", threads=2, torch="2", paceline="0")
 

@@ -9,7 +9,7 @@ import pytest
 from controllers.steps import asked, step
 
 from paceline import ConfigError
-from paceline.controllers.diffuspec import DiffuSpecController
+from paceline.controllers.policies import DiffuSpecController
 
 SURE = [0.9] * 100
 

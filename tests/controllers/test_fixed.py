@@ -10,7 +10,7 @@ import torch
 from controllers.steps import granted, outcome, plan, planned
 from controllers.worlds import judged
 
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.policies import FixedController
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, TokenTree, Trial, merge
 

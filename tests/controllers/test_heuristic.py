@@ -9,7 +9,7 @@ from controllers.steps import asked, granted, step
 from controllers.worlds import Guesser, World, steady
 
 from paceline import ConfigError
-from paceline.controllers.heuristic import HeuristicController
+from paceline.controllers.policies import HeuristicController
 
 SURE = [0.9] * 100
 

@@ -8,7 +8,7 @@ import pytest
 from controllers.steps import asked, step
 
 from paceline import ConfigError
-from paceline.controllers.kangaroo import KangarooController
+from paceline.controllers.policies import KangarooController
 
 
 def test_the_doubtful_token_is_the_last_one() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.controllers.base import Controller, Outcome, Plan, Signal, StepTimes
-from paceline.controllers.fixed import FixedController
-from paceline.controllers.limited import MOST, Footprint, LimitedController
+from paceline.controllers import MAX_NODES, Controller, Footprint, LimitedController, Outcome, Plan, Signal, StepTimes
+from paceline.controllers.policies import FixedController
 from paceline.tree import NO_BUDGET, Budget, TokenTree, Verdict
 
 FOOTPRINT = Footprint(slot=10, row=100, drawn=200, caches=lambda tokens: 3 * tokens)
@@ -37,7 +36,7 @@ def test_the_largest_trees_that_fit(limit: int, lengths: tuple[int, ...], temper
     nodes = max(found.nodes)
     assert found.nodes == [nodes] * len(drafting) + [0] * (len(given) - len(drafting))
     assert FOOTPRINT.batch(drafting, nodes) <= limit
-    assert nodes == MOST or not drafting or FOOTPRINT.batch(drafting, nodes + 1) > limit
+    assert nodes == MAX_NODES or not drafting or FOOTPRINT.batch(drafting, nodes + 1) > limit
     if len(drafting) < len(given):
         assert FOOTPRINT.batch(given[: len(drafting) + 1], 1) > limit
     plan = found.plan(given)

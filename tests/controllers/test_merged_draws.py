@@ -16,14 +16,9 @@ from controllers.steps import plan
 from tools.enumerate_draws import Choices, distance, output_law, target_law
 from tools.random_drafts import random_target
 
-from paceline.controllers.auto.controller import AutoController
-from paceline.controllers.auto.costs import Costs
-from paceline.controllers.base import Controller
-from paceline.controllers.fixed import FixedController
-from paceline.controllers.heuristic import HeuristicController
-from paceline.controllers.kangaroo import KangarooController
-from paceline.controllers.limited import Footprint, LimitedController
-from paceline.controllers.ppd import PPDController
+from paceline.controllers import Controller, Footprint, LimitedController
+from paceline.controllers.auto import AutoController, Costs
+from paceline.controllers.policies import FixedController, HeuristicController, KangarooController, PPDController
 from paceline.tree import TokenTree, Trial, merge
 from paceline.verifiers import RecursiveRejection
 

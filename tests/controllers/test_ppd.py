@@ -15,10 +15,10 @@ from toys import ToyRunner
 
 from paceline import ConfigError
 from paceline.config import SamplingParams
-from paceline.controllers.auto.costs import Costs
-from paceline.controllers.base import StepTimes
-from paceline.controllers.ppd import EVERY, FIRST, SETTLED, PPDController
-from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose, merge
+from paceline.controllers import StepTimes
+from paceline.controllers.auto import Costs
+from paceline.controllers.policies import EVERY, FIRST, SETTLED, PPDController
+from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose_shape, merge
 
 GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)
 LEVEL = 0.05
@@ -75,7 +75,7 @@ def test_it_comes_near_the_best_static_tree_of_the_world(seconds: Seconds) -> No
     rate(controller, GOOD, seconds, 600)
     shape = best_shapes(GOOD, 32, max_depth=8)
     table = [0.0, *(seconds(rows) for rows in range(1, 34))]
-    ideal = choose(shape, table, level_seconds=[LEVEL * depth for depth in range(9)])
+    ideal = choose_shape(shape, table, level_seconds=[LEVEL * depth for depth in range(9)])
     assert rate(controller, GOOD, seconds, 1500) > 0.95 * ideal.rate
 
 

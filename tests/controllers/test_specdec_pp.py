@@ -11,9 +11,7 @@ from controllers.steps import asked, outcome, step
 from controllers.worlds import Guesser, World, informed, steady
 
 from paceline import ConfigError
-from paceline.controllers.accept_head import AcceptHead, Features
-from paceline.controllers.fixed import FixedController
-from paceline.controllers.specdec_pp import SpecDecPPController
+from paceline.controllers.policies import AcceptHead, Features, FixedController, SpecDecPPController
 from paceline.tree import TokenTree, Verdict
 
 SURE = [0.97] * 40

@@ -8,7 +8,7 @@ import pytest
 from controllers.steps import asked, plan, step
 
 from paceline import ConfigError
-from paceline.controllers.swift import SwiftController
+from paceline.controllers.policies import SwiftController
 from paceline.tree import TokenTree
 
 

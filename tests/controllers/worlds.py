@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.controllers.auto.costs import Costs
-from paceline.controllers.base import Outcome, Plan, Signal, StepTimes
+from paceline.controllers import Outcome, Plan, Signal, StepTimes
+from paceline.controllers.auto import Costs
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, TokenTree, Verdict, merge
 
 RIGHT = 1

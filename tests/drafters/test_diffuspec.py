@@ -13,7 +13,7 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.diffuspec import DiffuSpecController
+from paceline.controllers.policies import DiffuSpecController
 from paceline.drafters.base import Context
 from paceline.drafters.diffuspec import DiffuSpecDrafter
 from paceline.errors import ConfigError, DrafterError

@@ -19,7 +19,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.draft_rows import best, draw, fit, uniform
 from paceline.errors import CapabilityError, ConfigError, DrafterError
-from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, Verdict, always_go_on, merge, select
+from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, Verdict, always_go_on, merge, select_nodes
 
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 5]
@@ -177,8 +177,8 @@ def test_drawn_trees_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, width:
     points = TokenTree.build([1, 0, 2], [ROOT, 0, 0], confidence=[0.4, 0.3, 0.3])
     target = random_target(width, 3)
     assert law_error(program, target, depth + 1) < 1e-6, "float32 rows"
-    assert law_error(lambda c: select(program(c), 2), target, depth + 1) < 1e-6
-    assert law_error(lambda c: select(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
+    assert law_error(lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
+    assert law_error(lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
 
 
 def test_the_law_check_catches_children_chosen_by_their_probability(monkeypatch: pytest.MonkeyPatch) -> None:

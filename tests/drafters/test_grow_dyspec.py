@@ -18,7 +18,7 @@ from toys import ToyRunner
 from paceline.drafters import grow_dyspec
 from paceline.drafters.grow import grow
 from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
-from paceline.tree import ROOT, TokenTree, always_go_on, merge, select
+from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 
 CLOSE = 1e-5
 
@@ -127,8 +127,8 @@ def test_drawn_trees_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, policy
     program, target = programs(monkeypatch, policy, nodes, depth, go_on), random_target(nodes, 3)
     points = TokenTree.build([1, 0, 2], [ROOT, 0, 0], confidence=[0.4, 0.3, 0.3])
     assert law_error(program, target, depth + 1) < 1e-6, "float32 rows"
-    assert law_error(lambda c: select(program(c), 2), target, depth + 1) < 1e-6
-    assert law_error(lambda c: select(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
+    assert law_error(lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
+    assert law_error(lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["dyspec", "dyspec_threshold"])

@@ -20,7 +20,7 @@ from toys import ToyRunner
 
 from paceline.drafters import grow_rsd
 from paceline.drafters.grow_rsd import later
-from paceline.tree import ROOT, TokenTree, always_go_on, merge, select
+from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection
 
 POLICIES = ["rsd_c", "rsd_s", "spectr", "greedy_draft"]
@@ -49,15 +49,15 @@ def test_drawn_trees_keep_the_output_law(
     program, target = program_of(monkeypatch, policy, width, nodes, depth, go_on), random_target(nodes, 3)
     points = TokenTree.build([1, 0, 2], [ROOT, 0, 0], confidence=[0.4, 0.3, 0.3])
     assert error(policy, program, target, depth + 1) < 1e-6, "float32 rows"
-    assert error(policy, lambda c: select(program(c), 2), target, depth + 1) < 1e-6
-    assert error(policy, lambda c: select(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
+    assert error(policy, lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
+    assert error(policy, lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
 
 
 @pytest.mark.parametrize(("factors", "nodes"), [([2, 1], 4), ([1, 2], 3)])
 def test_factors_by_level_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, factors: list[int], nodes: int) -> None:
     program, target = program_of(monkeypatch, "rsd_c", factors, nodes, 9), random_target(nodes, 3)
     assert error("rsd_c", program, target, 3) < 1e-6
-    assert error("rsd_c", lambda c: select(program(c), 2), target, 3) < 1e-6
+    assert error("rsd_c", lambda c: select_nodes(program(c), 2), target, 3) < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["rsd_c", "rsd_s", "greedy_draft"])

@@ -18,7 +18,7 @@ from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.policies import FixedController
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.rasd import RasdDrafter
 from paceline.drafters.rest import RestDrafter

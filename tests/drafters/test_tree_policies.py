@@ -10,7 +10,7 @@ from drafters.test_draft_model import VOCAB, begin, drafter_of, propose
 from tools.gtest import ERROR
 from toys import ToyRunner
 
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.policies import FixedController
 from paceline.drafters.tree_policies import POLICIES
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 

@@ -8,7 +8,7 @@ from typing import Any
 from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.policies import FixedController
 from paceline.engine import Crew, Engine, Parts, Request, check_prompt
 from paceline.verifiers import GreedyVerifier, RecursiveRejection
 

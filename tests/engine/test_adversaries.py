@@ -15,9 +15,8 @@ from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.auto.controller import AutoController
-from paceline.controllers.auto.costs import Costs
-from paceline.controllers.fixed import FixedController
+from paceline.controllers.auto import AutoController, Costs
+from paceline.controllers.policies import FixedController
 from paceline.drafters.base import DrafterArgs
 from paceline.tree import Budget, TokenTree
 

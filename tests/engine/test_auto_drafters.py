@@ -20,8 +20,7 @@ from toy_models import ToyModels, letters
 from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.controllers import cost_store
-from paceline.controllers.auto.controller import AutoController
+from paceline.controllers.auto import AutoController, store
 from paceline.engine import Crew, Engine, build_parts, crew, loop, policy, probe
 
 PASS, ROW = 1e-2, 1e-5
@@ -58,7 +57,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     """Every engine is on a machine of its own, where nothing was measured before."""
     made, machines = World(CHEAP), count()
-    for module in (cost_store, policy):
+    for module in (store, policy):
         monkeypatch.setattr(module, "user_cache", lambda part: tmp_path / str(next(machines)))
     score, propose = ToyRunner.score, Crew._propose_one
 

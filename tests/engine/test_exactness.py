@@ -8,8 +8,8 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM, ConfigError
-from paceline.controllers.cost_store import CostStore
-from paceline.engine import Exactness, exactness, find
+from paceline.controllers.auto import CostStore
+from paceline.engine import Exactness, exactness, find_exactness
 from paceline.llm import BUNDLED
 from paceline.models import native
 from paceline.models.load import load_runner
@@ -29,10 +29,10 @@ def target():
 
 def test_the_bundled_target_is_proven_and_the_finding_is_kept(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
-    assert str(find(target, "auto")) == "strict, proven by self-test"
+    assert str(find_exactness(target, "auto")) == "strict, proven by self-test"
     assert len(list((tmp_path / "exactness").glob("*.json"))) == 1
     monkeypatch.setattr(exactness, "what_varies", lambda runner: pytest.fail("the finding is on disk"))
-    assert find(target, "strict").proven
+    assert find_exactness(target, "strict").proven
 
 
 def test_a_finding_belongs_to_the_sources_and_the_form_of_the_passes(target, monkeypatch):
@@ -49,8 +49,8 @@ def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
     runner = load_runner(folder, dtype="float16", exactness="strict")
     monkeypatch.setattr(runner.passes, "row_invariant", True)
     monkeypatch.setattr(exactness, "what_varies", lambda runner: None)
-    assert find(runner, "strict").proven
-    assert find(runner, "strict").proven
+    assert find_exactness(runner, "strict").proven
+    assert find_exactness(runner, "strict").proven
     told = [record.getMessage() for record in caplog.records if "exactness='strict'" in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith(f"{runner.info.name}: testing")
@@ -59,18 +59,18 @@ def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
 def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "a chain of 3 rows")
-    found = find(target, "auto")
+    found = find_exactness(target, "auto")
     assert not found.proven
     assert str(found) == "up to near ties (the self-test found other bits in a chain of 3 rows)"
     with pytest.raises(ConfigError, match=r"exactness='strict' is not available for .*chain of 3 rows; use exactness='auto'"):
-        find(target, "strict")
+        find_exactness(target, "strict")
 
 
 def test_a_broken_file_is_measured_again(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     CostStore(exactness._key(target), tmp_path / "exactness").save({"other": 1})
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "logits")
-    assert not find(target, "auto").proven
+    assert not find_exactness(target, "auto").proven
 
 
 def test_operators_are_strict_where_it_is_asked_for(folder, monkeypatch):
@@ -81,16 +81,16 @@ def test_operators_are_strict_where_it_is_asked_for(folder, monkeypatch):
     assert isinstance(llm.runner.passes, InParts)
     assert llm.exactness == Exactness()
     monkeypatch.setattr(llm.runner.passes, "row_invariant", False)
-    assert "matrix products on this CPU" in str(find(llm.runner, "auto"))
+    assert "matrix products on this CPU" in str(find_exactness(llm.runner, "auto"))
 
 
 def test_a_model_that_runs_in_transformers_is_refused(folder):
     runner = load_runner(folder, native=False)
-    assert "it runs in transformers" in str(find(runner, "auto"))
+    assert "it runs in transformers" in str(find_exactness(runner, "auto"))
     with pytest.raises(ConfigError, match=r"not available for .*: it runs in transformers"):
         load_runner(folder, native=False, exactness="strict")
     with pytest.raises(ConfigError, match="it runs in transformers"):
-        find(runner, "strict")
+        find_exactness(runner, "strict")
 
 
 def test_angles_that_depend_on_the_length_are_refused(tmp_path, monkeypatch):

@@ -14,9 +14,8 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT
-from paceline.controllers.base import Signal
-from paceline.controllers.fixed import FixedController
-from paceline.controllers.limited import LimitedController
+from paceline.controllers import LimitedController, Signal
+from paceline.controllers.policies import FixedController
 from paceline.drafters.base import DrafterArgs
 from paceline.engine import footprint_of, limited, runners_of
 from paceline.errors import ConfigError

@@ -12,8 +12,8 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.base import Outcome, Plan
-from paceline.controllers.fixed import FixedController
+from paceline.controllers import Outcome, Plan
+from paceline.controllers.policies import FixedController
 from paceline.drafters.base import Context, Drafter
 from paceline.engine import crew, loop
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree

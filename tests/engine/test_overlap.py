@@ -19,10 +19,10 @@ from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters.base import Ahead, DrafterArgs, Guess
 from paceline.drafters.pearl import PearlDrafter
-from paceline.engine import NOTHING, Beside, Helper, Task, longer, with_none
+from paceline.engine import NOTHING, Beside, Helper, Task, with_longer_draft, with_none
 from paceline.errors import DrafterError
+from paceline.sampling import KeyedDraws
 from paceline.tree import EMPTY_TREE, TokenTree
-from paceline.verifiers import KeyedDraws
 
 VOCAB = 5
 LOW, HIGH = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2]), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
@@ -141,7 +141,7 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
     """Where p = q it always stands and no token follows it; where p gives it nothing it never does."""
     verifier = registry.load("verifiers", name)()
     tree = TokenTree.chain(drafted)
-    made = longer(tree, Guess(4, LOW))
+    made = with_longer_draft(tree, Guess(4, LOW))
     scored = torch.stack([torch.log(torch.eye(VOCAB)[token] + 1e-30) for token in drafted] + [torch.log(LOW)])
     for rows in (scored, [*scored]):
         for seed in range(20):
@@ -155,7 +155,7 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
 
 
 def test_the_row_behind_a_tree_holds_no_law() -> None:
-    made = longer(EMPTY_TREE, Guess(4, LOW))
+    made = with_longer_draft(EMPTY_TREE, Guess(4, LOW))
     for rows in (torch.log(LOW).unsqueeze(0), [torch.log(LOW)]):
         given = with_none(rows, made)
         assert torch.equal(given[0], torch.log(LOW))

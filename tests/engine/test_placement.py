@@ -14,7 +14,7 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.config import EngineConfig
-from paceline.engine import AUTO, DraftModels, asked_device, devices_for, level_seconds, place
+from paceline.engine import AUTO, DraftModels, devices_for, level_seconds, place_draft_model, requested_device
 from paceline.engine import models as engine_models
 from paceline.errors import ConfigError, OutOfMemoryError
 
@@ -25,17 +25,17 @@ TIMES = {"cpu": 3e-4, "cuda:0": 1e-4, "cuda:1": 1e-4}
 @pytest.mark.parametrize("first", ["cpu", "cuda:0", "cuda:1"])
 def test_the_fastest_device_is_taken_and_of_equal_ones_the_first(first: str) -> None:
     devices = [first, *(device for device in TIMES if device != first)]
-    found = place(devices, TIMES.__getitem__)
+    found = place_draft_model(devices, TIMES.__getitem__)
     assert found.device == (first if first != "cpu" else "cuda:0")
     assert found.words("d") == f"draft model 'd' runs on {found.device}: a level takes " + ", ".join(
         f"{1e3 * TIMES[device]:.3g} ms on {device}" for device in devices
     )
     slow = TIMES | {"cuda:0": 1.0, "cuda:1": 1.0}
-    assert place(devices, slow.__getitem__).device == "cpu", "what is measured decides, not the kind of device"
+    assert place_draft_model(devices, slow.__getitem__).device == "cpu", "what is measured decides, not the kind of device"
 
 
 def test_where_there_is_one_device_nothing_is_measured() -> None:
-    found = place(["cpu"], lambda device: pytest.fail("measured"))
+    found = place_draft_model(["cpu"], lambda device: pytest.fail("measured"))
     assert found.words("d") == "draft model 'd' runs on cpu: there is no other device here"
 
 
@@ -45,11 +45,11 @@ def test_a_device_without_room_is_left_out() -> None:
             raise OutOfMemoryError(f"{device} is full")
         return 1.0
 
-    found = place(["cuda:0", "cpu"], seconds)
+    found = place_draft_model(["cuda:0", "cpu"], seconds)
     assert found.device == "cpu"
     assert found.words("d").endswith("; cuda:0 has no room for it")
     with pytest.raises(OutOfMemoryError, match="cuda:1 is full"):
-        place(["cuda:1", "cuda:0"], seconds)
+        place_draft_model(["cuda:1", "cuda:0"], seconds)
 
 
 def test_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,18 +60,18 @@ def test_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices_for(CPU) == ["cpu", "cuda:0", "cuda:1"]
     assert devices_for(torch.device("cuda")) == ["cuda", "cuda:1", "cpu"]
     assert devices_for(torch.device("cuda:1")) == ["cuda:1", "cuda:0", "cpu"]
-    assert asked_device("cuda:0", torch.device("cuda")) == asked_device(None, torch.device("cuda")) == "cuda", (
+    assert requested_device("cuda:0", torch.device("cuda")) == requested_device(None, torch.device("cuda")) == "cuda", (
         "one device, one name"
     )
-    assert asked_device("cuda:1", torch.device("cuda")) == "cuda:1"
-    assert asked_device("cpu", torch.device("cuda")) == "cpu"
-    assert asked_device(AUTO, CPU) == AUTO
+    assert requested_device("cuda:1", torch.device("cuda")) == "cuda:1"
+    assert requested_device("cpu", torch.device("cuda")) == "cpu"
+    assert requested_device(AUTO, CPU) == AUTO
 
 
 @pytest.mark.parametrize("given", ["tpu", "cuda:x", "", 0, ["cpu"]])
 def test_what_is_no_device_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="draft_device must be auto, cpu, cuda or cuda:N, got "):
-        asked_device(given, CPU)
+        requested_device(given, CPU)
 
 
 def test_a_level_is_timed_on_a_scratch_sequence() -> None:

@@ -13,13 +13,9 @@ from engine.test_loop import Guess
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.auto.controller import AutoController
-from paceline.controllers.auto.costs import Costs
-from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.fixed import FixedController
-from paceline.controllers.heuristic import HeuristicController
-from paceline.controllers.limited import Footprint, LimitedController
-from paceline.controllers.ppd import PPDController
+from paceline.controllers import Controller, Footprint, LimitedController, Outcome, Plan, Signal
+from paceline.controllers.auto import AutoController, Costs
+from paceline.controllers.policies import FixedController, HeuristicController, PPDController
 from paceline.drafters.base import Context
 from paceline.engine import Request, Scheduler
 from paceline.engine import crew as crew_module

@@ -10,7 +10,7 @@ from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.config import SpeculativeConfig
-from paceline.controllers.base import Signal
+from paceline.controllers import Signal
 from paceline.engine import GIVEN, build_parts, check_methods, split_options
 from paceline.engine.build import _methods
 

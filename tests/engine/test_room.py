@@ -13,7 +13,7 @@ from toys import ToyRunner
 from wide_trees import WIDE
 
 from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParams
-from paceline.controllers.auto.costs import Costs
+from paceline.controllers.auto import Costs
 from paceline.engine import Probe, Request, Room, Scheduler, StepRecord, watching
 from paceline.engine import Sequence as Decoding
 from paceline.models.blocks import BLOCK

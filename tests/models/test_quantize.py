@@ -12,7 +12,7 @@ from tiny_llama import spec_of, tiny_llama, weights_of
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET
-from paceline.controllers.cost_store import CostKey
+from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import quantize as module
 from paceline.models.kernels import choose

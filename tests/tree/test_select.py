@@ -13,7 +13,7 @@ from tools.enumerate_draws import Choices
 from tools.random_drafts import random_target
 from tools.random_trees import TOLERANCE, WRONG, law_error, merged
 
-from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, select
+from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, select_nodes
 
 VOCAB = 4
 
@@ -39,7 +39,7 @@ def closed(tree: TokenTree, nodes: tuple[int, ...]) -> bool:
 @given(point_trees(), st.integers(0, 8))
 def test_points_are_kept_by_their_reach(tree: TokenTree, nodes: int) -> None:
     """No subset of that size that holds its ancestors has a higher sum of reach."""
-    found, reach = select(tree, nodes), tree.reach()
+    found, reach = select_nodes(tree, nodes), tree.reach()
     found.check(VOCAB, nodes)
     size = min(nodes, len(tree))
     best = max(sum(float(reach[i]) for i in c) for c in itertools.combinations(range(len(tree)), size) if closed(tree, c))
@@ -49,24 +49,24 @@ def test_points_are_kept_by_their_reach(tree: TokenTree, nodes: int) -> None:
 
 def test_a_tree_that_fits_comes_back_itself() -> None:
     tree = TokenTree.chain([1, 2, 3])
-    assert select(tree, 3) is tree
-    assert select(tree, 0) is EMPTY_TREE
-    assert select(EMPTY_TREE, 5) is EMPTY_TREE
+    assert select_nodes(tree, 3) is tree
+    assert select_nodes(tree, 0) is EMPTY_TREE
+    assert select_nodes(EMPTY_TREE, 5) is EMPTY_TREE
 
 
 def test_depth_and_reach_limit_points() -> None:
     tree = TokenTree.chain([1, 2, 3], confidence=[0.9, 0.5, 0.9])
-    assert len(select(tree, 9, max_depth=2)) == 2
-    assert len(select(tree, 9, min_reach=0.45)) == 2
-    assert len(select(tree, 9, min_reach=0.95)) == 0
+    assert len(select_nodes(tree, 9, max_depth=2)) == 2
+    assert len(select_nodes(tree, 9, min_reach=0.45)) == 2
+    assert len(select_nodes(tree, 9, min_reach=0.95)) == 0
 
 
 def test_probes_stay_with_their_parents_and_cost_nothing() -> None:
     tree = TokenTree.build([1, 2, 3, 0, 0], [-1, -1, 0, 0, 2], kinds=[0, 0, 0, PROBE, PROBE], confidence=[0.6, 0.3, 0.5, 0, 0])
-    assert select(tree, 1).tokens.tolist() == [1, 0]
-    assert select(tree, 2).tokens.tolist() == [1, 2, 0] or select(tree, 2).tokens.tolist() == [1, 3, 0, 0]
+    assert select_nodes(tree, 1).tokens.tolist() == [1, 0]
+    assert select_nodes(tree, 2).tokens.tolist() == [1, 2, 0] or select_nodes(tree, 2).tokens.tolist() == [1, 3, 0, 0]
     probes = TokenTree.build([1, 2], [-1, 0], kinds=[PROBE, PROBE])
-    assert len(select(probes, 1)) == 2
+    assert len(select_nodes(probes, 1)) == 2
 
 
 ROWS = [torch.full((VOCAB,), 0.25) for _ in range(4)]
@@ -76,24 +76,24 @@ def test_drawn_trials_are_cut_from_the_end_of_the_drawing() -> None:
     """Level by level: two draws at the root, then one below each."""
     trials = {-1: [Trial(0, ROWS[0]), Trial(1, ROWS[0], (1,))], 0: [Trial(2, ROWS[1])], 1: [Trial(3, ROWS[2])]}
     tree = TokenTree.build([1, 2, 3, 0], [-1, -1, 0, 1], trials=trials, confidence=[0.01, 0.9, 0.01, 0.9])
-    assert [select(tree, n).tokens.tolist() for n in range(5)] == [[], [1], [1, 2], [1, 2, 3], [1, 2, 3, 0]]
-    assert select(tree, 4, max_depth=1).tokens.tolist() == [1, 2]
-    assert select(tree, 4, drawn_nodes=1).tokens.tolist() == [1]
-    assert [t.removed for t in select(tree, 2).trials[ROOT]] == [(), (1,)]
+    assert [select_nodes(tree, n).tokens.tolist() for n in range(5)] == [[], [1], [1, 2], [1, 2, 3], [1, 2, 3, 0]]
+    assert select_nodes(tree, 4, max_depth=1).tokens.tolist() == [1, 2]
+    assert select_nodes(tree, 4, drawn_nodes=1).tokens.tolist() == [1]
+    assert [t.removed for t in select_nodes(tree, 2).trials[ROOT]] == [(), (1,)]
 
 
 def test_order_says_when_a_draw_was_made() -> None:
     """A drafter that goes deep first: the second draw at the root came last."""
     trials = {-1: [Trial(0, ROWS[0]), Trial(2, ROWS[0], (1,), order=2)], 0: [Trial(1, ROWS[1], order=1)]}
     tree = TokenTree.build([1, 3, 2], [-1, 0, -1], trials=trials)
-    assert select(tree, 2).tokens.tolist() == [1, 3]
+    assert select_nodes(tree, 2).tokens.tolist() == [1, 3]
 
 
 def test_equal_draws_count_as_new_nodes_when_they_come_up() -> None:
     trials = {-1: [Trial(0, ROWS[0]), Trial(0, ROWS[0])]}
     tree = TokenTree.build([1], [-1], trials=trials)
-    assert len(select(tree, 1).trials[ROOT]) == 1
-    assert len(select(tree, 2).trials[ROOT]) == 2
+    assert len(select_nodes(tree, 1).trials[ROOT]) == 1
+    assert len(select_nodes(tree, 2).trials[ROOT]) == 2
 
 
 def test_what_a_drawn_trial_stands_on_stays() -> None:
@@ -101,9 +101,9 @@ def test_what_a_drawn_trial_stands_on_stays() -> None:
     points = TokenTree.build([0, 1, 2], [-1, -1, 1], confidence=[0.001, 0.001, 0.9])
     drawn = TokenTree.build([1, 3], [-1, 0], trials={0: [Trial(1, ROWS[0])]}, confidence=[0.001, 0.9])
     tree = merge([points, drawn])
-    assert select(tree, 3).tokens.tolist() == [1, 2, 3]
-    assert select(tree, 2).tokens.tolist() == [0, 1], "the drawn trial does not fit; what is left are free points"
-    assert not select(tree, 2).trials
+    assert select_nodes(tree, 3).tokens.tolist() == [1, 2, 3]
+    assert select_nodes(tree, 2).tokens.tolist() == [0, 1], "the drawn trial does not fit; what is left are free points"
+    assert not select_nodes(tree, 2).trials
 
 
 def test_points_drop_out_from_under_cut_draws() -> None:
@@ -112,9 +112,9 @@ def test_points_drop_out_from_under_cut_draws() -> None:
     trials = {-1: [Trial(0, ROWS[0]), Trial(1, ROWS[0], (3,))]}
     drawn = TokenTree.build([3, 1, 2], [-1, -1, 0], trials=trials, confidence=[0.5, 0.2, 0.9])
     tree = merge([points, drawn])
-    assert select(tree, 1).tokens.tolist() == [1]
-    assert select(tree, 2).tokens.tolist() == [1, 3]
-    assert [t.drawn for t in select(tree, 2).trials[ROOT]] == [False, True]
+    assert select_nodes(tree, 1).tokens.tolist() == [1]
+    assert select_nodes(tree, 2).tokens.tolist() == [1, 3]
+    assert [t.drawn for t in select_nodes(tree, 2).trials[ROOT]] == [False, True]
 
 
 CUTS = [{"nodes": n} for n in range(7)] + [
@@ -130,7 +130,7 @@ def test_no_cut_changes_the_output_law(cut: dict[str, float]) -> None:
     """Trees of two merged drafters with draws, equal draws, points and probes, whose confidences know the drawn tokens."""
     for seed in range(10):
         propose = merged(seed, 3)
-        assert law_error(lambda c, p=propose: select(p(c), **cut), random_target(seed, 3), 3) < TOLERANCE, seed
+        assert law_error(lambda c, p=propose: select_nodes(p(c), **cut), random_target(seed, 3), 3) < TOLERANCE, seed
 
 
 def by_reach(tree: TokenTree, nodes: int) -> TokenTree:
@@ -176,7 +176,7 @@ def deep_first(choices: Choices) -> TokenTree:
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_drafters_that_go_deep_first_keep_the_law(nodes: int) -> None:
     for seed in range(5):
-        assert law_error(lambda c: select(deep_first(c), nodes), random_target(seed, 3), 3) < TOLERANCE
+        assert law_error(lambda c: select_nodes(deep_first(c), nodes), random_target(seed, 3), 3) < TOLERANCE
 
 
 def two_equal_draws(choices: Choices) -> TokenTree:
@@ -193,8 +193,8 @@ def test_repeats_are_no_free_rides() -> None:
 
     def free_repeats(choices: Choices) -> TokenTree:
         tree = two_equal_draws(choices)
-        return tree if len(tree) <= 1 else select(tree, 1)
+        return tree if len(tree) <= 1 else select_nodes(tree, 1)
 
     targets = [random_target(seed, 4) for seed in range(10)]
-    assert max(law_error(lambda c: select(two_equal_draws(c), 1), target, 2) for target in targets) < TOLERANCE
+    assert max(law_error(lambda c: select_nodes(two_equal_draws(c), 1), target, 2) for target in targets) < TOLERANCE
     assert max(law_error(free_repeats, target, 2) for target in targets) > WRONG

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.drafters.recycling_rows import grow_tree
 from paceline.errors import ConfigError
-from paceline.tree import PRIOR, RankAcceptance, Shape, best_shapes, choose, from_paths, monotone, parse_paths
+from paceline.tree import PRIOR, RankAcceptance, Shape, best_shapes, choose_shape, from_paths, monotone, parse_paths
 
 Ranks = tuple[int, ...]
 CHANCES = np.array([[0.6, 0.2, 0.1], [0.5, 0.3, 0.05], [0.7, 0.1, 0.1]])
@@ -60,9 +60,11 @@ def test_the_expected_length_is_the_measured_one_where_ranks_are_all_that_counts
 
 def test_the_size_follows_the_cost_of_rows() -> None:
     shape = best_shapes(PRIOR, 32, max_depth=8)
-    assert choose(shape, FLAT).nodes == 32
-    assert choose(shape, STEEP) == (0, 0, 1.0, 1.0), "plain decoding is fastest"
-    sizes = [choose(shape, [0.0, *(1.0 + slope * rows for rows in range(64))]).nodes for slope in (0.3, 0.1, 0.03, 0.01, 0.001)]
+    assert choose_shape(shape, FLAT).nodes == 32
+    assert choose_shape(shape, STEEP) == (0, 0, 1.0, 1.0), "plain decoding is fastest"
+    sizes = [
+        choose_shape(shape, [0.0, *(1.0 + slope * rows for rows in range(64))]).nodes for slope in (0.3, 0.1, 0.03, 0.01, 0.001)
+    ]
     assert sizes == sorted(sizes)
     assert 0 < sizes[1] < sizes[3] < 32
 
@@ -77,7 +79,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths() -> None:
             cut = shape.cut(nodes, depth)
             spent = seconds[min(size * (1 + len(cut)), 39)] + level_seconds[int(cut.depths_n.max())]
             rates[len(cut), int(cut.depths_n.max())] = size * (1 + cut.reach_n.sum()) / spent
-        found = choose(shape, seconds, level_seconds=level_seconds, size=size)
+        found = choose_shape(shape, seconds, level_seconds=level_seconds, size=size)
         assert found.rate == pytest.approx(max(rates.values()))
         assert rates[found.nodes, found.depth] == pytest.approx(found.rate)
         assert found.plain == pytest.approx(size / seconds[size])
@@ -86,7 +88,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths() -> None:
 def test_slow_drafting_makes_flat_trees() -> None:
     shape = best_shapes(CHANCES, 16)
     dear = [0.0, *(0.5 * depth for depth in range(1, 17))]
-    assert choose(shape, FLAT, level_seconds=dear).depth < choose(shape, FLAT).depth
+    assert choose_shape(shape, FLAT, level_seconds=dear).depth < choose_shape(shape, FLAT).depth
 
 
 def test_chances_are_made_to_fall_with_the_rank_and_to_sum_to_one() -> None:

@@ -25,8 +25,9 @@ from toys import ToyRunner
 from paceline.config import SpeculativeConfig
 from paceline.engine import build_parts
 from paceline.errors import CapabilityError, ConfigError, NumericsError
+from paceline.sampling import KeyedDraws, draw_seed
 from paceline.tree import ROOT, TokenTree, Trial, Verdict
-from paceline.verifiers import BlockVerification, KeyedDraws, RecursiveRejection, block, draw_seed
+from paceline.verifiers import BlockVerification, RecursiveRejection, block
 
 TOLERANCE = 1e-9
 WRONG = 1e-3

@@ -13,8 +13,9 @@ from tools.toy_vector import P, Q, acceptance_rate, drawn, flat_error
 
 from paceline.bench.optimal_acceptance import greedy_draft_acceptance
 from paceline.errors import NumericsError
+from paceline.sampling import KeyedDraws
 from paceline.tree import ROOT, TokenTree, Trial
-from paceline.verifiers import GreedyDraftSampling, KeyedDraws, RecursiveRejection, greedy_draft, proposal
+from paceline.verifiers import GreedyDraftSampling, RecursiveRejection, greedy_draft, proposal
 
 TOLERANCE, WRONG = 1e-9, 1e-3
 

@@ -13,8 +13,9 @@ from tools.random_drafts import RandomDrafter, random_law, random_target
 from tools.toy_vector import P, Q, Weights, acceptance_rate, drawn, flat_error
 
 from paceline.errors import ConfigError, NumericsError
-from paceline.tree import ROOT, GroupTrial, TokenTree, Trial, select
-from paceline.verifiers import KeyedDraws, KSeq, k_seq, plan
+from paceline.sampling import KeyedDraws
+from paceline.tree import ROOT, GroupTrial, TokenTree, Trial, select_nodes
+from paceline.verifiers import KSeq, k_seq, plan_k_seq
 
 TOLERANCE, WRONG = 1e-9, 1e-3
 
@@ -24,7 +25,7 @@ def tensors(*laws: Weights) -> list[torch.Tensor]:
 
 
 def test_the_known_vector_is_reproduced_to_the_digits() -> None:
-    made = plan(*tensors(P, Q), 2)
+    made = plan_k_seq(*tensors(P, Q), 2)
     assert made.gamma == pytest.approx(1.45678, abs=5e-6)
     assert made.accepted == pytest.approx(0.79136, abs=5e-6)
     two = drawn(Q, 2, replacement=True, group=True)
@@ -33,10 +34,10 @@ def test_the_known_vector_is_reproduced_to_the_digits() -> None:
 
 
 def test_one_draft_is_speculative_sampling_and_equal_laws_accept_all() -> None:
-    assert (plan(*tensors(P, Q), 1).gamma, plan(*tensors(P, Q), 1).accepted) == (1.0, pytest.approx(0.7))
+    assert (plan_k_seq(*tensors(P, Q), 1).gamma, plan_k_seq(*tensors(P, Q), 1).accepted) == (1.0, pytest.approx(0.7))
     assert acceptance_rate(KSeq(), drawn(Q, 1, replacement=True, group=True)) == pytest.approx(0.7, abs=1e-12)
     for drafts in (1, 2, 5):
-        assert plan(*tensors(Q, Q), drafts).accepted == pytest.approx(1.0, abs=1e-12)
+        assert plan_k_seq(*tensors(Q, Q), drafts).accepted == pytest.approx(1.0, abs=1e-12)
     assert acceptance_rate(KSeq(), drawn(Q, 3, replacement=True, group=True), Q) == pytest.approx(1.0, abs=1e-9)
 
 
@@ -51,7 +52,7 @@ def test_gamma_solves_its_equation_and_overdraws_nothing() -> None:
             beta = np.minimum(q, p / gamma).sum()
             return float(1 - (1 - beta) ** drafts - gamma * beta)
 
-        made = plan(*tensors(p, q), drafts)
+        made = plan_k_seq(*tensors(p, q), drafts)
         gamma = float(brentq(excess, 1.0, drafts, xtol=1e-13)) if excess(1.0) > 1e-12 else 1.0
         assert made.accepted == pytest.approx(1 - (1 - np.minimum(q, p / gamma).sum()) ** drafts, abs=1e-9)
         given = np.minimum(q, p / made.gamma) * (made.accepted / made.beta if made.beta else 0.0)
@@ -60,8 +61,8 @@ def test_gamma_solves_its_equation_and_overdraws_nothing() -> None:
 
 def test_a_gamma_that_overdraws_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"gamma must leave nothing of p overdrawn, got 1, which overdraws 0\.09"):
-        plan(*tensors(P, Q), 2, gamma=1.0)
-    assert plan(*tensors(P, Q), 2, gamma=1.9).accepted < plan(*tensors(P, Q), 2).accepted
+        plan_k_seq(*tensors(P, Q), 2, gamma=1.0)
+    assert plan_k_seq(*tensors(P, Q), 2, gamma=1.9).accepted < plan_k_seq(*tensors(P, Q), 2).accepted
 
 
 class Chains:
@@ -139,7 +140,7 @@ def test_the_check_catches_equal_draws_counted_once() -> None:
 
 
 def cut_error(propose: Any) -> float:
-    return max(flat_error(KSeq(), lambda c, nodes=nodes: select(propose(c), nodes)) for nodes in (1, 2, 3))
+    return max(flat_error(KSeq(), lambda c, nodes=nodes: select_nodes(propose(c), nodes)) for nodes in (1, 2, 3))
 
 
 def test_groups_that_were_cut_keep_the_law() -> None:
@@ -151,7 +152,7 @@ def test_the_check_catches_a_gamma_of_the_draws_that_are_left() -> None:
     three = drawn(Q, 3, replacement=True, group=True)
 
     def told(choices: Choices) -> TokenTree:
-        tree = select(three(choices), 2)
+        tree = select_nodes(three(choices), 2)
         trials = tree.trials[ROOT]
         return tree.replace(trials={ROOT: tuple(GroupTrial(t.node, t.row, group=len(trials)) for t in trials)})
 

@@ -18,8 +18,9 @@ from tools.enumerate_draws import (
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
+from paceline.sampling import KeyedDraws
 from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, Verdict
-from paceline.verifiers import KeyedDraws, RecursiveRejection, recursive_rejection, residual
+from paceline.verifiers import RecursiveRejection, recursive_rejection, residual
 
 P = np.array([0.5, 0.3, 0.2])
 Q = np.array([0.2, 0.3, 0.5])

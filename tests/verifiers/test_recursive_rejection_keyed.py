@@ -7,8 +7,9 @@ import pytest
 import torch
 from tools.gtest import ERROR, g_test
 
+from paceline.sampling import KeyedDraws
 from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, Verdict
-from paceline.verifiers import KeyedDraws, RecursiveRejection, recursive_rejection
+from paceline.verifiers import RecursiveRejection, recursive_rejection
 
 P = torch.tensor([0.35, 0.3, 0.2, 0.1, 0.05])
 Q = torch.tensor([0.1, 0.1, 0.2, 0.3, 0.3])

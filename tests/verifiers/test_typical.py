@@ -12,8 +12,9 @@ from tools.enumerate_draws import Choices, Law, Tokens, distance, output_law, pa
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
+from paceline.sampling import KeyedDraws
 from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, TokenTree, Verdict
-from paceline.verifiers import GreedyVerifier, KeyedDraws, TypicalAcceptance
+from paceline.verifiers import GreedyVerifier, TypicalAcceptance
 
 THRESHOLDS = [(0.09, 0.3), (0.3, 0.9), (0.0, 0.3), (1.0, 100.0)]
 

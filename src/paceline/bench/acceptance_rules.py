@@ -126,9 +126,9 @@ def k_seq(p: Array, q: Array, drafts: int) -> float:
     """SpecTr's rule with its best gamma."""
     import torch
 
-    from paceline.verifiers import plan
+    from paceline.verifiers import plan_k_seq
 
-    return plan(torch.from_numpy(p), torch.from_numpy(q), drafts).accepted
+    return plan_k_seq(torch.from_numpy(p), torch.from_numpy(q), drafts).accepted
 
 
 def likeliest(p: Array, q: Array, drafts: int) -> float:

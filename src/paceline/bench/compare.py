@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.base import Runner
-from paceline.verifiers import KeyedDraws, draw_seed
+from paceline.sampling import KeyedDraws, draw_seed
 
 if TYPE_CHECKING:
     import torch

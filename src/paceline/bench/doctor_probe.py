@@ -13,7 +13,7 @@ from typing import Any
 from paceline import registry
 from paceline.bench.checks_facts import Guess, Probe
 from paceline.config import SamplingParams
-from paceline.controllers.base import Controller, Plan, Signal
+from paceline.controllers import Controller, Plan, Signal
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.llm import LLM

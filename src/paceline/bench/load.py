@@ -23,7 +23,7 @@ from paceline.config import SamplingParams
 from paceline.engine import Request, TimeSplit, check_prompt, watching
 from paceline.errors import PromptError
 from paceline.llm import LLM
-from paceline.verifiers import draw_seed
+from paceline.sampling import draw_seed
 
 NAP = 0.02
 """Seconds of one sleep while nothing is to be done, so that Ctrl-C is heard."""

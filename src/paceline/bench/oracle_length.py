@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.controllers.base import Controller, Plan, Signal
+from paceline.controllers import Controller, Plan, Signal
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 Lengths = dict[int, int]

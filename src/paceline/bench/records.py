@@ -14,7 +14,7 @@ from paceline.bench.measures import Totals
 from paceline.bench.settings import Setting
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
-from paceline.verifiers import draw_seed
+from paceline.sampling import draw_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

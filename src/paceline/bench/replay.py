@@ -46,7 +46,7 @@ from typing import Any
 from paceline import __version__
 from paceline.bench.replay_step import Heard, plain_step
 from paceline.config import SamplingParams
-from paceline.controllers.base import Plan
+from paceline.controllers import Plan
 from paceline.engine import IncrementalDetokenizer, Prompt, RequestOutput, StepRecord, StreamChunk, watching
 from paceline.llm import BUNDLED, LLM
 from paceline.models.base import ModelInfo

@@ -1,1 +1,5 @@
 """How much to guess; one file a policy; the measured cost model they share."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

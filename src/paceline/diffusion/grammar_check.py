@@ -11,7 +11,7 @@ missing comes from the shortest text that the canvas can still become. So every 
 a text of the constraint. What the model would have written is only changed where it cannot be completed; the law of sampled texts
 is not the model's conditioned on the constraint (greedy rejection).
 
-The test counts tokens: see `paceline.constraints.emptiness`. Text after a token that ends it is not asked about; such tokens are
+The test counts tokens: see `paceline.grammar.emptiness`. Text after a token that ends it is not asked about; such tokens are
 written in all slots after the first of them.
 
 Source: Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111).
@@ -29,20 +29,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.constraints import ebnf
-from paceline.constraints import json_schema as schemas
-from paceline.constraints import regex as patterns
-from paceline.constraints.automaton import DEAD, Table
-from paceline.constraints.cfg import Cfg
-from paceline.constraints.chart import MASKED
-from paceline.constraints.emptiness import CLOSED, UNFIT, Fillings
-from paceline.constraints.expression import Grammar
-from paceline.constraints.lexing import Lexicon
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.progress import end_tokens
 from paceline.diffusion.setting import Setting, TokenText
 from paceline.errors import ConfigError, UnsatisfiableError
+from paceline.grammar import CLOSED, DEAD, MASKED, UNFIT, Cfg, Fillings, Grammar, Lexicon, Table, ebnf
+from paceline.grammar import json_schema as schemas
+from paceline.grammar import regex as patterns
 from paceline.models.denoiser import Ints
 from paceline.utils import integer, need
 
@@ -57,7 +51,7 @@ class GrammarCheck:
     Args:
         grammar: in Lark's notation, or the path of a .lark or .ebnf file.
         regex: in Python's notation.
-        json_schema: an object, its JSON text or the path of a .json file; see `paceline.constraints.json_schema`.
+        json_schema: an object, its JSON text or the path of a .json file; see `paceline.grammar.json_schema`.
         grammar_start: rule of whole texts.
         constrained_from: first slot of the text that is constrained, not after a masked one; None is the end of the prompt, 0 takes
             in all of a template.
@@ -260,11 +254,11 @@ def _source(kind: str, value: Any, start: str) -> Source:
         return kind, value, start, ""
     if kind == "grammar":
         need(isinstance(value, str | Path), "grammar", "be a text or a path", value)
-        text, folder = ebnf.read(value)
+        text, folder = ebnf.read_ebnf(value)
         return kind, text, start, str(folder or "")
     need(isinstance(value, str | Path | bool | Mapping), "json_schema", "be an object, a text or a path", value)
     try:
-        return kind, json.dumps(schemas.read(value)), start, ""
+        return kind, json.dumps(schemas.read_json_schema(value)), start, ""
     except (TypeError, ValueError) as error:
         raise ConfigError(f"json_schema is not JSON: {error}") from None
 
@@ -272,10 +266,10 @@ def _source(kind: str, value: Any, start: str) -> Source:
 def _parsed(source: Source) -> Grammar:
     kind, text, start, folder = source
     if kind == "regex":
-        return Grammar({"regex": patterns.parse(text)}, "regex")
+        return Grammar({"regex": patterns.parse_regex(text)}, "regex")
     if kind == "grammar":
-        return ebnf.parse(text, start, Path(folder) if folder else None)
-    return schemas.parse(json.loads(text))
+        return ebnf.parse_ebnf(text, start, Path(folder) if folder else None)
+    return schemas.parse_json_schema(json.loads(text))
 
 
 @lru_cache(maxsize=8)

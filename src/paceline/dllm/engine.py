@@ -33,8 +33,8 @@ from paceline.models.denoiser_load import load_denoiser
 from paceline.models.denoiser_native import NativeDenoiser
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.models.tokenizer import Tokenizer
+from paceline.sampling import draw_seed
 from paceline.utils import integer, need
-from paceline.verifiers import draw_seed
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import torch
 from paceline.drafters.draft_chain import GoOn
 from paceline.drafters.draft_rows import best, fit, weights
 from paceline.drafters.draft_state import FEW, DraftState, catch_up
-from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, chain_columns, chain_sources, select
+from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, chain_columns, chain_sources, select_nodes
 
 if TYPE_CHECKING:
     from paceline.drafters.siblings import Siblings
@@ -102,7 +102,7 @@ class Growth(ABC):
             return EMPTY_TREE
         trials = {parent: tuple(found) for parent, found in self.trials.items()}
         tree = TokenTree.build(self.tokens, self.parents, confidence=self.confidence, sources=source, trials=trials)
-        return tree if self.drawn else select(tree, self.nodes)
+        return tree if self.drawn else select_nodes(tree, self.nodes)
 
 
 @dataclass(slots=True)

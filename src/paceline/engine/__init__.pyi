@@ -6,7 +6,7 @@ from .detokenize import IncrementalDetokenizer as IncrementalDetokenizer
 from .driver import Driver as Driver
 from .driver import Turns as Turns
 from .exactness import Exactness as Exactness
-from .exactness import find as find
+from .exactness import find_exactness as find_exactness
 from .footprint import footprint_of as footprint_of
 from .footprint import limited as limited
 from .footprint import runners_of as runners_of
@@ -23,13 +23,13 @@ from .overlap import NOTHING as NOTHING
 from .overlap import Beside as Beside
 from .overlap import Helper as Helper
 from .overlap import Task as Task
-from .overlap import longer as longer
+from .overlap import with_longer_draft as with_longer_draft
 from .overlap import with_none as with_none
 from .placement import AUTO as AUTO
-from .placement import asked_device as asked_device
 from .placement import devices_for as devices_for
 from .placement import level_seconds as level_seconds
-from .placement import place as place
+from .placement import place_draft_model as place_draft_model
+from .placement import requested_device as requested_device
 from .policy import GIVEN as GIVEN
 from .policy import PARTS as PARTS
 from .policy import split_options as split_options

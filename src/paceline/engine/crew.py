@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-from paceline.controllers.base import Plan
+from paceline.controllers import Plan
 from paceline.drafters.base import Context, Drafter
 from paceline.drafters.tables import tables_of
 from paceline.engine.guard import Guard

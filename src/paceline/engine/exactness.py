@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from paceline.controllers.cost_store import CostKey, CostStore
+from paceline.controllers.auto import CostKey, CostStore
 from paceline.models.base import Runner
 from paceline.models.invariance import what_varies
 from paceline.models.native import NativeRunner
@@ -46,7 +46,7 @@ class Exactness:
         return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
 
 
-def find(runner: Runner, asked: str) -> Exactness:
+def find_exactness(runner: Runner, asked: str) -> Exactness:
     """What holds for a loaded model.
 
     Args:

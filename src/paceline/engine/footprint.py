@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.controllers.base import Controller
-from paceline.controllers.limited import Footprint, LimitedController
+from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.drafters.base import Drafter
 from paceline.errors import ConfigError
 from paceline.models.base import Runner

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.errors import DrafterError, NumericsError
-from paceline.verifiers import GreedyVerifier, KeyedDraws, RecursiveRejection
+from paceline.sampling import KeyedDraws
+from paceline.verifiers import GreedyVerifier, RecursiveRejection
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.controllers.base import Controller, Outcome, Plan, StepTimes
-from paceline.controllers.fixed import FixedController
+from paceline.controllers import Controller, Outcome, Plan, StepTimes
+from paceline.controllers.policies import FixedController
 from paceline.engine.crew import Crew
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.overlap import with_none

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.config import QUANTIZATIONS, EngineConfig
-from paceline.engine.placement import AUTO, asked_device, devices_for, level_seconds, place
+from paceline.engine.placement import AUTO, devices_for, level_seconds, place_draft_model, requested_device
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.base import ModelInfo, Runner
 from paceline.models.denoiser import Denoiser
@@ -58,7 +58,7 @@ class DraftModels:
             CheckpointError: nothing to load there. OutOfMemoryError: it would not fit.
             UnsupportedModelError: `head_rows`, `layers` or `group_size` of a model without a native runner.
         """
-        where = asked_device(device, self.info.device)
+        where = requested_device(device, self.info.device)
         key = ("open", model, _named(head_rows), layers, group_size)
 
         def load(chosen: str) -> Runner:
@@ -76,7 +76,7 @@ class DraftModels:
     def _place(self, model: str, key: tuple[object, ...], on: Callable[[str], Runner]) -> str:
         """The device on which a draft model is fastest; what was loaded elsewhere to find out is let go."""
         before = set(self._known)
-        found = place(devices_for(self.info.device), lambda device: level_seconds(on(device)))
+        found = place_draft_model(devices_for(self.info.device), lambda device: level_seconds(on(device)))
         for other in set(self._known) - before - {(*key, found.device)}:
             del self._known[other]
         logger.log(logging.INFO if found.seconds else logging.DEBUG, found.words(model))
@@ -111,7 +111,7 @@ class DraftModels:
             ConfigError: no device of this machine. DrafterError: another tokenizer. CheckpointError: nothing to load there.
             OutOfMemoryError: it would not fit. UnsupportedModelError: no diffusion language model, or one without a native runner.
         """
-        where = asked_device(device, self.info.device)
+        where = requested_device(device, self.info.device)
         if where == AUTO:
             raise ConfigError("draft_device of a diffusion language model must be cpu, cuda or cuda:N, got 'auto'")
         if (model, where) not in self._denoisers:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.constraints.logprobs import Logprob
 from paceline.engine.metrics import RequestMetrics
 from paceline.errors import PacelineError
+from paceline.sampling import Logprob
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -156,13 +156,15 @@ class Beside(Nothing):
     def _add(self, at: Sequence[int], found: Sequence[Guess | None]) -> None:
         if len(found) != len(at):
             raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
-        trees = {place: longer(self._trees[place], guess) for place, guess in zip(at, found, strict=True) if guess is not None}
+        trees = {
+            place: with_longer_draft(self._trees[place], guess) for place, guess in zip(at, found, strict=True) if guess is not None
+        }
         for tree in trees.values():
             tree.check(self._vocab_size, len(tree))
         self._found.update(trees)
 
 
-def longer(tree: TokenTree, guess: Guess) -> TokenTree:
+def with_longer_draft(tree: TokenTree, guess: Guess) -> TokenTree:
     """A chain with one token more behind its last one.
 
     Raises:
@@ -186,7 +188,7 @@ class RowsAndNone:
 
 
 def with_none(rows: Any, tree: TokenTree) -> Any:
-    """The rows of a tree from `longer`, whose last node was not scored.
+    """The rows of a tree from `with_longer_draft`, whose last node was not scored.
 
     Args:
         rows: (n, v) tensor, or rows made when they are looked at. tree: of n nodes.

@@ -52,7 +52,7 @@ class Placement:
         return f"draft model {model!r} runs on {self.device}: a level takes {each}{lacking}"
 
 
-def place(devices: Sequence[str], seconds_of: Callable[[str], float]) -> Placement:
+def place_draft_model(devices: Sequence[str], seconds_of: Callable[[str], float]) -> Placement:
     """The device where a level takes the least time; of equal ones the first.
 
     Args:
@@ -81,7 +81,7 @@ def devices_for(target: torch.device) -> list[str]:
     return [str(target), *(device for device in (*found, "cpu") if not _same(torch.device(device), target))]
 
 
-def asked_device(given: Any, target: torch.device) -> str:
+def requested_device(given: Any, target: torch.device) -> str:
     """`AUTO`, or the device that an option `draft_device` names; None is the target's own.
 
     Raises:

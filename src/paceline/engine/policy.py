@@ -18,10 +18,9 @@ from typing import Any, Final
 from paceline import registry
 from paceline.config import SpeculativeConfig
 from paceline.config_keys import near, reject_unknown_keys
-from paceline.controllers.auto.costs import Costs
-from paceline.controllers.base import Controller
-from paceline.controllers.cost_store import CostKey, CostStore, MemoryKey
-from paceline.controllers.fixed import FixedController
+from paceline.controllers import Controller
+from paceline.controllers.auto import CostKey, Costs, CostStore, MemoryKey
+from paceline.controllers.policies import FixedController
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.base import Runner

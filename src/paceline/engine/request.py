@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import SamplingParams
-from paceline.constraints.logprobs import Logprob
-from paceline.constraints.rules import Rules
 from paceline.drafters.base import NO_TENANT
 from paceline.engine.metrics import RequestMetrics
 from paceline.engine.outputs import CompletionOutput, RequestOutput
 from paceline.errors import PromptError
+from paceline.sampling import Logprob, Rules
 from paceline.utils import shortened
 
 

@@ -18,7 +18,7 @@ from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence
 from paceline.errors import PromptError
 from paceline.models.base import CacheMemory
-from paceline.tree import PROBE, TokenTree, select
+from paceline.tree import PROBE, TokenTree, select_nodes
 
 
 class Room:
@@ -86,7 +86,7 @@ class Room:
             length = sequence.cache.length
             most = (memory.blocks_for(length + memory.widest) + share) * memory.block_size - length - 1
             probes = int((tree.kinds == PROBE).sum()) if len(tree) else 0
-            found.append(tree if _bound(tree) <= most else select(tree, most - probes))
+            found.append(tree if _bound(tree) <= most else select_nodes(tree, most - probes))
         whole = sum(3 * memory.blocks_for(s.cache.length + 1 + len(tree)) for s, tree in zip(batch, found, strict=True))
         if whole > left:
             self._seen = -1

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.constraints.rules import Rules, bad_word_token_ids
 from paceline.engine.crew import Crew
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
@@ -26,6 +25,7 @@ from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models.base import Runner, memory_of
+from paceline.sampling import Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 
 Filling = tuple[Sequence, list[Sequence]]

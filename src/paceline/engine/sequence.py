@@ -9,16 +9,14 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from paceline.constraints.logprobs import Logprob, top_logprobs
-from paceline.constraints.rules import Rules
-from paceline.controllers.base import Signal
+from paceline.controllers import Signal
 from paceline.drafters.base import Context
 from paceline.engine.outputs import CompletionOutput, FinishReason, StreamChunk
 from paceline.engine.request import Request
 from paceline.engine.transcript import Transcript
 from paceline.models.base import SequenceCache
+from paceline.sampling import KeyedDraws, Logprob, Rules, draw_seed, top_logprobs
 from paceline.tree import Scores, TokenTree, Verdict
-from paceline.verifiers import KeyedDraws, draw_seed
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from paceline.config import SamplingParams
-from paceline.constraints.logprobs import Logprob
 from paceline.engine.stops import StopChecker
+from paceline.sampling import Logprob
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer

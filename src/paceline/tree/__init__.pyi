@@ -7,13 +7,13 @@ from .group_trial import GroupTrial as GroupTrial
 from .merging import merge as merge
 from .merging import prune as prune
 from .merging import subtree as subtree
-from .selection import select as select
+from .selection import select_nodes as select_nodes
 from .static_shapes import PRIOR as PRIOR
 from .static_shapes import Choice as Choice
 from .static_shapes import RankAcceptance as RankAcceptance
 from .static_shapes import Shape as Shape
 from .static_shapes import best_shapes as best_shapes
-from .static_shapes import choose as choose
+from .static_shapes import choose_shape as choose_shape
 from .static_shapes import from_paths as from_paths
 from .static_shapes import monotone as monotone
 from .static_shapes import parse_paths as parse_paths

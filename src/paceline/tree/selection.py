@@ -28,7 +28,7 @@ from paceline.tree.merging import prune
 from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 
-def select(
+def select_nodes(
     tree: TokenTree,
     nodes: int,
     *,

@@ -128,7 +128,7 @@ def best_shapes(acceptance_dr: npt.ArrayLike, max_nodes: int, *, max_depth: int 
     return _shape(columns)
 
 
-def choose(shape: Shape, seconds: Sequence[float], *, level_seconds: Sequence[float] | None = None, size: int = 1) -> Choice:
+def choose_shape(shape: Shape, seconds: Sequence[float], *, level_seconds: Sequence[float] | None = None, size: int = 1) -> Choice:
     """The number of nodes and levels with the most expected tokens per second.
 
     Args:

@@ -2,13 +2,10 @@ from .base import Rows as Rows
 from .base import Verifier as Verifier
 from .base import bad_row as bad_row
 from .block import BlockVerification as BlockVerification
-from .draws import KeyedDraws as KeyedDraws
-from .draws import draw_seed as draw_seed
-from .draws import gumbel_noise as gumbel_noise
 from .greedy import GreedyVerifier as GreedyVerifier
 from .greedy_draft import GreedyDraftSampling as GreedyDraftSampling
 from .k_seq import KSeq as KSeq
-from .k_seq import plan as plan
+from .k_seq import plan_k_seq as plan_k_seq
 from .recursive_rejection import RecursiveRejection as RecursiveRejection
 from .recursive_rejection import proposal as proposal
 from .recursive_rejection import residual as residual

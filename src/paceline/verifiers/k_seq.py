@@ -62,7 +62,7 @@ class Plan:
     accepted: float
 
 
-def plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int, gamma: float | None = None) -> Plan:
+def plan_k_seq(p_v: torch.Tensor, q_v: torch.Tensor, draws: int, gamma: float | None = None) -> Plan:
     """The best gamma, or a given one, for `draws` draws.
 
     Args:
@@ -128,7 +128,7 @@ class _Group:
 
     def __init__(self, trial: GroupTrial, r_v: torch.Tensor, q_v: torch.Tensor) -> None:
         self.trial, self.left = trial, trial.group
-        self.gamma = plan(r_v, q_v, trial.group).gamma
+        self.gamma = plan_k_seq(r_v, q_v, trial.group).gamma
         self.kept_v = kept(r_v, q_v, self.gamma)
 
     def holds(self, trial: GroupTrial) -> bool:

@@ -5,26 +5,6 @@ functions); `trust` whether outcomes agree, and the ledger of all learning; `con
 them knows a model, a drafter or the engine.
 """
 
-from paceline.controllers.auto.acceptance import Acceptance, Own, Source
-from paceline.controllers.auto.choice import Forecast, choose, worth_scoring
-from paceline.controllers.auto.controller import AutoController
-from paceline.controllers.auto.costs import GRID, Costs, Curve, Line
-from paceline.controllers.auto.trust import LONGEST_WAIT, Ledger, State, Trust
+import lazy_loader
 
-__all__ = [
-    "GRID",
-    "LONGEST_WAIT",
-    "Acceptance",
-    "AutoController",
-    "Costs",
-    "Curve",
-    "Forecast",
-    "Ledger",
-    "Line",
-    "Own",
-    "Source",
-    "State",
-    "Trust",
-    "choose",
-    "worth_scoring",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -32,11 +32,11 @@ from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
 from paceline.controllers.auto.trust import Ledger, State, Trust
 from paceline.controllers.auto.words import Asked, auto_words, beliefs, next_try, off_words
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.tree import NO_BUDGET, Budget, select
+from paceline.tree import NO_BUDGET, Budget, select_nodes
 from paceline.utils import integer
 
 if TYPE_CHECKING:
-    from paceline.controllers.cost_store import CostStore
+    from paceline.controllers.auto.store import CostStore
     from paceline.tree import TokenTree
 
 logger = logging.getLogger("paceline.controllers")
@@ -326,7 +326,7 @@ class AutoController(Controller):
     def _within(self, tree: TokenTree) -> TokenTree:
         """A merged tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens, nor does it
         on the tree's size, which depends on where they fell."""
-        return select(tree, self.max_nodes - sum(tree.kinds.tolist())) if fixed_shape(tree) else tree
+        return select_nodes(tree, self.max_nodes - sum(tree.kinds.tolist())) if fixed_shape(tree) else tree
 
     # Learning
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
+from paceline.controllers.auto.store import CostStore
 from paceline.controllers.base import StepTimes
-from paceline.controllers.cost_store import CostStore
 
 logger = logging.getLogger("paceline.controllers")
 

@@ -1,0 +1,14 @@
+from .acceptance_head import AcceptHead as AcceptHead
+from .acceptance_head import Features as Features
+from .acceptance_head import features_of as features_of
+from .diffuspec import DiffuSpecController as DiffuSpecController
+from .fixed import FixedController as FixedController
+from .heuristic import HeuristicController as HeuristicController
+from .kangaroo import KangarooController as KangarooController
+from .lengths import LengthController as LengthController
+from .ppd import EVERY as EVERY
+from .ppd import FIRST as FIRST
+from .ppd import SETTLED as SETTLED
+from .ppd import PPDController as PPDController
+from .specdec_pp import SpecDecPPController as SpecDecPPController
+from .swift import SwiftController as SwiftController

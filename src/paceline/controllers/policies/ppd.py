@@ -1,0 +1,199 @@
+"""PPD's choice of static trees: the shape by what the target takes at each rank, its size by what rows cost on this machine.
+
+In: verdicts, measured costs. Out: budgets with a shape, the same for every sequence of a step. Not here: making shapes
+(`tree.static_shapes`), filling them in (drafters), PPD's prompt tokens.
+
+Acceptance by depth and rank is learned from what became of the trees: the rank of a node is its place among its siblings, as all
+drafters order them. Every so many steps the best shapes are found anew, and of these the number of nodes and levels with the most
+expected tokens per second, drafting included. What is never tried is never learned: now and then a tree of that size is shaped as
+if no rank were worse than at first thought, and where plain decoding is fastest, drafts are tried at growing intervals. Shapes
+depend on earlier steps alone, so drawn trees under this controller keep the output law.
+
+Source: Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628), which does this once, offline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from paceline.controllers.auto.choice import levels_by_source
+from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
+from paceline.controllers.base import Controller, Outcome, Plan, Signal
+from paceline.controllers.words import count
+from paceline.tree import PRIOR, Budget, Choice, RankAcceptance, Shape, best_shapes, choose_shape, select_nodes
+from paceline.utils import integer
+
+if TYPE_CHECKING:
+    from paceline.tree import TokenTree, Verdict
+
+EVERY, FIRST, SETTLED = 16, 4, 64
+"""Steps from one choice to the next: EVERY, or FIRST until SETTLED steps were made."""
+
+WAIT, TRY_STEPS = 16, 4
+"""Plain steps before the first try, and drafting steps of a try."""
+
+EXPLORE: Final = 8
+"""One drafting step in so many looks at ranks that the best shape may lack."""
+
+LONGEST: Final = 1024
+"""Most plain steps between two tries."""
+
+TRY: Final = 4, 4
+"""Nodes and levels of a try."""
+
+LIMIT: Final = 1024
+
+_Place = tuple[int, int]
+
+
+class PPDController(Controller):
+    """The static tree with the most expected tokens per second.
+
+    Args:
+        cost_model: measured times; may be shared.
+        drafters: their names, cheap ones first, in the order of their source index.
+        max_nodes: most nodes of one sequence's tree.
+        max_depth: most levels.
+        disable_by_batch_size: no drafts at or above this number of sequences.
+    Attributes:
+        acceptance: what was learned, over all sequences and drafters.
+    Raises:
+        ConfigError: a limit outside its range.
+    Source: PPD (arXiv:2405.18628).
+    """
+
+    name = "ppd"
+
+    def __init__(
+        self,
+        cost_model: Costs,
+        drafters: Sequence[str],
+        *,
+        max_nodes: int = 32,
+        max_depth: int = 8,
+        disable_by_batch_size: int | None = None,
+    ) -> None:
+        integer("max_nodes", max_nodes, 1, LIMIT)
+        integer("max_depth", max_depth, 1, LIMIT)
+        self.cost, self.names = cost_model, tuple(drafters)
+        self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
+        self.acceptance = RankAcceptance()
+        self._off = self._idle = False
+        self._signals: Sequence[Signal] = ()
+        self._choices: dict[_Place, tuple[int, Choice, Shape, Shape]] = {}  # batch and context -> step when made, `_choose`
+        self._steps = self._plain = 0
+        self._wait = WAIT
+        self._now = Choice(0, 0, 0.0, 0.0)
+        self._shape = best_shapes([], 0)
+        self._levels: list[int | None] = []
+        self._hopeless = False  # not even drafts that always stand would pay
+
+    # The step
+
+    def plan(self, signals: Sequence[Signal]) -> Plan:
+        """Find the size for a batch and context like this one, or take the one found lately."""
+        size, limit = len(signals), self.disable_by_batch_size
+        self._signals, self._levels = signals, [None] * len(self.names)
+        self._steps += 1
+        self._off = self._idle = not self.names or (limit is not None and size >= limit)
+        if self._off or not signals:
+            return Plan.nothing(size)
+        context = max(signal.length for signal in signals)
+        place = batch_bucket(size), context_bucket(context)
+        made = self._choices.get(place)
+        waiting = made is not None and not made[1].nodes and self._plain < self._wait
+        if made is None or (not waiting and self._steps - made[0] >= (FIRST if self._steps < SETTLED else EVERY)):
+            made = self._choices[place] = (self._steps, *self._choose(size, context))
+        _, self._now, best, wide = made
+        self._shape = best if self._steps % EXPLORE else wide
+        if self._now.nodes:
+            self._plain, self._wait = 0, WAIT
+        else:
+            self._wait_or_try(place)
+        return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
+
+    def _wait_or_try(self, place: _Place) -> None:
+        """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain steps."""
+        self._idle = self._plain < self._wait
+        self._plain += 1
+        if self._plain >= self._wait + TRY_STEPS:
+            self._plain, self._wait = 0, LONGEST if self._hopeless else min(2 * self._wait, LONGEST)
+            del self._choices[place]
+
+    def _budgets(self, signal: Signal) -> list[Budget]:
+        """The chosen shape for every drafter, no deeper than the sequence may grow."""
+        nodes, depth = len(self._shape), min(int(self._shape.depths_n.max(initial=0)), signal.remaining - 1)
+        if nodes < 1 or depth < 1:
+            return []
+        return [Budget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
+
+    def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        """Every tree as it is: budgets keep them within the size, but for merged ones, which are cut to it; those with drawn trials
+        whatever their size, which depends on where the draws fell."""
+        for tree in trees:
+            for source, levels in levels_by_source(tree).items() if len(tree) else ():
+                self._levels[source] = max(self._levels[source] or 0, levels)
+        most = len(self._shape)
+        return list(trees) if len(self.names) == 1 else [select_nodes(tree, most) for tree in trees]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what the target took of which rank, and what the step cost."""
+        context = max((signal.length for signal in self._signals), default=0)
+        self.cost.observe(len(outcome.trees), context, outcome.times, self.names, self._levels)
+        for tree, verdict in zip(outcome.trees, outcome.verdicts, strict=True):
+            if len(tree):
+                self._learn(tree, verdict)
+
+    def explain(self, index: int | None = None) -> str:
+        """The last plan's decision on sequence `index` in words; without an index, what is believed at present."""
+        now = self._now
+        if index is None:
+            chances = " ".join(f"{chance:.2f}" for chance in self.acceptance.chances()[0, :4])
+            return f"ppd: trees of {count(now.nodes, 'node')}; at depth 1 the target takes ranks 0 to 3 with chances {chances}"
+        if self._off:
+            return f"Nothing is drafted: {count(len(self._signals), 'sequence')} at once, disable_by_batch_size, or no drafter."
+        if self._signals[index].remaining <= 1:
+            return "Nothing is drafted: this is the last token."
+        rates = f"{now.rate:.0f} tokens/s expected, {now.plain:.0f} without drafts"
+        if not now.nodes:
+            tried = "" if self._idle else f" A tree of {count(len(self._shape), 'node')} is tried to learn."
+            return f"Nothing would pay: {rates}.{tried}"
+        return f"A static tree of {count(now.nodes, 'node')} and {count(now.depth, 'level')}: {rates}."
+
+    # Estimates
+
+    def _choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+        """The best size, its shape, and one of that size which looks at more ranks; small ones where nothing pays."""
+        rows = size * (1 + self.max_nodes)
+        self.cost.measure_up_to(size, context, rows)
+        chances = self.acceptance.chances()
+        shapes = best_shapes(chances, self.max_nodes, max_depth=self.max_depth)
+        lines = [self.cost.line(name, size) for name in self.names]
+        drafting = [0.0, *(sum(line.at(depth) for line in lines) for depth in range(1, self.max_depth + 1))]
+        table = self.cost.table(size, context, rows)
+        found = choose_shape(shapes, table, level_seconds=drafting, size=size)
+        self._hopeless = (
+            not found.nodes and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
+        )
+        nodes, depth = found[:2] if found.nodes else TRY
+        wide = best_shapes(np.maximum(chances, PRIOR), nodes, max_depth=min(depth, self.max_depth))
+        return found, shapes.cut(nodes, depth), wide
+
+    def _learn(self, tree: TokenTree, verdict: Verdict) -> None:
+        """Evidence comes from the root and the accepted path: one child of each was taken, or none."""
+        stands = set(verdict.path)
+        for depth, parent in enumerate((-1, *verdict.path), start=1):
+            children = tree.children(parent)
+            if not children:
+                return
+            self.acceptance.learn(depth, len(children), next((rank for rank, node in enumerate(children) if node in stands), None))
+
+
+@lru_cache(maxsize=16)
+def _certain(depth: int) -> Shape:
+    """The chain of tokens that always stand."""
+    return best_shapes([1.0], depth, max_depth=depth)
