@@ -23,14 +23,19 @@ import numpy as np
 from common import RESULTS, save
 from decoding import add_model, model_of
 
-from paceline.drafters.aded import AdedDrafter
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.datastore import Datastore
-from paceline.drafters.datastore_build import Writer
-from paceline.drafters.datastore_sources import Sources
-from paceline.drafters.rest import RestDrafter
-from paceline.drafters.rest_trie import LONGEST_MATCH, TRUST, longest_match
-from paceline.drafters.suffix_array import BETWEEN, bound
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.lookup import AdedDrafter
+from paceline.drafters.retrieval import (
+    BETWEEN,
+    LONGEST_MATCH,
+    TRUST,
+    Datastore,
+    RestDrafter,
+    Sources,
+    Writer,
+    longest_match,
+    suffix_bound,
+)
 from paceline.models.tokenizer import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget
 
@@ -176,7 +181,7 @@ def next_tokens(store: Datastore, tail: np.ndarray, length: int) -> list[int]:
     found: list[int] = []
     for text, order, n in store.shards.tolist():
         tokens, suffixes = store.data[text : text + n], store.data[order : order + n]
-        first, last = (bound(tokens, suffixes, tail, length, above) for above in (0, 1))
+        first, last = (suffix_bound(tokens, suffixes, tail, length, above) for above in (0, 1))
         found += tokens[suffixes[first:last] + length].tolist()
     return found if len(found) <= MOST else [found[(2 * k + 1) * len(found) // (2 * MOST)] for k in range(MOST)]
 

@@ -20,7 +20,7 @@ from decoding import Model
 
 from paceline import RequestOutput, registry
 from paceline.bench.settings import DIAL
-from paceline.drafters.datastore_build import Writer
+from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
 

@@ -30,7 +30,7 @@ from methods import FILES
 from paceline import LLM, SamplingParams
 from paceline.bench import readers
 from paceline.bench.demo import bundled_prompts
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.tree import EMPTY_TREE, Budget
 

@@ -26,7 +26,7 @@ from decoding import add_model, model_of, must_agree, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.swift import SwiftDrafter
+from paceline.drafters.self import SwiftDrafter
 
 PLAIN, SEARCHES, FIRST, FOUND = "plain", "searches", "first set", "found set"
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from toys import ToyRunner
 
-from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters import Context, Drafter, DrafterArgs
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Trial, Verdict
 
 

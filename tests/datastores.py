@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.drafters.datastore_build import Writer
+from paceline.drafters.retrieval import Writer
 
 
 class Numbers:

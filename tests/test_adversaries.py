@@ -6,7 +6,7 @@ import pytest
 from adversaries import INVALID, VALID, Adversary, Liar, Oracle, TooDeep, TooFewTrees
 from toys import ToyRunner
 
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import Context, DrafterArgs
 from paceline.errors import DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "models"},
     "claims": LOW,
-    "dllm": METHODS | {"diffusion", "engine", "models", "verifiers"},
+    "dllm": METHODS | {"diffusion", "engine", "models", "sampling"},
     "llm": METHODS | {"dllm", "engine", "models", "sampling", "verifiers", "profiles"},
     "bench": METHODS
     | {"diffusion", "dllm", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},

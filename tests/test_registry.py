@@ -10,7 +10,7 @@ from adversaries import Adversary
 
 from paceline import LLM, ConfigError, SamplingParams, registry
 from paceline.bench.settings import DIAL, dial_registered
-from paceline.drafters.base import Drafter
+from paceline.drafters import Drafter
 from paceline.errors import DrafterError
 
 

@@ -20,7 +20,7 @@ from toy_numbers import normal
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.models.decoder import LayerPlan
 from paceline.models.denoiser import Call
 from paceline.models.head_rows import HeadRows

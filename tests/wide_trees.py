@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from adversaries import Adversary
 
-from paceline.drafters.base import Context
+from paceline.drafters import Context
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 QUIET, WIDE = 12, 80

@@ -1,7 +1,7 @@
 """Aligning a plain denoiser to the target that it will draft for: DEER's two stages.
 
 In:  a training state of train.py, answers of the target. Out: OUT/state.safetensors, from which write.py makes a folder for method
-"deer" (option separator_token_id: SEPARATOR). Not here: drafting (`paceline.drafters.deer`), training from scratch (train.py).
+"deer" (option separator_token_id: SEPARATOR). Not here: drafting (`paceline.drafters.diffusion.deer`), training anew (train.py).
 
 Stage one, continuation: an answer of the target is cut at a random place, a separator stands there, and the masked cross-entropy of
 `plain_loss` is learned on what follows. Stage two, refinement: all of the last R ~ U{1..most} slots are masked, and the

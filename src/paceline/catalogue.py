@@ -46,7 +46,7 @@ LEARNED_HEADS = ("eagle", "eagle2", "eagle3", "mtp", "medusa", "mlp_speculator",
 
 DRAFTERS: Mapping[str, Entry] = {
     "ngram": Entry(
-        "paceline.drafters.ngram:NgramDrafter",
+        "paceline.drafters.lookup.ngram:NgramDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
@@ -54,7 +54,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 10},
     ),
     "suffix": Entry(
-        "paceline.drafters.suffix:SuffixDrafter",
+        "paceline.drafters.suffix.drafter:SuffixDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
@@ -62,21 +62,21 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 24},
     ),
     "draft_model": Entry(
-        "paceline.drafters.draft_model:DraftModelDrafter",
+        "paceline.drafters.draft_model.drafter:DraftModelDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a smaller model with the target's tokenizer",),
         "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
     ),
     "pearl": Entry(
-        "paceline.drafters.pearl:PearlDrafter",
+        "paceline.drafters.draft_model.pearl:PearlDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a smaller model with the target's tokenizer",),
         "PEARL: parallel speculative decoding with adaptive draft length (arXiv:2408.11850)",
     ),
     "quantized_copy": Entry(
-        "paceline.drafters.quantized_copy:QuantizedCopyDrafter",
+        "paceline.drafters.self.quantized_copy:QuantizedCopyDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("memory for an int8 or int4 copy of the target",),
@@ -84,7 +84,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 3},
     ),
     "specmquant": Entry(
-        "paceline.drafters.specmquant:SpecMQuantDrafter",
+        "paceline.drafters.draft_model.specmquant:SpecMQuantDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("memory for an int4 or int8 copy of the target, or a model between target and draft",),
@@ -92,21 +92,21 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 6},
     ),
     "s2d": Entry(
-        "paceline.drafters.s2d:S2dDrafter",
+        "paceline.drafters.draft_model.s2d:S2dDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a smaller model of two layers or more with the target's tokenizer",),
         "S2D: sorted speculative decoding for nested large language models (arXiv:2407.01955)",
     ),
     "easyspec": Entry(
-        "paceline.drafters.easyspec:EasySpecDrafter",
+        "paceline.drafters.draft_model.easyspec:EasySpecDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a smaller model of four layers or more with the target's tokenizer",),
         "EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493)",
     ),
     "diffuspec": Entry(
-        "paceline.drafters.diffuspec:DiffuSpecDrafter",
+        "paceline.drafters.diffusion.diffuspec:DiffuSpecDrafter",
         "model",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a diffusion language model with the target's tokenizer",),
@@ -114,7 +114,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"controller": "diffuspec"},
     ),
     "deer": Entry(
-        "paceline.drafters.deer:DeerDrafter",
+        "paceline.drafters.diffusion.deer:DeerDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a diffusion language model with the target's tokenizer",),
@@ -122,21 +122,21 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 32},
     ),
     "tli": Entry(
-        "paceline.drafters.tli:TliDrafter",
+        "paceline.drafters.vocab.tli:TliDrafter",
         "model",
         ("bit-equal up to near ties", "equal in law"),
         ("a smaller model with another tokenizer",),
         "Lossless speculative decoding for heterogeneous vocabularies: token-level intersection (arXiv:2502.05202)",
     ),
     "slem": Entry(
-        "paceline.drafters.slem:SlemDrafter",
+        "paceline.drafters.vocab.slem:SlemDrafter",
         "model",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a smaller model with another tokenizer",),
         "Lossless speculative decoding for heterogeneous vocabularies: string-level exact match (arXiv:2502.05202)",
     ),
     "layer_skip": Entry(
-        "paceline.drafters.layer_skip:LayerSkipDrafter",
+        "paceline.drafters.self.layer_skip:LayerSkipDrafter",
         "self",
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "head"),
@@ -144,7 +144,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 6},
     ),
     "swift": Entry(
-        "paceline.drafters.swift:SwiftDrafter",
+        "paceline.drafters.self.swift:SwiftDrafter",
         "self",
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "layer_subsets", "head", "fork"),
@@ -152,7 +152,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"controller": "swift"},
     ),
     "del": Entry(
-        "paceline.drafters.dynamic_exit:DynamicExitDrafter",
+        "paceline.drafters.self.dynamic_exit:DynamicExitDrafter",
         "self",
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "head", "taps"),
@@ -160,7 +160,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 18},
     ),
     "kangaroo": Entry(
-        "paceline.drafters.kangaroo:KangarooDrafter",
+        "paceline.drafters.self.kangaroo:KangarooDrafter",
         "self",
         ("bit-equal up to near ties", "equal in law"),
         ("early_exit", "head", "fork", "an adapter trained for the target"),
@@ -168,7 +168,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"controller": "kangaroo"},
     ),
     "lookahead": Entry(
-        "paceline.drafters.lookahead:LookaheadDrafter",
+        "paceline.drafters.lookup.lookahead:LookaheadDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("trees",),
@@ -176,14 +176,14 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 42},
     ),
     "jacobi": Entry(
-        "paceline.drafters.jacobi:JacobiDrafter",
+        "paceline.drafters.lookup.jacobi:JacobiDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "Accelerating transformer inference for translation via parallel decoding (arXiv:2305.10427)",
     ),
     "copyspec": Entry(
-        "paceline.drafters.copyspec:CopySpecDrafter",
+        "paceline.drafters.lookup.copyspec:CopySpecDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
@@ -191,7 +191,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 10},
     ),
     "token_recycling": Entry(
-        "paceline.drafters.token_recycling:TokenRecyclingDrafter",
+        "paceline.drafters.lookup.token_recycling:TokenRecyclingDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
@@ -199,7 +199,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 79},
     ),
     "prediction": Entry(
-        "paceline.drafters.prediction:PredictionDrafter",
+        "paceline.drafters.lookup.prediction:PredictionDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a prediction with the request",),
@@ -207,7 +207,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 32},
     ),
     "rest": Entry(
-        "paceline.drafters.rest:RestDrafter",
+        "paceline.drafters.retrieval.rest:RestDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a datastore made with the target's tokenizer",),
@@ -215,7 +215,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 64},
     ),
     "rasd": Entry(
-        "paceline.drafters.rasd:RasdDrafter",
+        "paceline.drafters.retrieval.rasd:RasdDrafter",
         "fusion",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a datastore made with the target's tokenizer",),
@@ -223,7 +223,7 @@ DRAFTERS: Mapping[str, Entry] = {
         published={"num_speculative_tokens": 64},
     ),
     "aded": Entry(
-        "paceline.drafters.aded:AdedDrafter",
+        "paceline.drafters.lookup.aded:AdedDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),

@@ -13,7 +13,7 @@ from toys import ToyRunner
 
 from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
 from paceline.config import SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import Context, DrafterArgs
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget
 

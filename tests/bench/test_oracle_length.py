@@ -11,7 +11,7 @@ from paceline import registry
 from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
 from paceline.config import SamplingParams
 from paceline.controllers.policies import FixedController
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 3, 1, 2]]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

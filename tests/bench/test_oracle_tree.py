@@ -14,8 +14,8 @@ from toys import ToyRunner
 from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
 from paceline.bench.oracle_tree import NEVER, Noise, key_of
 from paceline.config import SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.tree_policies import POLICIES
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.growth import POLICIES
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, best_shapes
 

@@ -231,7 +231,7 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert {"method": "quantized_copy"} in [setting.config for setting in found.settings]
     assert {"method": "specmquant", "model": DRAFT} in [setting.config for setting in found.settings]
     assert not any("needs" in why for why in found.skipped.values())
-    entry = registry.Entry("paceline.drafters.ngram:NgramDrafter", "table")
+    entry = registry.Entry("paceline.drafters.lookup.ngram:NgramDrafter", "table")
     more = {**registry.DRAFTERS, "another": entry, "tapping": registry.Entry(entry.target, "head", needs=("early_exit",))}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})
     found = candidates(ALL, drafts=[], threads=[2])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command import Command
 
-from paceline.drafters.datastore import Datastore
+from paceline.drafters.retrieval import Datastore
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench.demo import bundled_prompts
-from paceline.drafters.datastore_build import Writer
+from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 
 Config = dict[str, Any]

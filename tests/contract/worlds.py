@@ -16,7 +16,7 @@ from toys import ToyRunner
 from paceline import registry
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.engine import Crew, Engine, ExactJudge, Parts
 from paceline.verifiers import GreedyVerifier
 

@@ -10,8 +10,8 @@ from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.controllers import Controller, Outcome, Plan, Signal, StepTimes
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters import DrafterArgs
+from paceline.drafters.lookup import NgramDrafter
 from paceline.engine import PARTS
 from paceline.tree import NO_BUDGET, Budget
 

@@ -17,7 +17,7 @@ from paceline import ConfigError, registry
 from paceline.config import SamplingParams
 from paceline.controllers.auto import cut
 from paceline.controllers.policies import LengthController
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.tree import NO_BUDGET, TokenTree, merge
 
 POLICIES = [

@@ -14,7 +14,7 @@ import torch
 from toy_models import letters
 from toys import ToyRunner
 
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.models.denoiser import Call
 
 Says = Callable[[list[int], int], Sequence[float]]

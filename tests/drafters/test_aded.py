@@ -11,11 +11,9 @@ import pytest
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.aded import AdedDrafter
-from paceline.drafters.aded_search import search
-from paceline.drafters.aded_table import WAYS, TrigramTable, find
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.tables import OtherOptionError
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.common import OtherOptionError
+from paceline.drafters.lookup import WAYS, AdedDrafter, TrigramTable, find_trigram, search_tree
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
@@ -30,7 +28,7 @@ def table(text: Sequence[int], rows: int = 1024, width: int = 8) -> TrigramTable
 
 
 def followers(one: TrigramTable, first: int, second: int) -> dict[int, float]:
-    row = find(one.rows, first, second)
+    row = find_trigram(one.rows, first, second)
     return {} if row < 0 else {int(t): float(w) for t, w in zip(one.rows[2][row], one.rows[3][row], strict=True) if t >= 0}
 
 
@@ -113,7 +111,7 @@ def test_the_latest_times_and_empty_places_are_no_damage() -> None:
 @pytest.mark.parametrize("exploration", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_visits_of_children_sum_to_those_of_their_parent_but_one(exploration: float, depth: int) -> None:
-    links, _, visits, size = search(table(RANDOM).rows, 1, 2, (200, depth), exploration)
+    links, _, visits, size = search_tree(table(RANDOM).rows, 1, 2, (200, depth), exploration)
     assert visits[0] == 200
     inner = [node for node in range(size) if links[node, 3] > 0]
     assert len(inner) > (0 if depth == 1 else 2)

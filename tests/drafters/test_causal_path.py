@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.drafters.causal_path import NONE, best_path, lattice_of
-from paceline.drafters.trigram_counts import SMALLEST, TrigramCounts
+from paceline.drafters.diffusion import NONE, SMALLEST, TrigramCounts, best_path, lattice_of
 from paceline.errors import DrafterError
 
 VOCAB, END = 5, 0

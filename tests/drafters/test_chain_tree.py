@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.drafters.chain_tree import chain_of, chain_tree, tree_of
+from paceline.drafters.common import chain_of, chain_tree, tree_of
 from paceline.tree import EMPTY_TREE, TokenTree, Trial
 
 COLUMNS = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")

@@ -15,7 +15,7 @@ from toys import ToyCache, ToyRunner
 
 from paceline import registry
 from paceline.bench.settings import DIAL, dial_registered
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import Context, DrafterArgs
 from paceline.engine import ExactJudge
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 
@@ -390,7 +390,7 @@ def test_drafters_only_read_the_context(name: str, options: dict[str, Any]) -> N
 
 def test_the_freshness_check_catches_a_state_that_keeps_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a draft cache that is never cut back after a rejection fails the check above."""
-    from paceline.drafters.draft_state import DraftState
+    from paceline.drafters.common import DraftState
 
     def careless(self: DraftState, runner: Any) -> None:
         self.base, self.ahead = min(self.cache.length, len(self.context.tokens) - 1), []

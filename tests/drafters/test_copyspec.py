@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from toys import ToyRunner
 
 from paceline import SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.copyspec import CONFIDENCE, CopySpecDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.lookup import COPY_CONFIDENCE, CopySpecDrafter
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
@@ -71,10 +71,10 @@ def test_a_copy_that_reaches_the_end_goes_on_with_what_it_copied() -> None:
 
 
 def test_longer_matches_are_trusted_more() -> None:
-    assert list(CONFIDENCE) == sorted(CONFIDENCE)
+    assert list(COPY_CONFIDENCE) == sorted(COPY_CONFIDENCE)
     short, long = proposal([3, 4, 5, 8, 9, 3, 4, 5], 2), proposal([1, 2, 3, 4, 5, 8, 9, 7, 1, 2, 3, 4, 5], 2)
-    assert short.confidence.tolist() == pytest.approx(CONFIDENCE[2:4]), "every accepted token lengthens the match"
-    assert long.confidence.tolist() == pytest.approx(CONFIDENCE[4:6])
+    assert short.confidence.tolist() == pytest.approx(COPY_CONFIDENCE[2:4]), "every accepted token lengthens the match"
+    assert long.confidence.tolist() == pytest.approx(COPY_CONFIDENCE[4:6])
 
 
 @given(
@@ -95,7 +95,7 @@ def test_the_running_index_equals_a_search_of_the_whole_text(prompt: list[int], 
 
 def test_the_search_check_catches_a_drafter_that_takes_the_latest_place() -> None:
     """Negative control of the equality above: prompt lookup, which takes the latest place, differs from the definition."""
-    from paceline.drafters.ngram import NgramDrafter
+    from paceline.drafters.lookup import NgramDrafter
 
     text, latest = [1, 2, 7, 1, 2, 8, 1, 2], NgramDrafter(ARGS)
     (tree,) = latest.propose(latest.begin([context(text)]), [Budget(1, 1)], [EMPTY_TREE])

@@ -15,10 +15,7 @@ import pytest
 from datastores import Numbers, write
 from safetensors.numpy import load_file
 
-from paceline.drafters.datastore import ROOM, Datastore
-from paceline.drafters.datastore_build import Writer, build
-from paceline.drafters.datastore_sources import Piece, Sources
-from paceline.drafters.suffix_array import suffix_array
+from paceline.drafters.retrieval import ROOM, Datastore, Piece, Sources, Writer, build_datastore, suffix_array
 from paceline.errors import ConfigError, DrafterError, PromptError
 
 DOCUMENTS = [[1, 2, 3, 4], [5], [1, 2, 3, 9, 9]]
@@ -174,7 +171,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from datastores import Numbers
-from paceline.drafters.datastore_build import Writer
+from paceline.drafters.retrieval.datastore_build import Writer
 with Writer(Path(sys.argv[1]), Numbers()) as writer:
     writer.add([1, 2, 3])
     os._exit(9)
@@ -207,7 +204,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     def peak(shard_tokens: int, count: int) -> int:
         (tmp_path / "text").write_text("1 2 3 4 5 6 7 8 9 0\n" * count)
         tracemalloc.start()
-        build(Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "e", shard_tokens=shard_tokens)
+        build_datastore(Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "e", shard_tokens=shard_tokens)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
@@ -220,7 +217,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1 2 3\n")
     said: list[tuple[int, str]] = []
-    header = build(Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: said.append(what))
+    header = build_datastore(Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: said.append(what))
     assert max(said)[0] == 6
     assert (-1, "sorting shard 1") in said
     assert (header.tokens, header.documents) == (4, 1)

@@ -17,9 +17,9 @@ from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.drafters import draft_rows
-from paceline.drafters.base import Context
-from paceline.drafters.deer import DeerDrafter
+from paceline.drafters import Context
+from paceline.drafters.common import draft_rows
+from paceline.drafters.diffusion import DeerDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 from paceline.verifiers import RecursiveRejection

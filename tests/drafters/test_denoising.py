@@ -14,8 +14,8 @@ from diffusion.toys_t4 import t4
 from drafters.denoisers import Scripted, args, random_rows
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.base import Context
-from paceline.drafters.deer import DeerDrafter
+from paceline.drafters import Context
+from paceline.drafters.diffusion import DeerDrafter
 from paceline.errors import ConfigError, DrafterError, PacelineError
 from paceline.models.denoiser import Call
 from paceline.models.denoiser_native import NativeDenoiser

@@ -14,8 +14,8 @@ from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.controllers.policies import DiffuSpecController
-from paceline.drafters.base import Context
-from paceline.drafters.diffuspec import DiffuSpecDrafter
+from paceline.drafters import Context
+from paceline.drafters.diffusion import DiffuSpecDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 

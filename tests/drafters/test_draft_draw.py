@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.drafters.draft_rows import draw
+from paceline.drafters.common import draw_tokens
 from paceline.errors import DrafterError
 
 ENDS = (0.0, 1 - 2**-53)
 
 
 def token(row_v: torch.Tensor, removed: tuple[int, ...], luck: float) -> int:
-    found = draw(row_v, removed, luck)
+    found = draw_tokens(row_v, removed, luck)
     assert found is not None
     assert found[1] == pytest.approx(float(row_v[found[0]]))
     return found[0]
@@ -39,11 +39,11 @@ def test_rounding_never_draws_nothing() -> None:
 
 def test_nothing_left_and_nan() -> None:
     row_v = torch.tensor([0.0, 0.5, 0.5])
-    assert draw(row_v, (1, 2), 0.3) is None
+    assert draw_tokens(row_v, (1, 2), 0.3) is None
     with pytest.raises(DrafterError, match="NaN"):
-        draw(torch.tensor([0.5, float("nan")]), (), 0.5)
+        draw_tokens(torch.tensor([0.5, float("nan")]), (), 0.5)
 
 
 def test_rows_of_other_types_and_strides_are_drawn_from_too() -> None:
     row_v = torch.tensor([0.0, 0.25, 0.75])
-    assert draw(row_v.double(), (), 0.1) == draw(torch.stack((row_v, row_v), 1)[:, 0], (), 0.1) == (1, 0.25)
+    assert draw_tokens(row_v.double(), (), 0.1) == draw_tokens(torch.stack((row_v, row_v), 1)[:, 0], (), 0.1) == (1, 0.25)

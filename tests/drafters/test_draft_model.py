@@ -14,10 +14,9 @@ from tools.random_drafts import random_target
 from tools.random_trees import TOLERANCE, WRONG, law_error
 from toys import ToyRunner
 
-from paceline.drafters import draft_rows
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.common import best_tokens, draft_rows, draw_tokens, fit_rows, uniform
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.draft_rows import best, draw, fit, uniform
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, Verdict, always_go_on, merge, select_nodes
 
@@ -127,15 +126,15 @@ def test_draws_follow_their_row_exactly() -> None:
     grid = [(i + 0.5) / 1000 for i in range(1000)]
 
     def counts(removed: Sequence[int]) -> np.ndarray:
-        return np.bincount([draw(row, removed, luck)[0] for luck in grid], minlength=6)
+        return np.bincount([draw_tokens(row, removed, luck)[0] for luck in grid], minlength=6)
 
     assert np.abs(counts(()) - 1000 * row.numpy()).max() <= 1
     assert np.abs(counts((4,)) - 1000 * np.array([0, 0.1, 0.25, 0, 0, 0]) / 0.35).max() <= 1
     assert np.abs(counts((4,)) - 1000 * row.numpy()).max() > 100, "the check sees a draw that forgets what was removed"
-    assert draw(row, (1, 2, 4), 0.5) is None
-    assert {draw(row, (), luck)[0] for luck in (0.0, 1 - 2**-53)} == {1, 4}
+    assert draw_tokens(row, (1, 2, 4), 0.5) is None
+    assert {draw_tokens(row, (), luck)[0] for luck in (0.0, 1 - 2**-53)} == {1, 4}
     with pytest.raises(DrafterError, match="NaN"):
-        draw(torch.tensor([0.5, float("nan")]), (), 0.5)
+        draw_tokens(torch.tensor([0.5, float("nan")]), (), 0.5)
 
 
 def test_uniform_numbers_are_uniform_and_independent_of_neighbours() -> None:
@@ -155,7 +154,7 @@ def enumerable(monkeypatch: pytest.MonkeyPatch, drafter: DraftModelDrafter, node
     """The drafter's tree as a program whose draws go through `Choices`."""
 
     def propose_one(choices: Choices) -> TokenTree:
-        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
+        monkeypatch.setattr(draft_rows, "draw_tokens", enumerated(choices))
         state = begin(drafter, [1, 2], temperature=1.0)
         tree = propose(drafter, state, nodes, depth, go_on)
         drafter.end([state])
@@ -228,9 +227,9 @@ def test_the_draft_models_own_context_limits_the_draft() -> None:
 
 def test_padded_columns_are_cut_and_missing_ones_cannot_be_drawn() -> None:
     logits = torch.arange(6.0)[None]
-    assert fit(logits, 4).tolist() == [[0, 1, 2, 3]]
-    assert fit(logits, 7).softmax(-1)[0, 6] == 0
-    assert fit(logits, 6) is logits
+    assert fit_rows(logits, 4).tolist() == [[0, 1, 2, 3]]
+    assert fit_rows(logits, 7).softmax(-1)[0, 6] == 0
+    assert fit_rows(logits, 6) is logits
 
 
 def test_nan_from_the_draft_model_is_an_error() -> None:
@@ -241,7 +240,7 @@ def test_nan_from_the_draft_model_is_an_error() -> None:
             with pytest.raises(DrafterError, match="NaN"):
                 propose(drafter, state, 4)
     with pytest.raises(DrafterError, match="forbidden"):
-        best(torch.full((1, 4), -torch.inf), 1)
+        best_tokens(torch.full((1, 4), -torch.inf), 1)
 
 
 def test_a_failure_in_the_middle_leaves_a_state_that_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.dynamic_exit import DelState, DynamicExitDrafter
-from paceline.drafters.exit_choice import ExitRecord, best_way
+from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_way
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree import Scores, Verdict

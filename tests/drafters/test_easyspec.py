@@ -17,9 +17,8 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.easyspec import EasySpecDrafter, GroupedState
+from paceline.drafters import DrafterArgs
+from paceline.drafters.draft_model import DraftModelDrafter, EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.grouped import GroupedRunner
 from paceline.tree import TokenTree

@@ -15,9 +15,7 @@ from tools.random_drafts import random_target
 from tools.random_trees import WRONG, law_error
 from toys import ToyRunner
 
-from paceline.drafters import grow_dyspec
-from paceline.drafters.grow import grow
-from paceline.drafters.grow_dyspec import DySpecDraft, DySpecPoints
+from paceline.drafters.growth import DySpecDraft, DySpecPoints, dyspec, grow
 from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 
 CLOSE = 1e-5
@@ -101,7 +99,7 @@ def test_points_are_the_drafts_most_likely_paths() -> None:
 def test_rows_fetched_ahead_change_nothing_but_the_number_of_passes(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = ToyRunner(VOCAB, order=None)
     _, expected = grown(ahead, 24, drawn=drawn)
-    monkeypatch.setattr(grow_dyspec, "ROWS", 1)
+    monkeypatch.setattr(dyspec, "ROWS", 1)
     single = ToyRunner(VOCAB, order=None)
     _, tree = grown(single, 24, drawn=drawn)
     assert paths(tree) == paths(expected)

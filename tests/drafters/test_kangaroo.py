@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.kangaroo import KangarooDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.self import KangarooDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError
 from paceline.tree import EMPTY_TREE, Budget
 
@@ -89,7 +89,7 @@ def test_whatever_the_adapter_lacks_shows(plain: LLM, weights: dict[str, Any], w
     if wrong == "lost rows":
         monkeypatch.setattr(KangarooDrafter, "observe", _careless)
     elif wrong == "no replay":
-        monkeypatch.setattr("paceline.drafters.kangaroo.replayed", lambda *a, **k: torch.zeros(len(a[4]), WIDTH))
+        monkeypatch.setattr("paceline.drafters.self.kangaroo.replayed", lambda *a, **k: torch.zeros(len(a[4]), WIDTH))
     assert rate(fast, PROMPTS, GREEDY) < 0.9
     assert outputs(fast, PROMPTS, GREEDY) == outputs(plain, PROMPTS, GREEDY)
 

@@ -14,8 +14,8 @@ from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.config import SpeculativeConfig
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.layer_skip import LayerSkipDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.self import LayerSkipDrafter
 from paceline.engine import build_parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models.base import Capabilities

@@ -12,9 +12,8 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.jacobi import JacobiDrafter
-from paceline.drafters.lookahead import LookaheadDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.lookup import JacobiDrafter, LookaheadDrafter
 from paceline.engine import StepRecord
 from paceline.errors import ConfigError
 from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, Budget, Scores, TokenTree, Verdict

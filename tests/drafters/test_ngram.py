@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.ngram import CONFIDENCE, NgramDrafter
-from paceline.drafters.ngram_table import index, longest
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.lookup import MATCH_CONFIDENCE, NgramDrafter, index_ngrams, longest_match
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
@@ -60,12 +59,12 @@ def test_nothing_known_is_nothing_said() -> None:
 
 
 def test_longer_matches_are_trusted_more() -> None:
-    assert list(CONFIDENCE) == sorted(CONFIDENCE)
+    assert list(MATCH_CONFIDENCE) == sorted(MATCH_CONFIDENCE)
     short, long = proposal([3, 1, 8, 9, 1], 1), proposal([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7], 1)
-    assert short.confidence[0] == pytest.approx(CONFIDENCE[0])
-    assert long.confidence[0] == pytest.approx(CONFIDENCE[6])
+    assert short.confidence[0] == pytest.approx(MATCH_CONFIDENCE[0])
+    assert long.confidence[0] == pytest.approx(MATCH_CONFIDENCE[6])
     chain = proposal([3, 1, 8, 9, 7, 1], 3)
-    assert chain.confidence.tolist() == pytest.approx(CONFIDENCE[:3]), "every accepted token lengthens the match"
+    assert chain.confidence.tolist() == pytest.approx(MATCH_CONFIDENCE[:3]), "every accepted token lengthens the match"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
@@ -104,8 +103,8 @@ def test_the_search_check_catches_an_index_that_keeps_the_earliest_place(monkeyp
 def test_full_tables_tell_n_grams_apart(tokens: list[int]) -> None:
     """With hardly a free slot, nearly every look-up passes other n-grams before it finds its own."""
     text, table = np.array(tokens, np.int32), np.full(32, -1, np.int64)
-    index(text, (0, len(text) - 1), (1, 3), False, table)
-    place = longest(text, len(text), (1, 3), table)
+    index_ngrams(text, (0, len(text) - 1), (1, 3), False, table)
+    place = longest_match(text, len(text), (1, 3), table)
     assert ([tokens[place + 1]] if place >= 0 else []) == searched(tokens, 1, 3, 1)
 
 

@@ -17,10 +17,8 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
-from paceline.drafters import pearl
-from paceline.drafters.base import DrafterArgs, Guess
-from paceline.drafters.pearl import PearlDrafter
-from paceline.drafters.pearl_pace import STEPS, TURNS, Pace, Paces
+from paceline.drafters import DrafterArgs, Guess
+from paceline.drafters.draft_model import STEPS, TURNS, Pace, Paces, PearlDrafter, pearl
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
 VOCAB = 7

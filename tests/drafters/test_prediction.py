@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from toys import ToyRunner
 
 from paceline import SamplingParams
-from paceline.drafters import prediction
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.prediction import CONFIDENCE, LOST, NEAR, PredictionDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.lookup import LOST, NEAR, PREDICTION_CONFIDENCE, PredictionDrafter, prediction
 from paceline.engine import Request, check_prompt
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
@@ -133,9 +132,9 @@ def test_the_place_does_not_depend_on_how_the_tokens_came(expected: list[int], o
 
 
 def test_longer_runs_are_trusted_more() -> None:
-    assert list(CONFIDENCE[1:]) == sorted(CONFIDENCE[1:])
-    assert proposal([5, 6, 7, 8, 9], [5, 6], 2).confidence.tolist() == pytest.approx(CONFIDENCE[2:4])
-    assert proposal(list(range(60)), range(50), 3).confidence.tolist() == pytest.approx([CONFIDENCE[-1]] * 3)
+    assert list(PREDICTION_CONFIDENCE[1:]) == sorted(PREDICTION_CONFIDENCE[1:])
+    assert proposal([5, 6, 7, 8, 9], [5, 6], 2).confidence.tolist() == pytest.approx(PREDICTION_CONFIDENCE[2:4])
+    assert proposal(list(range(60)), range(50), 3).confidence.tolist() == pytest.approx([PREDICTION_CONFIDENCE[-1]] * 3)
 
 
 def test_ids_beyond_the_vocabulary_end_a_draft_and_match_nothing() -> None:

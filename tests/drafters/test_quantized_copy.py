@@ -9,8 +9,8 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import bundled_prompts
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.quantized_copy import QuantizedCopyDrafter
+from paceline.drafters import DrafterArgs
+from paceline.drafters.self import QuantizedCopyDrafter
 from paceline.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
 from paceline.models import memory
 

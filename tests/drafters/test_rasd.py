@@ -19,9 +19,8 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.controllers.policies import FixedController
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.rasd import RasdDrafter
-from paceline.drafters.rest import RestDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.retrieval import RasdDrafter, RestDrafter
 from paceline.errors import ConfigError
 from paceline.registry import load
 from paceline.tree import COLUMNS, EMPTY_TREE, Budget, TokenTree, Trial, merge

@@ -13,10 +13,8 @@ from datastores import Numbers, write, written
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.datastore import Datastore
-from paceline.drafters.rest import RestDrafter
-from paceline.drafters.rest_trie import TRUST, longest_match
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.retrieval import TRUST, Datastore, RestDrafter, longest_match
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree
 

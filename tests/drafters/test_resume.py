@@ -128,7 +128,7 @@ def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_text_is_the_targets_and_scoring_did_go_on(
     plain: LLM, config: dict[str, Any], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.drafters.self_draft.LEAST", 1)
+    monkeypatch.setattr("paceline.drafters.self.base.LEAST", 1)
     fast = plain.with_speculative_config(config)
     saved = spied(fast, monkeypatch)
     assert decoded(fast, params) == decoded(plain, params)
@@ -172,7 +172,7 @@ def test_where_scratch_holds_something_else_all_is_scored(
 @pytest.mark.parametrize("pays", [True, False])
 def test_by_default_a_measurement_decides(plain: LLM, pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("paceline.drafters.self_draft.resuming_pays", lambda *given: asked.append(given) or pays)
+    monkeypatch.setattr("paceline.drafters.self.base.resuming_pays", lambda *given: asked.append(given) or pays)
     llm = plain.with_speculative_config({name: value for name, value in SKIP.items() if name != "resume_verification"})
     saved = spied(llm, monkeypatch)
     assert decoded(llm, GREEDY) == decoded(plain, GREEDY)
@@ -200,7 +200,7 @@ def test_a_context_too_short_to_measure_is_decoded_all_the_same(method: str) -> 
 
 def test_nothing_is_measured_where_nothing_was_drafted(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that scores no draft must not fail for a measurement's sake."""
-    monkeypatch.setattr("paceline.drafters.self_draft.resuming_pays", lambda *given: 1 // 0)
+    monkeypatch.setattr("paceline.drafters.self.base.resuming_pays", lambda *given: 1 // 0)
     llm = plain.with_speculative_config({"method": "layer_skip", "num_speculative_tokens": 0, "controller": "fixed"})
     assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason == "length"
 

@@ -9,8 +9,7 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.retokenize import MOST, Reading, Retokenizer, cut_of, encoder_of, whole_characters
-from paceline.drafters.vocabularies import shared_tokens
+from paceline.drafters.vocab import MOST, Reading, Retokenizer, cut_of, encoder_of, shared_tokens, whole_characters
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
 

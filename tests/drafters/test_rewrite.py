@@ -7,7 +7,7 @@ import math
 import pytest
 import tiny_tokenizers
 
-from paceline.drafters.rewrite import Writer
+from paceline.drafters.vocab import Writer
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from toy_models import ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.s2d import S2dDrafter
+from paceline.drafters import DrafterArgs
+from paceline.drafters.draft_model import S2dDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.models.load import load_runner
 from paceline.tree import TokenTree

@@ -8,8 +8,8 @@ import pytest
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.swift import SwiftDrafter, branched
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.self import SwiftDrafter, branched
 from paceline.errors import CapabilityError
 from paceline.tree import EMPTY_TREE, Budget
 

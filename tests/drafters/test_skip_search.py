@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paceline.drafters import skip_search
-from paceline.drafters.skip_search import SearchRules, SkipSearch, upper_bounds
-from paceline.drafters.skip_sets import SubLayers, first_set, random_set
+from paceline.drafters.self import SearchRules, SkipSearch, SubLayers, first_set, random_set, skip_search, upper_bounds
 
 LAYERS, COUNT = 10, 6
 PLANTED = random_set(LAYERS, COUNT, np.random.default_rng(5))

@@ -8,8 +8,8 @@ import pytest
 from toy_models import LETTERS, OTHER, ToyModels
 from toys import ToyRunner
 
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.slem import SlemDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.vocab import SlemDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget
 

@@ -17,10 +17,9 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import bundled_prompts
-from paceline.drafters import draft_rows
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.middle_state import reroot
-from paceline.drafters.specmquant import SpecMQuantDrafter
+from paceline.drafters import DrafterArgs
+from paceline.drafters.common import draft_rows
+from paceline.drafters.draft_model import SpecMQuantDrafter, reroot
 from paceline.engine import ExactJudge
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
@@ -106,7 +105,7 @@ def program(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     drafter, models = drafter_of(VOCAB, judge, **options)
 
     def draws(choices: Choices) -> TokenTree:
-        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
+        monkeypatch.setattr(draft_rows, "draw_tokens", enumerated(choices))
         judge.choices = choices
         state = begin(drafter, [1, 2], temperature=1.0)
         tree = propose(drafter, state, 3)

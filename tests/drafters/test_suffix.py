@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters import suffix_lookup
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.suffix import SuffixDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.suffix import SuffixDrafter, lookup
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
@@ -171,7 +170,7 @@ def explained(texts: Sequence[Sequence[int]], match: Sequence[int], tree: TokenT
         if not most or prob < 0.1:
             return i == len(tree)
         token = int(tree.tokens[i]) if i < len(tree) else -1
-        trust = suffix_lookup.PARTED if sum(count > 0 for count in after.values()) > 1 else 1.0
+        trust = lookup.PARTED if sum(count > 0 for count in after.values()) > 1 else 1.0
         if after.get(token) != most or abs(float(tree.confidence[i]) - trust * most / (seen + scarce[len(path)])) > 1e-6:
             return False
         path.append(token)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from paceline.drafters.suffix_array import DEPTH, bound, suffix_array
+from paceline.drafters.retrieval import DEPTH, suffix_array, suffix_bound
 
 
 def texts() -> list[list[int]]:
@@ -47,11 +47,11 @@ def test_a_search_finds_all_places_that_go_on(text: list[int]) -> None:
     for tail in tails:
         if tail and min(tail) >= 0:
             longer = np.array([3, 9, *tail], np.int32)  # only the last `length` tokens count
-            first, end = (bound(text_n, order, longer, len(tail), above) for above in (0, 1))
+            first, end = (suffix_bound(text_n, order, longer, len(tail), above) for above in (0, 1))
             assert sorted(order[first:end].tolist()) == places(text, tail)
 
 
 def test_damaged_arrays_do_not_read_outside() -> None:
     text = np.arange(8, dtype=np.int32)
     order = np.array([-5, 2**31 - 1, 99, 8, 7, 1, -2, 0], np.int32)
-    assert 0 <= bound(text, order, np.array([7, 1], np.int32), 2, 0) <= 8
+    assert 0 <= suffix_bound(text, order, np.array([7, 1], np.int32), 2, 0) <= 8

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.drafters.suffix_lookup import arrays_of
-from paceline.drafters.suffix_record import record_of
-from paceline.drafters.suffix_tree import SuffixTree
+from paceline.drafters.suffix import SuffixTree, arrays_of, record_of
 
 
 def test_compiled_code_sees_the_arrays_of_a_record() -> None:

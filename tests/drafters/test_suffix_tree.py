@@ -8,13 +8,31 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from paceline.drafters import suffix_grow
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.suffix import SuffixDrafter
-from paceline.drafters.suffix_cache import SuffixCache
-from paceline.drafters.suffix_lookup import ABOVE, CHANCE, LEVELS, NODES, TOKEN, draft, step
-from paceline.drafters.suffix_nodes import CHAIN, CHILD, COUNT, EDGE, FREE, LIVE, NEXT, PARENT, POS, USED, child_of
-from paceline.drafters.suffix_tree import SuffixTree
+from paceline.drafters import DrafterArgs
+from paceline.drafters.suffix import (
+    ABOVE,
+    CHAIN,
+    CHANCE,
+    CHILD,
+    COUNT,
+    EDGE,
+    FREE,
+    LEVELS,
+    LIVE,
+    NEXT,
+    NODES,
+    PARENT,
+    POS,
+    TOKEN,
+    USED,
+    SuffixCache,
+    SuffixDrafter,
+    SuffixTree,
+    child_of,
+    draft_from_trees,
+    growth,
+    step,
+)
 
 Counts = dict[tuple[int, ...], int]
 
@@ -117,8 +135,8 @@ def test_removal_restores_the_tree_before_the_text_came() -> None:
 
 def test_a_careless_removal_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: leaving the last suffix of a text in the tree."""
-    remove = suffix_grow.remove
-    monkeypatch.setattr(suffix_grow, "remove", lambda tree, start, stop, depth: remove(tree, start, stop - 1, depth))
+    remove = growth.remove
+    monkeypatch.setattr(growth, "remove", lambda tree, start, stop, depth: remove(tree, start, stop - 1, depth))
     tree = SuffixTree(3)
     span = tree.insert(ints([1, 2, 1, 2, 5]))
     tree.insert(ints([1, 2, 7]))
@@ -205,7 +223,7 @@ def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
     for count in rng.integers(0, 9, 200).tolist():
         tokens = rng.integers(0, 3, count).tolist()
         grown.grow(ints(tokens))
-        expected = draft(grown.arrays, grown.size, past.arrays, 0, desk), desk.best.copy()
+        expected = draft_from_trees(grown.arrays, grown.size, past.arrays, 0, desk), desk.best.copy()
         made = step(stepped.record, stepped.write(tokens), stepped.size, past.record, 0, drafter._record, 8, 8)
         assert made == expected[0]
         assert np.array_equal(desk.best[1 : made + 1], expected[1][1 : made + 1])

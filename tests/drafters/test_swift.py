@@ -11,12 +11,8 @@ from toy_layers import ToyLayers, direction
 from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters import swift
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.layer_skip import LayerSkipDrafter
-from paceline.drafters.skip_replay import has_room, replayed
-from paceline.drafters.skip_sets import plan_of
-from paceline.drafters.swift import SwiftDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.self import LayerSkipDrafter, SwiftDrafter, has_room, plan_of, replayed, swift
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.layer_drafts import SteppedDrafts

@@ -13,8 +13,8 @@ import safetensors.numpy
 from toys import ToyRunner
 
 from paceline.config import SpeculativeConfig
-from paceline.drafters.base import DrafterArgs
-from paceline.drafters.tables import Arrays, Tables
+from paceline.drafters import DrafterArgs
+from paceline.drafters.common import Arrays, Tables
 from paceline.engine import Crew, build_parts
 from paceline.errors import ConfigError, DrafterError
 

@@ -17,9 +17,9 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import bundled_prompts
-from paceline.drafters import draft_rows
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.tli import TliDrafter
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.common import draft_rows
+from paceline.drafters.vocab import TliDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
@@ -43,7 +43,7 @@ def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
     drafter, _ = drafter_of(tree_width=width)
 
     def draws(choices: Choices) -> TokenTree:
-        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
+        monkeypatch.setattr(draft_rows, "draw_tokens", enumerated(choices))
         state = begin(drafter, [1, 2], temperature=1.0)
         tree = propose(drafter, state)
         drafter.end([state])

@@ -13,10 +13,17 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline import SamplingParams
-from paceline.drafters import token_recycling
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.recycling_rows import CANDIDATES, learn
-from paceline.drafters.token_recycling import CONFIDENCE, SOME, CandidateTable, TokenRecyclingDrafter, template
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.lookup import (
+    CANDIDATES,
+    RANK_CONFIDENCE,
+    SOME,
+    CandidateTable,
+    TokenRecyclingDrafter,
+    learn,
+    static_template,
+    token_recycling,
+)
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, Scores, Shape, TokenTree, Verdict, from_paths
 
@@ -57,15 +64,15 @@ def test_the_template_is_the_papers() -> None:
 
 
 def test_parents_come_first_and_the_most_likely_nodes_foremost() -> None:
-    parent_n, rank_n, depth_n = template()
+    parent_n, rank_n, depth_n = static_template()
     assert (parent_n < np.arange(80)).all()
     reach: list[float] = []
     for parent, rank, depth in zip(parent_n.tolist(), rank_n.tolist(), depth_n.tolist(), strict=True):
         assert depth == (1 if parent < 0 else depth_n[parent] + 1)
-        reach.append(CONFIDENCE[rank] * (1.0 if parent < 0 else reach[parent]))
+        reach.append(RANK_CONFIDENCE[rank] * (1.0 if parent < 0 else reach[parent]))
     assert reach == sorted(reach, reverse=True)
-    assert sum(CONFIDENCE) <= 1.0
-    assert list(CONFIDENCE) == sorted(CONFIDENCE, reverse=True)
+    assert sum(RANK_CONFIDENCE) <= 1.0
+    assert list(RANK_CONFIDENCE) == sorted(RANK_CONFIDENCE, reverse=True)
 
 
 def test_the_tree_holds_the_tables_candidates() -> None:
@@ -74,7 +81,7 @@ def test_the_tree_holds_the_tables_candidates() -> None:
     assert len(tree) == 80
     for i, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
         above = 2 if parent < 0 else int(tree.tokens[parent])
-        assert tree.confidence[i] == pytest.approx(CONFIDENCE[(token - above - 1) % VOCAB])
+        assert tree.confidence[i] == pytest.approx(RANK_CONFIDENCE[(token - above - 1) % VOCAB])
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 12, 40, 79])

@@ -16,10 +16,10 @@ from toy_models import ToyModels, letters
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.drafters import draft_rows
-from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.common import draft_rows
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.vocab_trim import indispensable, kept_tokens, read_counts
+from paceline.drafters.vocab import indispensable, kept_tokens, read_counts
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.models.tokenizer import Tokenizer
@@ -129,11 +129,11 @@ def args_of(tokens: int) -> tuple[DrafterArgs, ToyRunner]:
 def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
     """Trees of a draft over 4 tokens that never drafts token 2, whose draws go through `Choices`."""
     args, _ = args_of(4)
-    monkeypatch.setattr("paceline.drafters.vocab_trim.kept_tokens", lambda *given: [0, 1, 3])
+    monkeypatch.setattr("paceline.drafters.vocab.trimmed_head.kept_tokens", lambda *given: [0, 1, 3])
     drafter = DraftModelDrafter(args, model="toy", draft_vocab_size=3, tree_width=width)
 
     def propose(choices: Choices) -> TokenTree:
-        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
+        monkeypatch.setattr(draft_rows, "draw_tokens", enumerated(choices))
         (state,) = drafter.begin([Context("r", [1, 2], 2, 1.0)])
         (tree,) = drafter.propose([state], [Budget(3, 2)], [EMPTY_TREE])
         assert 2 not in tree.tokens

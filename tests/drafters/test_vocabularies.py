@@ -10,7 +10,7 @@ import torch
 from toy_models import LETTERS, OTHER, ToyModels, letters, others, strangers
 from toys import ToyRunner
 
-from paceline.drafters.vocabularies import Numbering, check_shared, open_shared, shared_tokens
+from paceline.drafters.vocab import Numbering, check_shared, open_shared, shared_tokens
 from paceline.errors import DrafterError, UnsupportedModelError
 from paceline.llm import BUNDLED
 from paceline.models.token_bytes import token_bytes

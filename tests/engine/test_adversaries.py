@@ -17,7 +17,7 @@ from toys import ToyRunner
 from paceline.config import SamplingParams
 from paceline.controllers.auto import AutoController, Costs
 from paceline.controllers.policies import FixedController
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.tree import Budget, TokenTree
 
 KINDS = [kind for kind in vars(adversaries).values() if isinstance(kind, type) and issubclass(kind, adversaries.Adversary)]

@@ -14,7 +14,7 @@ from toys import ToyRunner
 
 from paceline import registry
 from paceline.config import SamplingParams
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.verifiers import TypicalAcceptance, recursive_rejection
 
 VOCAB, LENGTH, TEMPERATURE = 6, 3, 0.9

@@ -16,7 +16,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT
 from paceline.controllers import LimitedController, Signal
 from paceline.controllers.policies import FixedController
-from paceline.drafters.base import DrafterArgs
+from paceline.drafters import DrafterArgs
 from paceline.engine import footprint_of, limited, runners_of
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED

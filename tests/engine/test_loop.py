@@ -14,7 +14,7 @@ from toys import ToyRunner
 from paceline.config import SamplingParams
 from paceline.controllers import Outcome, Plan
 from paceline.controllers.policies import FixedController
-from paceline.drafters.base import Context, Drafter
+from paceline.drafters import Context, Drafter
 from paceline.engine import crew, loop
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 

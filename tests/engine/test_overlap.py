@@ -17,8 +17,8 @@ from toys import ToyRunner
 
 from paceline import registry
 from paceline.config import SamplingParams
-from paceline.drafters.base import Ahead, DrafterArgs, Guess
-from paceline.drafters.pearl import PearlDrafter
+from paceline.drafters import Ahead, DrafterArgs, Guess
+from paceline.drafters.draft_model import PearlDrafter
 from paceline.engine import NOTHING, Beside, Helper, Task, with_longer_draft, with_none
 from paceline.errors import DrafterError
 from paceline.sampling import KeyedDraws

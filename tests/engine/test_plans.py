@@ -16,7 +16,7 @@ from paceline.config import SamplingParams
 from paceline.controllers import Controller, Footprint, LimitedController, Outcome, Plan, Signal
 from paceline.controllers.auto import AutoController, Costs
 from paceline.controllers.policies import FixedController, HeuristicController, PPDController
-from paceline.drafters.base import Context
+from paceline.drafters import Context
 from paceline.engine import Request, Scheduler
 from paceline.engine import crew as crew_module
 from paceline.tree import EMPTY_TREE, Budget, TokenTree

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.base import NO_TENANT
+from paceline.drafters import NO_TENANT
 from paceline.engine import as_list, read_prompt
 from paceline.errors import PromptError
 

@@ -21,7 +21,7 @@ from golden.golden import CACHE, Skipped
 from paceline import LLM, SamplingParams, registry
 from paceline.bench.demo import smollm2_folder
 from paceline.bench.machine import machine
-from paceline.drafters.datastore_build import Writer
+from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 
 TOKENS, NUMBER, THREADS, WIDTH = 48, 4, 2, 576

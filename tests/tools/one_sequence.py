@@ -12,8 +12,8 @@ import pytest
 import torch
 from tools.enumerate_draws import Choices
 
-from paceline.drafters import draft_rows
-from paceline.drafters.base import Context
+from paceline.drafters import Context
+from paceline.drafters.common import draft_rows
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 
 PROMPT = [1, 2, 3]
@@ -49,7 +49,7 @@ def program(monkeypatch: pytest.MonkeyPatch, drafter: Any, nodes: int = 3) -> Ca
     """A drafter's tree behind `PROMPT`, as a program whose draws go through `Choices`."""
 
     def draws(choices: Choices) -> TokenTree:
-        monkeypatch.setattr(draft_rows, "draw", enumerated(choices))
+        monkeypatch.setattr(draft_rows, "draw_tokens", enumerated(choices))
         state = begin(drafter, temperature=1.0)
         tree = propose(drafter, state, nodes)
         drafter.end([state])

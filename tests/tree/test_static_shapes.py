@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.recycling_rows import grow_tree
+from paceline.drafters.lookup import grow_tree
 from paceline.errors import ConfigError
 from paceline.tree import PRIOR, RankAcceptance, Shape, best_shapes, choose_shape, from_paths, monotone, parse_paths
 

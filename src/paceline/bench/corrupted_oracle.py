@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.oracle_tree import Known, Noise, OracleTrees, key_of
-from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.text import SingleDrafter
-from paceline.drafters.tree_policies import PolicyName
-from paceline.drafters.tree_policies import tree_policy as policy_of
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.common import SingleDrafter
+from paceline.drafters.growth import PolicyName
+from paceline.drafters.growth import tree_policy as policy_of
 from paceline.errors import DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need, number

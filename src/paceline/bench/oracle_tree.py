@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.drafters.chain_tree import chain_tree
-from paceline.drafters.tree_policies import MAX_WIDTH, TreePolicy
+from paceline.drafters.common import chain_tree
+from paceline.drafters.growth import MAX_WIDTH, TreePolicy
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, always_go_on
 
 if TYPE_CHECKING:
-    from paceline.drafters.base import Context
-    from paceline.drafters.draft_state import DraftState
-    from paceline.drafters.grow import Growth
+    from paceline.drafters import Context
+    from paceline.drafters.common import DraftState
+    from paceline.drafters.growth import Growth
 
 _MASK: Final = 2**64 - 1
 _WEYL: Final = 0x9E3779B97F4A7C15

@@ -14,8 +14,8 @@ from paceline.cli.options import with_log_level
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.drafters.datastore import Datastore
-    from paceline.drafters.datastore_sources import Sources as Found
+    from paceline.drafters.retrieval import Datastore
+    from paceline.drafters.retrieval import Sources as Found
 
 app = typer.Typer(name="datastore", help="Datastores of texts to draft from: build, info.", add_completion=False)
 
@@ -48,7 +48,7 @@ def build(
     """Make a datastore of texts with the tokenizer of a model."""
     found = _found(sources, output, field or (), overwrite=overwrite)
     with AtOnce():
-        from paceline.drafters.datastore_build import build as make
+        from paceline.drafters.retrieval import build_datastore as make
         from paceline.models.hub import resolve
         from paceline.models.tokenizer import Tokenizer
 
@@ -66,7 +66,7 @@ def _found(sources: list[Path], output: Path, field: Sequence[str], *, overwrite
         raise ConfigError(f"--output {str(output)!r} is a folder; give the path of a file")
     if output.exists() and not overwrite:
         raise ConfigError(f"there is a file {str(output)!r} already; choose another --output, or add --overwrite")
-    from paceline.drafters.datastore_sources import Sources as Found
+    from paceline.drafters.retrieval import Sources as Found
 
     found = Found.find(sources, field)
     if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in found.files):
@@ -87,7 +87,7 @@ def info(
 
 
 def _print(path: Path, *, as_json: bool, check: bool) -> None:
-    from paceline.drafters.datastore import Datastore
+    from paceline.drafters.retrieval import Datastore
 
     store = Datastore(path)
     if check:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from paceline.drafters.tables import Tables
-    from paceline.drafters.tree_policies import TreePolicy
+    from paceline.drafters.common.tables import Tables
+    from paceline.drafters.growth.policies import TreePolicy
     from paceline.models.base import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
     from paceline.models.tokenizer import Tokenizer

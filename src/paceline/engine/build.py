@@ -15,8 +15,8 @@ from typing import Any
 from paceline import registry
 from paceline.config import SHARED, SpeculativeConfig
 from paceline.config_keys import reject_unknown_keys
-from paceline.drafters.base import Drafter, DrafterArgs, Models
-from paceline.drafters.tables import tables_of
+from paceline.drafters import Drafter, DrafterArgs, Models
+from paceline.drafters.common import tables_of
 from paceline.engine.crew import Crew
 from paceline.engine.footprint import limited
 from paceline.engine.judge import ExactJudge

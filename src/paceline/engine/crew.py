@@ -15,8 +15,8 @@ from time import perf_counter
 from typing import TypeVar
 
 from paceline.controllers import Plan
-from paceline.drafters.base import Context, Drafter
-from paceline.drafters.tables import tables_of
+from paceline.drafters import Context, Drafter
+from paceline.drafters.common import tables_of
 from paceline.engine.guard import Guard
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.controllers import Controller, Footprint, LimitedController
-from paceline.drafters.base import Drafter
+from paceline.drafters import Drafter
 from paceline.errors import ConfigError
 from paceline.models.base import Runner
 from paceline.models.footprint import cache_bytes, save_memory, slot_bytes

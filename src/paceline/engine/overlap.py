@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline.drafters.base import Ahead, Drafter, Guess
+from paceline.drafters import Ahead, Drafter, Guess
 from paceline.errors import DrafterError
 from paceline.tree import TokenTree, Trial
 from paceline.verifiers import Rows

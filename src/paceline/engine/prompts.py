@@ -12,7 +12,7 @@ from operator import index
 from typing import Any
 
 from paceline.config import SamplingParams
-from paceline.drafters.base import NO_TENANT
+from paceline.drafters import NO_TENANT
 from paceline.errors import ConfigError, PromptError
 from paceline.utils import need, reject_unknown, shortened
 

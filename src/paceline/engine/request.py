@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import SamplingParams
-from paceline.drafters.base import NO_TENANT
+from paceline.drafters import NO_TENANT
 from paceline.engine.metrics import RequestMetrics
 from paceline.engine.outputs import CompletionOutput, RequestOutput
 from paceline.errors import PromptError

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.controllers import Signal
-from paceline.drafters.base import Context
+from paceline.drafters import Context
 from paceline.engine.outputs import CompletionOutput, FinishReason, StreamChunk
 from paceline.engine.request import Request
 from paceline.engine.transcript import Transcript

@@ -1,0 +1,94 @@
+"""Drafting chains with a draft model: one forward pass a level for the whole batch.
+
+In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.drafters.common.chains import chain_tree
+from paceline.drafters.common.draft_rows import best_tokens, draw_for, fit_rows, weights
+from paceline.drafters.common.draft_state import DraftState, feed_ahead, feed_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.drafters.base import Context
+    from paceline.models.base import Runner
+    from paceline.tree import TokenTree
+
+GoOn = Callable[[int, float, object], bool]
+
+
+@dataclass(slots=True)
+class ChainDraft:
+    """One chain under construction.
+
+    Attributes:
+        context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of
+            taking its best token.
+        tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a point.
+        behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
+    """
+
+    context: Context
+    steps: int
+    go_on: GoOn
+    drawn: bool
+    tokens: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    rows: list[torch.Tensor | None] = field(default_factory=list)
+    reach: float = 1.0
+    behind: Sequence[int] = ()
+
+    @property
+    def wants_more(self) -> bool:
+        depth = len(self.tokens) + 1
+        return 1 < depth <= self.steps and self.reach > 0.0 and self.go_on(depth, self.reach, None)
+
+    def add(self, token: int, chance: float, row: torch.Tensor | None = None) -> None:
+        self.tokens.append(token)
+        self.rows.append(row)
+        self.confidence.append(chance)
+        self.reach *= chance
+
+    def tree(self, source: int) -> TokenTree:
+        return chain_tree(self.tokens, self.confidence, source, self.rows)
+
+
+def draft_chains(
+    runner: Runner, states: Sequence[DraftState], drafts: Sequence[ChainDraft], vocab_size: int, source: int
+) -> list[TokenTree]:
+    """One chain per state; the caches then hold the whole text and all drafted tokens but the last of each."""
+    logits = feed_text(runner, states)
+    active = list(zip(states, drafts, strict=True))
+    while True:
+        add_level([draft for _, draft in active], fit_rows(logits, vocab_size))
+        active = [(state, draft) for state, draft in active if draft.wants_more]
+        if not active:
+            return [draft.tree(source) for draft in drafts]
+        logits = feed_ahead(runner, [state for state, _ in active], [draft.tokens[-1] for _, draft in active])
+
+
+def _plain(draft: ChainDraft) -> bool:
+    return not draft.drawn and draft.context.shape is None
+
+
+def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
+    """The next token of every draft, from (r, v) logits."""
+    if all(_plain(draft) for draft in drafts):
+        for draft, (token,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
+            draft.add(token, chance)
+        return
+    for i, draft in enumerate(drafts):
+        rows = weights(draft.context, logits[i : i + 1], [[*draft.behind, *draft.tokens]])
+        if not draft.drawn:
+            ((token,),), ((chance,),) = best_tokens(rows, 1)
+            draft.add(token, chance)
+        elif found := draw_for(draft.context, row_v := rows.softmax(-1)[0], (), len(draft.behind) + len(draft.tokens)):
+            draft.add(*found, row_v)
+        else:
+            draft.reach = 0.0

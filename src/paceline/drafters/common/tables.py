@@ -1,0 +1,236 @@
+"""Tables that a drafter learns from text: one per tenant, on disk between runs.
+
+A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
+
+In: a tenant's name, a folder. Out: that tenant's table; files in safetensors format. Not here: what a table holds or learns.
+
+A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's place in the list `tenants` of the
+header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISDIR
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.drafters.base import Drafter, DrafterArgs
+from paceline.drafters.common.part_file import Part
+from paceline.errors import DrafterError
+from paceline.utils import integer, need
+
+logger = logging.getLogger("paceline.drafters")
+
+FORMAT: Final = "paceline-tables-1"
+MAX_TENANTS: Final = 64
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+class OtherOptionError(ValueError):
+    """Arrays that are whole, of a table that was configured otherwise."""
+
+    def __init__(self, name: str, kept: object, asked: object) -> None:
+        super().__init__(f"with {name} {asked}: they were kept with {name} {kept}")
+
+
+class Table(Protocol):
+    """What one tenant has taught a drafter."""
+
+    def to_arrays(self) -> Arrays:
+        """All that must be kept, as NumPy arrays of fixed dtypes; at least one."""
+
+    def read_arrays(self, arrays: Arrays) -> None:
+        """Take over what `to_arrays` of an equally configured table gave.
+
+        Raises:
+            OtherOptionError: arrays of a table with another option.
+            ValueError: arrays that are missing, of another shape or dtype, or out of range.
+        """
+
+
+T = TypeVar("T", bound=Table)
+
+
+class Tables(Generic[T]):
+    """One table per tenant, the least recently used dropped beyond `max_tenants`.
+
+    Args:
+        method: the drafter's name.
+        args: of the drafter.
+        new: makes an empty table.
+        folder: where tables lie between runs, or None; what lies there for this method is read now.
+        shared: one table for all tenants.
+        max_tenants: most tables at a time.
+    Raises:
+        ConfigError: a value outside its range, or a `folder` that is a file or cannot be one.
+        DrafterError: a file there is damaged, of another method, or made with another tokenizer.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        args: DrafterArgs,
+        new: Callable[[], T],
+        *,
+        folder: str | None = None,
+        shared: bool = False,
+        max_tenants: int = MAX_TENANTS,
+    ) -> None:
+        need(isinstance(shared, bool), "shared_tables", "be True or False", shared)
+        integer("max_tenants", max_tenants, 1)
+        self.method, self.new, self.shared, self.max_tenants = method, new, shared, max_tenants
+        self.folder = None if folder is None else _folder(folder)
+        self._args = args
+        self._of: OrderedDict[str, T] = OrderedDict()
+        if self.folder is not None and (self.folder / self.file_name).exists():
+            self._read(self.folder / self.file_name)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, tenant: str) -> T:
+        """This tenant's table; an empty one at first."""
+        key = "" if self.shared else tenant
+        table = self._of.get(key)
+        if table is None:
+            table = self._of[key] = self.new()
+            while len(self._of) > self.max_tenants:
+                dropped, _ = self._of.popitem(last=False)
+                logger.info("the %s table of tenant %r is dropped: more than %d tenants", self.method, dropped, self.max_tenants)
+        else:
+            self._of.move_to_end(key)
+        return table
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Write all tables, at once or not at all; returns the file.
+
+        Args:
+            folder: made if need be; None takes the one given at the start.
+        Raises:
+            DrafterError: no folder, or it cannot be written.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import save
+
+        where = self.folder if folder is None else Path(folder)
+        if where is None:
+            raise DrafterError(f"the tables of {self.method!r} have no folder; give one, or set 'tables' in speculative_config")
+        tensors = {
+            f"{index}/{name}": np.ascontiguousarray(array)
+            for index, table in enumerate(self._of.values())
+            for name, array in table.to_arrays().items()
+        }
+        header = {"tenants": json.dumps(list(self._of)), "shared": json.dumps(self.shared), **self._header()}
+        path = where / self.file_name
+        half = Part(path)
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+            with half.open() as file:
+                file.write(save(tensors, metadata=header))
+            half.path.replace(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            with suppress(OSError, ValueError):
+                half.path.unlink(missing_ok=True)
+            raise DrafterError(f"the tables of {self.method!r} cannot be written to {str(path)!r}: {error}") from None
+        finally:
+            half.release()
+        return path
+
+    @property
+    def file_name(self) -> str:
+        """In its folder."""
+        return f"{self.method}.safetensors"
+
+    def _header(self) -> dict[str, str]:
+        vocabulary, words = str(self._args.vocab_size), self._args.fingerprint()
+        return {"format": FORMAT, "method": self.method, "vocab_size": vocabulary, "tokenizer": words}
+
+    def _read(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                header: Mapping[str, str] = file.metadata() or {}
+                self._check(path, header)
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            self._fill(self._tenants(header, arrays), arrays)
+        except OtherOptionError as error:
+            raise DrafterError(
+                f"the tables in {str(path)!r} cannot be read {error}; set it alike or choose another folder"
+            ) from None
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise DrafterError(f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew") from None
+
+    def _check(self, path: Path, header: Mapping[str, str]) -> None:
+        for key, wanted in self._header().items():
+            if header.get(key) != wanted:
+                got = header.get(key, "none")
+                what = f"{key} {got!r} instead of {wanted!r}"
+                raise DrafterError(f"the tables in {str(path)!r} do not fit this model and method: {what}; choose another folder")
+        if header.get("shared") != json.dumps(self.shared):
+            raise DrafterError(f"the tables in {str(path)!r} were kept with another 'shared_tables'; set it alike or start anew")
+
+    def _tenants(self, header: Mapping[str, str], arrays: Arrays) -> list[str]:
+        """Whose the tables are, in their order.
+
+        Raises:
+            ValueError: no list of names, or not one for each table. RecursionError: thousands of brackets.
+        """
+        found = json.loads(header.get("tenants", "null"))
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
+            raise ValueError("tenants must be a list of different names")
+        if {name.partition("/")[0] for name in arrays} != {str(index) for index in range(len(found))}:
+            raise ValueError(f"tenants must name every table once, and there are {len(found)} names")
+        if self.shared and any(found):
+            raise ValueError("tenants must have no names where tables are shared")
+        return found
+
+    def _fill(self, tenants: list[str], arrays: Arrays) -> None:
+        for index, tenant in enumerate(tenants[-self.max_tenants :], start=max(0, len(tenants) - self.max_tenants)):
+            table, prefix = self.new(), f"{index}/"
+            table.read_arrays({name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)})
+            self._of[tenant] = table
+
+
+def _folder(name: str) -> Path:
+    """The path of a folder that is there or may be made: what cannot be saved is refused before anything is learned."""
+    need(isinstance(name, str) and name != "", "tables", "be a folder", name)
+    path, why = Path(name), ""
+    try:
+        why = "" if S_ISDIR(path.stat().st_mode) else "and a file is there"
+    except FileNotFoundError:
+        why = "and a broken link is there" if path.is_symlink() else ""
+    except (OSError, ValueError) as error:
+        why = f"and this is none ({getattr(error, 'strerror', None) or error})"
+    need(not why, "tables", f"be a folder {why}; give another path", name)
+    return path
+
+
+def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> list[Tables[Any]]:
+    """The tables of those that have any.
+
+    Args:
+        folder: all will be saved there; None leaves each to its own.
+    Raises:
+        ConfigError: two of them would be saved to one file.
+    """
+    found = [drafter.tables for drafter in drafters if drafter.tables is not None]
+    files: set[Path] = set()
+    for tables in found:
+        where = Path(folder) if folder is not None else tables.folder and tables.folder.resolve()
+        if where is not None:
+            path = where / tables.file_name
+            rule = f"be a folder for each {tables.method!r} apart: two of them would be saved to one file"
+            remedy = "give one of them another folder" if folder is None else "leave it out, and give each its own 'tables'"
+            need(path not in files, "tables" if folder is None else "folder", f"{rule}; {remedy}", str(path))
+            files.add(path)
+    return found

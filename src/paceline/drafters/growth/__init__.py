@@ -1,0 +1,5 @@
+"""How draft models, exits and heads grow trees: one policy a module, and what they share."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,10 @@
+from .base import Growth as Growth
+from .base import grow as grow
+from .dyspec import DySpecDraft as DySpecDraft
+from .dyspec import DySpecPoints as DySpecPoints
+from .policies import MAX_WIDTH as MAX_WIDTH
+from .policies import POLICIES as POLICIES
+from .policies import PolicyName as PolicyName
+from .policies import TreePolicy as TreePolicy
+from .policies import tree_policy as tree_policy
+from .rsd import later as later

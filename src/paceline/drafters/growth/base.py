@@ -1,0 +1,186 @@
+"""Growing trees with a draft model: the nodes under construction, and one forward pass per round for the whole batch.
+
+In: settled states, growing trees that say which nodes they want scored next. Out: one tree each. Not here: which nodes these are
+and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_static`, ...), upkeep of caches.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from paceline.drafters.common.draft_chain import GoOn
+from paceline.drafters.common.draft_rows import best_tokens, fit_rows, weights
+from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
+from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, chain_columns, chain_sources, select_nodes
+
+if TYPE_CHECKING:
+    from paceline.drafters.growth.siblings import Siblings
+    from paceline.models.base import Runner
+
+
+@dataclass(slots=True)
+class Growth(ABC):
+    """One tree under construction.
+
+    Attributes:
+        nodes, depth: limits. go_on: asked before each level but the first. drawn: sample from q instead of choosing by rank.
+        tokens, parents, confidence: of the nodes so far, parents first; reach: product of the confidences along a node's path;
+            paths: tokens after the root up to and with the node.
+        trials: parent -> drawn trials. fed: node -> its place among the inputs that were fed.
+        front: nodes whose rows are wanted next; none when the tree is done.
+        level: levels that have children or were asked for.
+    """
+
+    state: DraftState
+    nodes: int
+    depth: int
+    go_on: GoOn
+    drawn: bool = False
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)
+    paths: list[tuple[int, ...]] = field(default_factory=list)
+    trials: dict[int, list[Trial]] = field(default_factory=dict)
+    fed: dict[int, int] = field(default_factory=dict)
+    front: list[int] = field(default_factory=lambda: [ROOT])
+    level: int = 0
+
+    @abstractmethod
+    def expand(self, weights_fv: torch.Tensor) -> None:
+        """Use the front's rows, log-weights (front, v) whose softmax is q, and choose the next front."""
+
+    def rows(self, logits: torch.Tensor) -> torch.Tensor:
+        """(front, v) log-weights under the request's rules."""
+        return weights(self.state.context, logits, [self.path_of(node) for node in self.front])
+
+    def path_of(self, node: int) -> tuple[int, ...]:
+        """Tokens after the root up to and with the node; none for ROOT."""
+        return () if node == ROOT else self.paths[node]
+
+    def reach_of(self, node: int) -> float:
+        """Chance that the node is reached, by the draft's own probabilities."""
+        return 1.0 if node == ROOT else self.reach[node]
+
+    def add(self, parent: int, token: int, chance: float) -> int:
+        """A new node, where its token has any chance; its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.confidence.append(chance)
+        self.reach.append(self.reach_of(parent) * chance)
+        self.paths.append((*self.path_of(parent), token))
+        return len(self.tokens) - 1
+
+    def take(self, parent: int, family: Siblings) -> int | None:
+        """A new node for the next child of a family; its number, None if no child is left."""
+        found = family.take(len(self.tokens))
+        if found is None:
+            return None
+        token, chance, trial = found
+        if trial is not None:
+            self.trials.setdefault(parent, []).append(trial)
+        return self.add(parent, token, chance)
+
+    def last_level(self, first: int, least: float = 0.0) -> list[int]:
+        """The nodes from `first` on, the last level, that are reached at all and with a chance of `least` or more; none where no
+        further level is to come."""
+        new = [node for node in range(first, len(self.tokens)) if self.reach[node] >= least and self.reach[node] > 0.0]
+        if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
+            return []
+        return new if self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []
+
+    def tree(self, source: int) -> TokenTree:
+        """What was grown; of points, the nodes most likely reached."""
+        if not self.tokens:
+            return EMPTY_TREE
+        trials = {parent: tuple(found) for parent, found in self.trials.items()}
+        tree = TokenTree.build(self.tokens, self.parents, confidence=self.confidence, sources=source, trials=trials)
+        return tree if self.drawn else select_nodes(tree, self.nodes)
+
+
+@dataclass(slots=True)
+class Ranked(Growth):
+    """A tree of points that may grow beyond its limit, of which the nodes most likely reached stay in the end.
+
+    Attributes:
+        bar: nodes that are no more likely reached than this are not entered; 0 while there are fewer than the limit.
+        largest: chances of the nodes that would stay, as a heap.
+    """
+
+    bar: float = 0.0
+    largest: list[float] = field(default_factory=list)
+
+    def enter(self, weights_fv: torch.Tensor, width: int) -> range:
+        """Give the front those of their `width` likeliest children that may stay; the new nodes."""
+        first = len(self.tokens)
+        for parent, tokens, chances in zip(self.front, *best_tokens(weights_fv, width), strict=True):
+            for token, chance in zip(tokens, chances, strict=True):
+                if not self.reach_of(parent) * chance > self.bar:
+                    break
+                reach = self.reach[self.add(parent, token, chance)]
+                if len(self.largest) < self.nodes:
+                    heapq.heappush(self.largest, reach)
+                else:
+                    heapq.heapreplace(self.largest, reach)
+                if len(self.largest) == self.nodes:
+                    self.bar = self.largest[0]
+        return range(first, len(self.tokens))
+
+
+def grow(runner: Runner, drafts: Sequence[Growth], vocab_size: int, source: int) -> list[TokenTree]:
+    """One tree per draft; what was fed stays in the caches' scratch slots until the states settle."""
+    catch_up(runner, [draft.state for draft in drafts], FEW)
+    active = [draft for draft in drafts if draft.front]
+    while active:
+        for draft, logits in zip(active, _feed(runner, active), strict=True):
+            draft.expand(draft.rows(fit_rows(logits, vocab_size)))
+        active = [draft for draft in active if draft.front]
+    return [draft.tree(source) for draft in drafts]
+
+
+def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
+    """Score the fronts; (front, v) logits each."""
+    inputs = [_inputs(draft) for draft in drafts]
+    computed = [len(draft.state.fed_tokens) for draft in drafts]
+    for draft in drafts:
+        draft.state.fed_tokens, draft.state.fed_parents = [], []
+    trees = [as_tree(tokens[1:], [p - 1 for p in parents[1:]]) for tokens, parents in inputs]
+    scores = runner.score([d.state.cache for d in drafts], [tokens[0] for tokens, _ in inputs], trees, computed=computed)
+    found = []
+    for i, (draft, (tokens, parents)) in enumerate(zip(drafts, inputs, strict=True)):
+        draft.state.fed_tokens, draft.state.fed_parents = tokens, parents
+        found.append(scores.of(i)[-len(draft.front) :])
+    return found
+
+
+def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
+    """All inputs with their parents' places: those fed before and the front, or at first what the cache lacks of the text."""
+    state = draft.state
+    if draft.front == [ROOT]:
+        tokens = state.pending
+        draft.fed[ROOT] = len(tokens) - 1
+        return tokens, list(range(-1, len(tokens) - 1))
+    tokens, parents = list(state.fed_tokens), list(state.fed_parents)
+    for node in draft.front:
+        draft.fed[node] = len(tokens)
+        tokens.append(draft.tokens[node])
+        parents.append(draft.fed[draft.parents[node]])
+    return tokens, parents
+
+
+def as_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+    """Inputs below the first as a tree for the runner: what `TokenTree.build` makes, without its checks, which take a tenth of a
+    level's time."""
+    n, depths = len(tokens), np.empty(len(tokens), np.int32)
+    for i, parent in enumerate(parents):
+        depths[i] = 1 if parent < 0 else depths[parent] + 1
+    _, _, slots, kinds = chain_columns(n)
+    confidence = np.full(n, 0.5, np.float32)
+    return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32), depths, chain_sources(n, 0), confidence, slots, kinds)

@@ -1,0 +1,192 @@
+"""Token Recycling: what did the model think might follow this token, when it stood here last?
+
+In: the logits of every scored row, of accepted and rejected nodes alike. Out: a tree of point proposals. Not here: text; the table
+knows single tokens and nothing of what stood before them.
+
+A table keeps the 8 best candidates of every token, as the last row computed from it had them, across requests of one tenant. A
+static tree of 80 nodes and 6 levels, the template of the paper's code (version 2.2.2), is filled by looking tokens up. Under a
+smaller budget those nodes stay that are most likely to be reached, by how often the target took the candidate of that rank; where
+nothing is known of a token, what would follow it is left out and the next likely nodes take the place. A controller that shapes
+trees (`ppd`) has its own template filled instead. (The reference fills an
+empty table with token 0 and verifies that; here an empty table says nothing.) Rows of tokens that come twice in a step are
+written in order: the last one stays. A step without any drafts teaches only what nothing is known of, so that it costs next to
+nothing. On a GPU the candidates are found there, and 8 ids a row are copied.
+
+A table takes 32 bytes per token of the vocabulary: 4 MB for 128,000.
+
+Source: Turning Trash into Treasure: Accelerating Inference of LLMs with Token Recycling (arXiv:2408.08696).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.chains import tree_of
+from paceline.drafters.common.tables import MAX_TENANTS, Arrays, Tables
+from paceline.drafters.common.text import SingleDrafter
+from paceline.drafters.lookup.recycling_rows import CANDIDATES, NOBODY, Ints, grow_tree, learn
+from paceline.tree import Budget, Scores, TokenTree, Verdict
+
+TEMPLATE: Final = ("8", "84321111", "832111112100100101100", "5211100010010000001001100", "311001000010100", "20010000")
+"""Per level, how many children each node of the level before has, its best candidates first; nodes level by level."""
+
+RANK_CONFIDENCE: Final = (0.62, 0.085, 0.045, 0.025, 0.016, 0.013, 0.010, 0.007)
+"""By rank: how often the target took the candidate (the bundled model, greedy, 120 prompts of HumanEval, GSM8K, Spec-Bench and
+MT-Bench; 3.4 tokens per step with the whole template)."""
+
+
+class CandidateTable:
+    """What one tenant's requests have taught.
+
+    Args:
+        vocab_size: of the target.
+
+    Attributes:
+        candidates_vk: (v, 8) int32, best first; NOBODY where nothing is known.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.candidates_vk: Ints = np.full((vocab_size, CANDIDATES), NOBODY, np.int32)
+
+    def to_arrays(self) -> Arrays:
+        """See `tables.Table`; only tokens of which something is known."""
+        tokens = np.flatnonzero(self.candidates_vk[:, 0] >= 0).astype(np.int32)
+        return {"tokens": tokens, "candidates": self.candidates_vk[tokens]}
+
+    def read_arrays(self, arrays: Arrays) -> None:
+        """See `tables.Table`."""
+        size = len(self.candidates_vk)
+        tokens_t, candidates_tk = (
+            _checked(name, arrays[name], least, size) for name, least in (("tokens", 0), ("candidates", NOBODY))
+        )
+        if tokens_t.ndim != 1 or candidates_tk.shape != (len(tokens_t), CANDIDATES):
+            raise ValueError(f"tokens and candidates have shapes {tokens_t.shape} and {candidates_tk.shape}")
+        ordered_tk = np.sort(candidates_tk, axis=1)
+        if bool(((ordered_tk[:, 1:] == ordered_tk[:, :-1]) & (ordered_tk[:, 1:] >= 0)).any()):
+            raise ValueError("a token has the same candidate twice")
+        self.candidates_vk[tokens_t] = candidates_tk
+
+
+def _checked(name: str, array: npt.NDArray[np.generic], least: int, size: int) -> Ints:
+    if array.dtype != np.int32:
+        raise ValueError(f"{name} must be int32, not {array.dtype}")
+    ids: Ints = array.astype(np.int32, copy=False)
+    if ids.size and not (least <= int(ids.min()) and int(ids.max()) < size):
+        raise ValueError(f"{name} must lie in {least}..{size - 1}")
+    return ids
+
+
+NEW, SOME = 0.5, 8
+"""Once less than this share of plain steps has a token of which nothing is known, one in so many of them is looked at."""
+
+_RATE = 1 / 32
+
+
+class _State:
+    __slots__ = ("context", "table")
+
+    def __init__(self, context: Context, table: CandidateTable) -> None:
+        self.context, self.table = context, table
+
+
+class TokenRecyclingDrafter(SingleDrafter[_State]):
+    """Drafts a tree of what the model considered after these tokens before.
+
+    Args:
+        num_speculative_tokens: most nodes to propose; None leaves it to the budget. There are never more than 80.
+        tables: folder where tables are read at the start and written by `LLM.save_tables`.
+        shared_tables: one table for all tenants.
+        max_tenants: most tables at a time.
+    Raises:
+        ConfigError: a value outside its range. DrafterError: tables that do not fit.
+    """
+
+    name = "token_recycling"
+    catches_up = False
+    shares_state = True
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        num_speculative_tokens: int | None = None,
+        tables: str | None = None,
+        shared_tables: bool = False,
+        max_tenants: int = MAX_TENANTS,
+    ) -> None:
+        super().__init__(args, num_speculative_tokens)
+        self.shape_cn = static_template(chain=self.chains_only)
+        self.tables: Tables[CandidateTable] = Tables(
+            self.name,
+            args,
+            partial(CandidateTable, args.vocab_size),
+            folder=tables,
+            shared=shared_tables,
+            max_tenants=max_tenants,
+        )
+        self._confidence = np.asarray(RANK_CONFIDENCE, np.float32)
+        self.plain_every, self._new = 1, 1.0
+
+    def _begin(self, context: Context) -> _State:
+        return _State(context, self.tables.of(context.tenant))
+
+    def observe(
+        self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        """Learn from every scored row, the root's first; from plain steps only what nothing is known of."""
+        if scores is None:
+            return
+        for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
+            root, table_vk = state.context.tokens[-1 - len(verdict.tokens)], state.table.candidates_vk
+            if not len(tree):
+                known = bool(table_vk[root, 0] >= 0)
+                self._new += _RATE * ((not known) - self._new)
+                if known:
+                    continue
+            tokens_r = np.empty(1 + len(tree), np.int32)
+            tokens_r[0], tokens_r[1:] = root, tree.tokens
+            learn(table_vk, tokens_r, scores.of(i))
+        self.plain_every = SOME if self._new < NEW else 1
+
+    def fork(self, state: _State, context: Context) -> _State:
+        return _State(context, state.table)
+
+    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+        shape_cn, nodes = self._shape(budget), min(budget.nodes, self.limit)
+        columns_cn = np.empty((4, min(nodes, shape_cn.shape[1])), np.int32)
+        n = grow_tree(state.table.candidates_vk, state.context.tokens[-1], shape_cn, (nodes, budget.depth), columns_cn)
+        return tree_of(columns_cn[:3, :n].T, self._confidence[columns_cn[3, :n]], self.index)
+
+    def _shape(self, budget: Budget) -> Ints:
+        """(3, n) int32: the shape that the controller has in mind, or the template."""
+        shape = None if self.chains_only else budget.shape
+        return self.shape_cn if shape is None or (shape.ranks_n >= CANDIDATES).any() else shape.columns()
+
+
+@lru_cache(maxsize=2)
+def static_template(*, chain: bool = False) -> Ints:
+    """(3, n) int32: parent, rank and depth of the template's nodes, most likely reached first, so that any number of them from the
+    front is the best choice of that size.
+
+    Args:
+        chain: only the best candidates, for targets that score chains.
+    """
+    nodes = [node for node in _nodes() if not chain or not any(node)]
+    reach = {node: float(np.prod([RANK_CONFIDENCE[rank] for rank in node])) for node in nodes}
+    nodes.sort(key=lambda node: -reach[node])
+    where = {node: i for i, node in enumerate(nodes)}
+    return np.array([[where.get(node[:-1], -1), node[-1], len(node)] for node in nodes], np.int32).T.copy()
+
+
+def _nodes() -> Iterator[tuple[int, ...]]:
+    """The template's nodes as paths of ranks, level by level."""
+    level: list[tuple[int, ...]] = [()]
+    for widths in TEMPLATE:
+        level = [(*node, rank) for node, width in zip(level, widths, strict=True) for rank in range(int(width))]
+        yield from level

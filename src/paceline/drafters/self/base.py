@@ -1,0 +1,263 @@
+"""What all drafters share that draft with some of the target's own layers, over the target's own cache.
+
+In: contexts with their caches; from a method, which layers run and how far. Out: chains, point or drawn, whose q follows the
+request's sampling rules. Not here: which layers (one file a method), passes over them (models.layer_drafts).
+
+A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that the next
+scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
+
+Where the target's first layers draft, what they computed is what scoring would compute again: their keys and values are in scratch
+already, and the states behind the exit are kept, so that scoring can go on from there (`resume`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar, cast
+
+import torch
+
+from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.common.draft_chain import ChainDraft, add_level
+from paceline.drafters.common.draft_options import SampleMethod, check_method, draws_for, limit_of
+from paceline.drafters.common.draft_state import agreed
+from paceline.errors import CapabilityError, DrafterError
+from paceline.models.base import Runner, SequenceCache
+from paceline.models.decoder import LayerPlan
+from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
+from paceline.utils import need
+
+LEAST: Final = 3
+"""Scored nodes from which going on behind the exit pays for a pass in two parts."""
+
+
+class SelfState:
+    """What a drafter of this family knows of one sequence.
+
+    Attributes:
+        kept: what the draft of this step computed that scoring can use.
+    """
+
+    __slots__ = ("context", "kept")
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.kept: Kept | None = None
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The target's cache of the sequence, which lacks the text's last token.
+
+        Raises:
+            DrafterError: the engine gave none.
+        """
+        if self.context.cache is None:
+            raise DrafterError("drafting with the target's own layers needs the target's cache, which this engine does not give")
+        return self.context.cache()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The first inputs of a sequence behind the first layers.
+
+    Attributes:
+        inputs: the root and what was drafted behind it. states: (n, hidden) of the first n inputs. plan: the layers.
+        cache, length: where their keys and values lie behind so many committed tokens.
+    """
+
+    inputs: Sequence[int]
+    states: torch.Tensor
+    plan: LayerPlan
+    cache: SequenceCache
+    length: int
+
+
+S = TypeVar("S", bound=SelfState)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one sequence drafts in one step.
+
+    Attributes:
+        plan: the layers that run. steps: most tokens. least: nothing is drafted behind a token that is less likely than this.
+    """
+
+    plan: LayerPlan
+    steps: int
+    least: float = 0.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """One sequence that drafts in this step.
+
+    Attributes:
+        place: among those that were asked. hidden: what was kept of the states behind the layers, input by input.
+        levels: tokens and chances of each level, where there are branches.
+    """
+
+    place: int
+    state: SelfState
+    budget: Budget
+    way: Way
+    chain: ChainDraft
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    levels: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[int]:
+        """The root and what was drafted behind it."""
+        return [self.state.context.tokens[-1], *self.chain.tokens]
+
+    @property
+    def wants_more(self) -> bool:
+        """What was drawn is kept whatever its chance; only what comes behind it may depend on it."""
+        return bool(self.chain.tokens) and self.chain.confidence[-1] >= self.way.least and self.chain.wants_more
+
+
+class SelfDrafter(Drafter, Generic[S]):
+    """Base of the drafters that run layers of the target.
+
+    Args:
+        num_speculative_tokens: most tokens to draft; None leaves it to the budget.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy" takes their
+            most likely tokens, as is always done at temperature 0. By default it draws, but for requests with a seed of their own,
+            which then get the tokens of that seed whatever is drafted.
+        resume_verification: let scoring go on behind the layers that drafted; None where that is measured to be faster.
+    Raises:
+        ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
+    """
+
+    catches_up = True
+    runs_target = True
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: SampleMethod | None = None,
+        resume_verification: bool | None = False,
+    ) -> None:
+        given = resume_verification
+        need(given is None or isinstance(given, bool), "resume_verification", "be True or False", given)
+        check_method(draft_sample_method)
+        if args.target is None:
+            raise CapabilityError(f"method {self.name!r} runs the target's own layers, but no target was given")
+        self.target: Runner = args.target
+        self.drafts: LayerDrafts = layer_drafts_of(args.target, self.name)
+        self.index, self.limit, self.method = args.index, limit_of(num_speculative_tokens), draft_sample_method
+        self._resumes = resume_verification
+
+    @property
+    def resumes(self) -> bool:
+        """Whether scoring goes on behind the layers that drafted; measured when first asked for, unless it was said."""
+        if self._resumes is None:
+            plan = self._usual()
+            self._resumes = plan is not None and resuming_pays(self.target, self.drafts, plan)
+        return self._resumes
+
+    def _usual(self) -> LayerPlan | None:
+        """First layers that often draft, for that measurement."""
+        return None
+
+    @abstractmethod
+    def _state(self, context: Context) -> S:
+        """A new sequence's state."""
+
+    @abstractmethod
+    def _way(self, state: S) -> Way:
+        """Which layers draft for this sequence now, and how far at most."""
+
+    def begin(self, contexts: Sequence[Context]) -> list[S]:
+        return [self._state(context) for context in contexts]
+
+    def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        trees = [EMPTY_TREE] * len(states)
+        groups: dict[int, list[Asked]] = {}
+        for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            state.kept = None
+            if budget.nodes < 1 or budget.depth < 1:
+                continue
+            way = self._way(state)
+            steps = self._steps(state.context, budget, way)
+            if steps > 0:
+                chain = ChainDraft(state.context, steps, budget.go_on, self.draws(state.context))
+                groups.setdefault(id(way.plan), []).append(Asked(place, state, budget, way, chain))
+        for group in groups.values():
+            for one, tree in zip(group, self._draft(group), strict=True):
+                trees[one.place] = tree
+        return trees
+
+    def fork(self, state: S, context: Context) -> S:
+        return self._state(context)
+
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy"
+
+    def draws(self, context: Context) -> bool:
+        """Whether tokens are drawn for this sequence rather than the most likely ones taken."""
+        return draws_for(context, self.method)
+
+    def _steps(self, context: Context, budget: Budget, way: Way) -> int:
+        """Tokens to draft: within the budget, the options and the target's context."""
+        return min(budget.nodes, budget.depth, way.steps, self.limit, self.target.info.max_context - len(context.tokens))
+
+    def resume(
+        self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
+    ) -> Scores | None:
+        """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or where
+        something else than one chain behind each root is to be scored."""
+        if not self.resumes:
+            return None
+        kept = [None if state is None else state.kept for state in states]
+        plans = {id(one.plan): one.plan for one in kept if one is not None}
+        if len(plans) != 1 or not all(tree.is_chain or not len(tree) for tree in trees):
+            return None
+        known = [_known(*each) for each in zip(kept, caches, roots, trees, strict=True)]
+        none = next(one.states[:0] for one in kept if one is not None)
+        if sum(map(len, trees)) < LEAST or not any(one is not None for one in known):
+            return None
+        (plan,) = plans.values()
+        return self.drafts.score(caches, roots, trees, [none if one is None else one for one in known], plan)
+
+    def _level(
+        self, states: Sequence[S], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(r, v) logits after each sequence's last input, and (r, hidden) states if they are to be kept; see `LayerDrafts.step`."""
+        return self.drafts.step(caches, inputs, plan, states=self.resumes)
+
+    def _draft(self, asked: Sequence[Asked]) -> list[TokenTree]:
+        """Chains by the same layers: a pass a level for the whole group."""
+        caches, active, plan = {one.place: one.state.cache for one in asked}, list(asked), asked[0].way.plan
+        while active:
+            states, inputs = [cast(S, one.state) for one in active], [one.inputs for one in active]
+            logits, hidden = self._level(states, [caches[one.place] for one in active], inputs, plan)
+            for one, row in zip(active, hidden.split(1), strict=False):
+                one.hidden.append(row)
+            self._add(active, logits)
+            active = [one for one in active if one.wants_more]
+        for one in asked if self.resumes else ():
+            cache = caches[one.place]
+            one.state.kept = Kept(one.inputs, torch.cat(one.hidden), plan, cache, cache.length)
+        return [self._tree(one) for one in asked]
+
+    def _add(self, asked: Sequence[Asked], logits: torch.Tensor) -> None:
+        """The next token of every chain, from (r, v) logits."""
+        add_level([one.chain for one in asked], logits)
+
+    def _tree(self, asked: Asked) -> TokenTree:
+        """What was drafted."""
+        return asked.chain.tree(self.index)
+
+
+def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) -> torch.Tensor | None:
+    """(n, hidden) the states of a scored chain's first inputs, as far as they were drafted."""
+    if kept is None or kept.cache is not cache or kept.length != cache.length or kept.inputs[0] != root:
+        return None
+    return kept.states[: 1 + agreed(tree.tokens.tolist(), kept.inputs[1:])]

@@ -1,0 +1,241 @@
+"""DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
+
+In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit. Not here:
+the choice and what it rests on (`exit_choice`), a fixed exit (`layer_skip`).
+
+At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted there: its
+*shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do not count. Above
+temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so it is done at growing
+distances, and in between the verdicts tell of the exit in use. They are gathered, and the choice is made anew after every few.
+
+Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper leaves open how
+its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done here is said at the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.draft_options import SampleMethod
+from paceline.drafters.self.base import SelfDrafter, SelfState, Way
+from paceline.drafters.self.exit_choice import PRIOR, Array, ExitRecord, best_way
+from paceline.errors import ConfigError
+from paceline.models.decoder import LayerPlan
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import integer, items, need, number
+
+MOST = 12
+"""Tokens of the longest draft where the user sets no number."""
+WIDEST = 256
+"""Rounds between two looks at all exits, at most."""
+SOME = 16
+"""Verdicts after which the choice is made anew."""
+WIDER = 4
+"""How much longer each distance between two looks is than the one before."""
+START = 2.0
+"""Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers says."""
+
+TENANTS = 1024
+"""Tenants that are remembered."""
+
+NOBODY: set[int] = set()
+
+
+class DelState(SelfState):
+    """One sequence.
+
+    Attributes:
+        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
+        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
+            from text to text of a tenant.
+        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
+            tokens stood.
+    """
+
+    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
+
+    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
+        super().__init__(context)
+        self.record, self.exit, self.way = record, 0, way
+        self.rounds, self.look, self.gap = 0, look, gap
+        self.own: TokenTree | None = None
+        self.heard: list[tuple[TokenTree, int]] = []
+
+
+class DynamicExitDrafter(SelfDrafter[DelState]):
+    """Drafts from the exit and over the length that promise most tokens per layer run.
+
+    Args:
+        exit_layers: exits to choose from, each from 1 to one less than the target has layers; None is all of them.
+        dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
+            of accepted ones.
+        decay: weight of a round against the one after it, in the averages of acceptance and confidence.
+        shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look takes as
+            long as a step where there are many exits, and verification cannot resume in a round with one.
+        num_speculative_tokens: most tokens to draft; None is 12, within the budget.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
+            tokens. By default it draws, but for requests with a seed of their own.
+        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there already, but
+            in steps in which all exits are looked at; by default where a measurement finds that faster.
+    Raises:
+        ConfigError: a layer that the target does not have, a value outside its range. CapabilityError: a target whose layers cannot
+            be run alone.
+    """
+
+    name = "del"
+    keeps_trajectory = True
+    shares_state = True
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        exit_layers: Sequence[int] | None = None,
+        dynamic_draft_exit: bool = True,
+        decay: float = 0.95,
+        shadow_every: int | None = None,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: SampleMethod | None = None,
+        resume_verification: bool | None = None,
+    ) -> None:
+        super().__init__(
+            args,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_sample_method=draft_sample_method,
+            resume_verification=resume_verification,
+        )
+        layers = self.target.info.num_layers
+        exits = range(1, layers) if exit_layers is None else items("exit_layers", exit_layers, "be a list of layers")
+        for one in exits:
+            integer("each of exit_layers", one, 1, layers - 1)
+        need(isinstance(dynamic_draft_exit, bool), "dynamic_draft_exit", "be True or False", dynamic_draft_exit)
+        number("decay", decay, 0.0, 1.0, "be in 0..1")
+        if shadow_every is not None:
+            integer("shadow_every", shadow_every, 1)
+        self.exits = sorted(set(exits))
+        if not self.exits:
+            raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
+        self.plans = [LayerPlan(stop=one) for one in self.exits]
+        self.most = MOST if num_speculative_tokens is None else max(num_speculative_tokens, 1)
+        self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
+        self._known: dict[str, tuple[Array, int, int]] = {}  # rates, rounds to the next look, and from there to the one after
+        self._looking: list[DelState] = []
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """The exits' last layers, where somebody looks at all of them in this step."""
+        return [one - 1 for one in self.exits] if self._looking else ()
+
+    def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        trees = super().propose(states, budgets, so_far)
+        self._looking = []
+        for state, tree in zip(states, trees, strict=True):
+            state.own = tree
+            if state.rounds >= state.look and tree is not EMPTY_TREE:
+                self._looking.append(state)
+            state.rounds += 1
+        return trees
+
+    def observe(
+        self, states: Sequence[DelState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        """Learn how right each exit was, and choose again."""
+        looking = self._looked_at(scores)
+        for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
+            own, state.own = state.own, None
+            mine = own is not None and len(tree.tokens) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
+            if scores is not None and id(state) in looking:
+                self._look(state, verdict, scores, i, tree if mine else None)
+            elif mine:
+                state.heard.append((tree, len(verdict.path)))
+                if len(state.heard) >= SOME:
+                    self._choose(state)
+
+    def _looked_at(self, scores: Scores | None) -> set[int]:
+        """Identities of the states whose exits are all looked at now; none is from here on."""
+        looking, self._looking = self._looking, []
+        if not looking or scores is None or any(one - 1 not in scores.taps for one in self.exits):
+            return NOBODY
+        return {id(state) for state in looking}
+
+    def fork(self, state: DelState, context: Context) -> DelState:
+        return self._state(context)
+
+    def end(self, states: Sequence[DelState]) -> None:
+        """What the texts taught is what the tenant's next ones begin with."""
+        gone = {id(state) for state in states}
+        self._looking = [state for state in self._looking if id(state) not in gone]
+        for state in states:
+            self._learn(state)
+            if float(state.record.valid.max()) > 0:
+                self._known.pop(state.context.tenant, None)
+                self._known[state.context.tenant] = (state.record.rates, max(state.look - state.rounds, 0), state.gap)
+            if len(self._known) > TENANTS:
+                del self._known[next(iter(self._known))]
+
+    def _state(self, context: Context) -> DelState:
+        """A text begins with what is known of the tenant's others."""
+        new = np.array(self.exits) / self.target.info.num_layers, 0, 2
+        rates, look, gap = self._known.get(context.tenant, new)
+        record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
+        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
+        self._choose(state)
+        return state
+
+    def _usual(self) -> LayerPlan:
+        return self.plans[len(self.plans) // 2]
+
+    def _way(self, state: DelState) -> Way:
+        return state.way
+
+    def _choose(self, state: DelState) -> None:
+        self._learn(state)
+        state.exit, steps = best_way(state.record.rates, np.array(self.exits), self.target.info.num_layers, self.most)
+        state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
+
+    def _learn(self, state: DelState) -> None:
+        """What the verdicts say of the exit in use."""
+        heard, state.heard = state.heard, []
+        rounds = [(right, self._hear(state, tree, right)) for tree, right in heard]
+        state.record.add(state.exit, rounds)
+
+    @staticmethod
+    def _hear(state: DelState, tree: TokenTree, right: int) -> int:
+        """Note the confidences of a chain's tokens that were put to the test; how many they are."""
+        tested = tree.confidence[: right + 1].tolist()
+        state.record.hear(state.exit, tested[:right], tested[right:])
+        return len(tested)
+
+    def _look(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
+        """Shadow tokens of all exits at the positions that stand on the target's own text; then choose again. `own`: the tree that
+        was scored, where it is what this drafter proposed."""
+        first = scores.rows[index]
+        rows = torch.tensor([first, *(first + 1 + node for node in verdict.path)], device=scores.logits.device)
+        states = torch.cat([scores.taps[layer - 1][rows] for layer in self.exits])
+        if self.draws(state.context):
+            matches = self._overlaps(state, states, scores.logits[rows])
+        else:
+            own_tokens = verdict.tokens if len(verdict.tokens) == len(rows) else scores.logits[rows].argmax(-1).tolist()
+            matches = (self._shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
+        self._learn(state)
+        if own is not None:
+            self._hear(state, own, len(verdict.path))
+        state.record.add_all(matches, len(rows))
+        self._choose(state)
+        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
+
+    def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
+        """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""
+        return np.array(self.drafts.best(states), np.int64).reshape(len(self.exits), -1)
+
+    def _overlaps(self, state: DelState, states: torch.Tensor, target: torch.Tensor) -> Array:
+        """(n,) expected matches of each exit with the target (positions, v) over all positions."""
+        heat = state.context.temperature
+        laws = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
+        found: Array = torch.minimum(laws, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        return found

@@ -1,0 +1,164 @@
+"""Kangaroo: the target's first layers and a small adapter draft; drafting ends behind the first token that is not sure.
+
+In: contexts, an adapter's folder. Out: chains. Not here: the adapter's layers (models.adapter), passes over past tokens
+(`skip_replay`), the same threshold for other drafters (controller "kangaroo"), the adapter's training
+(recipes/bundled_pair/adapter.py).
+
+The adapter sees the exit layer's states of the whole text. They come from drafting itself, from scoring passes, which are asked for
+that layer's states where something was drafted, and where neither had them (the prompt, steps without drafts, the last token of a
+draft that stood as a whole) from a replay of the missing tokens over the first layers.
+
+Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.draft_options import SampleMethod
+from paceline.drafters.self.base import SelfDrafter, SelfState, Way
+from paceline.drafters.self.skip_replay import has_room, replayed
+from paceline.models.adapter import Adapter
+from paceline.models.base import SequenceCache
+from paceline.models.cache import NativeCache
+from paceline.models.decoder import LayerPlan
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.utils import integer, need, number
+
+
+class KangarooState(SelfState):
+    """One sequence.
+
+    Attributes:
+        own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind these.
+        asked: length of the text when drafts were last asked for, 0 once the outcome is known.
+    """
+
+    __slots__ = ("asked", "own", "waiting")
+
+    def __init__(self, context: Context, own: NativeCache, waiting: torch.Tensor) -> None:
+        super().__init__(context)
+        self.own, self.waiting, self.asked = own, waiting, 0
+
+    @property
+    def known(self) -> int:
+        """Tokens of the text whose states are here."""
+        return self.own.length + len(self.waiting)
+
+
+class KangarooDrafter(SelfDrafter[KangarooState]):
+    """Drafts with the first `exit_layer` layers and an adapter.
+
+    Args:
+        model: folder or hub id of the adapter, safetensors with a config.json.
+        exit_layer: layers that run before the adapter, from 1 to one less than the target has; what it was trained for.
+        draft_stop_threshold: nothing is drafted behind a token that is less likely than this; the paper's eta.
+        draft_max_length: most tokens of a draft; the paper's gamma.
+        num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's law, "greedy" takes its most likely
+            tokens. By default it draws, but for requests with a seed of their own.
+    Raises:
+        ConfigError: a value outside its range, no adapter. CheckpointError: an adapter of another width, or without its weights.
+        CapabilityError: a target whose layers cannot be run alone.
+    """
+
+    name = "kangaroo"
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        exit_layer: int = 2,
+        draft_stop_threshold: float = 0.6,
+        draft_max_length: int = 6,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: SampleMethod | None = None,
+    ) -> None:
+        super().__init__(args, num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
+        need(
+            isinstance(model, str), "speculative_config model", "be the folder or hub id of an adapter for method 'kangaroo'", model
+        )
+        integer("exit_layer", exit_layer, 1, self.target.info.num_layers - 1)
+        number("draft_stop_threshold", draft_stop_threshold, 0.0, 1.0, "be in 0..1")
+        integer("draft_max_length", draft_max_length, 1)
+        self.adapter = Adapter.load(str(model), self.target.info)
+        self._drafting = Way(LayerPlan(stop=exit_layer), draft_max_length, draft_stop_threshold)
+        self._layer, self._wanted = exit_layer - 1, False
+        info = self.target.info
+        self._none = torch.empty(0, info.hidden_size, device=info.device, dtype=info.dtype)
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """The exit's last layer, where something was drafted."""
+        return (self._layer,) if self._wanted else ()
+
+    def propose(self, states: Sequence[KangarooState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        fitting = [budget if self._has_room(state) else Budget(0, 0) for state, budget in zip(states, budgets, strict=True)]
+        trees = super().propose(states, fitting, so_far)
+        self._wanted = any(tree is not EMPTY_TREE for tree in trees)
+        for state, tree in zip(states, trees, strict=True):
+            state.asked = len(state.context.tokens) if tree is not EMPTY_TREE else 0
+        return trees
+
+    def observe(
+        self, states: Sequence[KangarooState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        """Keep the states of the tokens that stood, where the scoring pass gave them."""
+        self._wanted = False
+        for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
+            asked, state.asked = state.asked, 0
+            if scores is None or self._layer not in scores.taps or state.known != asked or not verdict.path:
+                continue
+            if len(state.context.tokens) == asked + len(verdict.tokens):
+                first = scores.rows[i] + 1
+                state.waiting = scores.taps[self._layer][[first + node for node in verdict.path]]
+
+    def fork(self, state: KangarooState, context: Context) -> KangarooState:
+        return KangarooState(context, self.adapter.fork(state.own), state.waiting)
+
+    def end(self, states: Sequence[KangarooState]) -> None:
+        for state in states:
+            self.adapter.release(state.own)
+
+    def _state(self, context: Context) -> KangarooState:
+        return KangarooState(context, self.adapter.open(), self._none)
+
+    def _way(self, state: KangarooState) -> Way:
+        return self._drafting
+
+    def _level(
+        self, states: Sequence[KangarooState], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        first = len(inputs[0]) == 1
+        if first:
+            for state, cache in zip(states, caches, strict=True):
+                self._follow(state, cache)
+        exits = self.drafts.step(caches, inputs, plan, states=True, logits=False)[1]
+        own = [state.own for state in states]
+        if first:
+            found = self.adapter.extend(own, [torch.cat((s.waiting, row[None])) for s, row in zip(states, exits, strict=True)])
+            for state in states:
+                state.waiting = self._none
+        else:
+            found = self.adapter.ahead(own, [len(given) - 1 for given in inputs], exits)
+        return self.drafts.head(found, norm=False), self._none
+
+    def _has_room(self, state: KangarooState) -> bool:
+        """Whether tokens whose states are missing can be replayed."""
+        length = len(state.context.tokens)
+        return state.known >= length - 1 or has_room(self.target, length)
+
+    def _follow(self, state: KangarooState, cache: SequenceCache) -> None:
+        """Forget what was drafted, and get the states of all tokens but the last."""
+        text = state.context.tokens
+        if state.own.length >= len(text):
+            state.waiting = self._none
+        self.adapter.truncate(state.own, min(state.own.length, len(text) - 1))
+        if state.known < len(text) - 1:
+            missing = text[state.known : -1]
+            states = replayed(self.target, self.drafts, cache, state.known, missing, plan=self._drafting.plan)
+            state.waiting = torch.cat((state.waiting, states))

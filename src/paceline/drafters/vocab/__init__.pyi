@@ -1,0 +1,16 @@
+from .retokenize import MOST as MOST
+from .retokenize import Reading as Reading
+from .retokenize import Retokenizer as Retokenizer
+from .retokenize import cut_of as cut_of
+from .retokenize import encoder_of as encoder_of
+from .retokenize import whole_characters as whole_characters
+from .rewrite import Writer as Writer
+from .slem import SlemDrafter as SlemDrafter
+from .tli import TliDrafter as TliDrafter
+from .trimmed_head import indispensable as indispensable
+from .trimmed_head import kept_tokens as kept_tokens
+from .trimmed_head import read_counts as read_counts
+from .vocabularies import Numbering as Numbering
+from .vocabularies import check_shared as check_shared
+from .vocabularies import open_shared as open_shared
+from .vocabularies import shared_tokens as shared_tokens

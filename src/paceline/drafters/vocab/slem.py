@@ -1,0 +1,124 @@
+"""A draft model with another tokenizer that drafts text: string-level exact match.
+
+In: contexts, a draft model, both tokenizers. Out: chains of points, the target's tokens of what the draft model wrote. Not here:
+the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting (`draft_chain`).
+
+The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with the last few
+tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where the target itself says it.
+The vocabularies need not have tokens of more than a character in common. A character without its last bytes is not offered.
+
+Source: string-level exact match (SLEM), Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
+vocabularies (arXiv:2502.05202); universal assisted generation of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.common.chains import chain_tree
+from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
+from paceline.drafters.common.draft_options import limit_of
+from paceline.drafters.vocab.retokenize import Retokenizer
+from paceline.drafters.vocab.rewrite import Writer
+from paceline.drafters.vocab.translated import TranslatedState
+from paceline.drafters.vocab.vocabularies import check_shared, shared_tokens
+from paceline.errors import ConfigError
+from paceline.models.base import Runner
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+
+
+class SlemDrafter(Drafter):
+    """Drafts text with a model of another tokenizer.
+
+    Args:
+        model: folder or hub id of the draft model.
+        num_speculative_tokens: most tokens to draft; None leaves it to the budget.
+        draft_device: as for `draft_model`.
+    Raises:
+        ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common.
+    """
+
+    name = "slem"
+    catches_up = True
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        num_speculative_tokens: int | None = None,
+        draft_device: str | None = None,
+    ) -> None:
+        self.index, self.limit = args.index, limit_of(num_speculative_tokens)
+        if not isinstance(model, str) or args.models is None:
+            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'slem', got {model!r}")
+        target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
+        shared = shared_tokens(target, draft)
+        check_shared(shared, model, target, draft)
+        self.runner = args.models.open(model, other_tokens=True, device=draft_device)
+        self._retokenizer = Retokenizer(target, draft, shared.specials)
+        self._writer = Writer(target, draft, args.vocab_size)
+
+    def begin(self, contexts: Sequence[Context]) -> list[TranslatedState]:
+        return [TranslatedState(context, self._retokenizer.open(), self.runner.open()) for context in contexts]
+
+    def propose(self, states: Sequence[TranslatedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        trees = [EMPTY_TREE] * len(states)
+        asked = [(i, state, _Voice(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
+        asked = [(i, state, voice) for i, state, voice in asked if self._steps(state, voice.budget) > 0]
+        if not asked:
+            return trees
+        drafted = self._draft([state for _, state, _ in asked], [voice for *_, voice in asked])
+        for (i, state, voice), tree in zip(asked, drafted, strict=True):
+            tokens, chances = self._writer.rewrite(state.context.tokens, tree.tokens.tolist(), tree.confidence.tolist())
+            count = min(len(tokens), voice.budget.nodes, voice.most, self.limit)
+            trees[i] = chain_tree(tokens[:count], chances[:count], self.index)
+        return trees
+
+    def runners(self) -> Sequence[Runner]:
+        return (self.runner,)
+
+    def fork(self, state: TranslatedState, context: Context) -> TranslatedState:
+        return state.fork(context, self.runner)
+
+    def end(self, states: Sequence[TranslatedState]) -> None:
+        for state in states:
+            self.runner.release(state.inner.cache)
+
+    def _steps(self, state: TranslatedState, budget: Budget) -> int:
+        """Tokens of the draft to draft: within the budget, the option and the draft model's context."""
+        steps = min(budget.nodes, budget.depth)
+        if steps <= 0:
+            return 0
+        state.follow(self.runner, list)
+        return min(steps, self.limit, self.runner.info.max_context - len(state.inner.context.tokens) + 1) if state.ready else 0
+
+    def _draft(self, states: Sequence[TranslatedState], voices: Sequence[_Voice]) -> list[TokenTree]:
+        """Greedy chains in the draft's tokens."""
+        runner, inner = self.runner, [state.inner for state in states]
+        for one in inner:
+            one.settle(runner)
+            one.context.temperature = 0.0
+        steps = [self._steps(state, voice.budget) for state, voice in zip(states, voices, strict=True)]
+        each = zip(inner, steps, voices, strict=True)
+        chains = [ChainDraft(one.context, count, voice.go_on, drawn=False) for one, count, voice in each]
+        return draft_chains(runner, inner, chains, runner.info.vocab_size, self.index)
+
+
+class _Voice:
+    """A controller's voice, asked per token of the draft.
+
+    Attributes:
+        most: levels that it has not spoken against, of the target's tokens as well.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget, self.most = budget, budget.depth
+
+    def go_on(self, depth: int, confidence: float, features: object) -> bool:
+        """See `Budget.go_on`."""
+        if not self.budget.go_on(depth, confidence, features):
+            self.most = min(self.most, depth - 1)
+            return False
+        return True

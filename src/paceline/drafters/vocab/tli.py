@@ -1,0 +1,95 @@
+"""A draft model with another tokenizer, exact under sampling: it draws from the tokens that both vocabularies have.
+
+In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given that its token
+is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting (`draft_model`).
+
+The text is handed to the draft model in its own tokens; what it drafts is in tokens of both, so that every drafted token has an id
+and a probability of the target's, and the verifier's test is the usual one. A native draft model computes the shared rows of its
+head alone. While a character lacks its last bytes, nothing is drafted.
+
+Source: token-level intersection (TLI), Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
+vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.draft_state import DraftState
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.vocab.retokenize import Retokenizer
+from paceline.drafters.vocab.translated import TranslatedState
+from paceline.drafters.vocab.vocabularies import check_shared, open_shared, shared_tokens
+from paceline.errors import ConfigError
+from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
+
+
+class TliDrafter(DraftModelDrafter):
+    """Drafts with a model of another tokenizer, in the tokens of both.
+
+    Args:
+        model: folder or hub id of the draft model.
+        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree, draft_device:
+            as for `draft_model`.
+    Raises:
+        ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common. CapabilityError: a tree from a
+            draft model whose runner scores chains only.
+    """
+
+    name = "tli"
+    rewinds = False  # texts are followed forwards only
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        tree_policy: PolicyName | None = None,
+        tree_width: int | Sequence[int] | None = None,
+        tree_threshold: float | None = None,
+        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        draft_device: str | None = None,
+    ) -> None:
+        self._configure(
+            args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
+            threshold=tree_threshold, paths=speculative_token_tree,
+        )  # fmt: skip
+        if not isinstance(model, str) or args.models is None:
+            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'tli', got {model!r}")
+        target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
+        shared = shared_tokens(target, draft)
+        check_shared(shared, model, target, draft)
+        runner, self._numbering = open_shared(args.models, model, shared, args.vocab_size, draft_device)
+        self._retokenizer = Retokenizer(target, draft, shared.specials)
+        self._use(runner, repr(model))
+
+    def begin(self, contexts: Sequence[Context]) -> list[Any]:
+        return [TranslatedState(context, self._retokenizer.open(), self.runner.open()) for context in contexts]
+
+    def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        asked = [self._asked(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        return super().propose([state.inner for state in states], asked, [EMPTY_TREE] * len(states))
+
+    def observe(
+        self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+    ) -> None:
+        """Nothing to do: texts are followed when drafts are asked for."""
+
+    def fork(self, state: Any, context: Context) -> Any:
+        return cast(TranslatedState, state).fork(context, self.runner)
+
+    def end(self, states: Sequence[Any]) -> None:
+        super().end(cast(Sequence[DraftState], [state.inner for state in states]))
+
+    def _asked(self, state: TranslatedState, budget: Budget) -> Budget:
+        """The budget, or none where there is nothing to draft from; the state follows its text."""
+        if min(budget.nodes, budget.depth) <= 0:
+            return NO_BUDGET
+        state.follow(self.runner, self._numbering.numbers)
+        state.inner.context.shape = state.context.shape
+        return budget if state.ready else NO_BUDGET
