@@ -30,8 +30,8 @@ from paceline.bench.diffusion_lines import Line, parse
 from paceline.bench.diffusion_summary import Sample, summary
 from paceline.bench.parallel_tasks import TASKS
 from paceline.llm import BUNDLED
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import load_denoiser
+from paceline.models.loading import Tokenizer
 
 RESULT, ORIGINAL, SLACK = "diffusion_accelerators", "original", 0.01
 MAIN = ("copy", "reverse", "remove_index", "replace_index", "insert_index", "sort")

@@ -24,18 +24,10 @@ import torch
 from common import RESULTS, alternate, ratio, read_bandwidth, save
 from decoding import add_model, model_of
 
-from paceline.models import graphs
-from paceline.models.attention import Masks
-from paceline.models.attention_apart import CHUNK
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.decoder import Decoder
-from paceline.models.eager import EagerPasses, Passes
-from paceline.models.families import spec_from_config
-from paceline.models.graphs import ScoringGraphs
-from paceline.models.hub import read_config
-from paceline.models.load import load_runner
-from paceline.models.native import NativeRunner
-from paceline.models.weights import load_weights
+from paceline.models import load_runner
+from paceline.models.cuda import CHUNK, ScoringGraphs, graphs
+from paceline.models.decoder import Decoder, EagerPasses, Masks, NativeRunner, Passes
+from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.tree import EMPTY_TREE, TokenTree
 
 FORMS = ("dense", "invariant", "compiled", "apart")

@@ -36,7 +36,7 @@ from paceline.drafters.retrieval import (
     longest_match,
     suffix_bound,
 )
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget
 
 HELD_OUT = 20

@@ -31,8 +31,8 @@ from paceline.bench.diffusion_lines import Line, defaults
 from paceline.bench.diffusion_plot import draw, pyplot
 from paceline.diffusion.token_text import TokenTexts
 from paceline.llm import BUNDLED
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import load_denoiser
+from paceline.models.loading import Tokenizer
 
 PARTS = ("scores", "caches", "times", "constrained", "plot")
 

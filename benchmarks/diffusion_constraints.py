@@ -39,7 +39,7 @@ from paceline.diffusion.methods import Recipe
 from paceline.diffusion.token_text import TokenTexts
 from paceline.grammar import MASKED, Fillings
 from paceline.models.denoiser import Call
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 FLAT = {
     "type": "object",

@@ -28,8 +28,8 @@ from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
 from paceline.llm import BUNDLED
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import load_denoiser
+from paceline.models.loading import Tokenizer
 
 RESULT, ORIGINAL = "diffusion_rl", "original"
 ONE_ANSWER = ("copy", "reverse", "remove_index", "replace_index", "insert_index", "sort")

@@ -15,12 +15,9 @@ from paceline import LLM
 from paceline.bench.demo import BUNDLED_TARGET
 from paceline.bench.random_model import DEVIATION
 from paceline.engine import DraftModels
-from paceline.models.base import Runner
-from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.native import NativeRunner
-from paceline.models.spec import ModelSpec
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.weights import targets
+from paceline.models import ModelSpec, Runner
+from paceline.models.decoder import NativeRunner
+from paceline.models.loading import GenerationDefaults, Tokenizer, targets
 
 EMBEDDING = 16.0
 """Deviation of the embedding: the layers of the 8B shape add about as much."""

@@ -41,7 +41,7 @@ from paceline.bench import random_model
 from paceline.bench.compare import UNITS, first_difference
 from paceline.bench.random_model import RandomShape
 from paceline.bench.settings import dial_registered
-from paceline.models.families import spec_from_config
+from paceline.models.loading import spec_from_config
 from paceline.tree import EMPTY_TREE
 
 TINY = RandomShape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocab=6200, context=512)

@@ -21,7 +21,7 @@ from decoding import add_model, model_of
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench.demo import bundled_prompts
-from paceline.models.base import memory_of
+from paceline.models import memory_of
 
 
 def prompts_of(llm: LLM, requests: int, prefix: int, own: int) -> list[list[int]]:

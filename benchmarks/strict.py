@@ -32,7 +32,7 @@ from strict_settings import NAMES, NGRAM, settings
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench.demo import bundled_prompts
 from paceline.bench.settings import dial_registered
-from paceline.models import native
+from paceline.models.decoder import native
 
 PROVEN = "strict, proven by self-test"
 LENGTHS = (96, 224, 160, 288)

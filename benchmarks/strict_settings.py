@@ -22,7 +22,7 @@ from paceline import RequestOutput, registry
 from paceline.bench.settings import DIAL
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the models that the contract's tests are given
 

@@ -11,10 +11,8 @@ from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
 from paceline.llm import BUNDLED
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.denoiser_native import NativeDenoiser
-from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.tokenizer import Tokenizer, same_tokenizer
+from paceline.models.denoiser import NativeDenoiser, load_denoiser
+from paceline.models.loading import GenerationDefaults, Tokenizer, same_tokenizer
 
 KINDS = {"diffusion": "full", "block_diffusion": "block"}
 MOST_BYTES = 6_000_000

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODULES = {"huggingface-hub": "huggingface_hub"}
+MODULES = {"huggingface-hub": "huggingface_hub", "lazy-loader": "lazy_loader"}
 """Distribution -> module, where the names differ."""
 
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from paceline.bench.parallel_tasks import NAMES
-from paceline.models.denoiser import Call
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import Call, load_denoiser
+from paceline.models.loading import GenerationDefaults, Tokenizer
 from tests.recipes.loaded import loaded
 from tests.test_recipes import tiny_texts
 

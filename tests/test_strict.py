@@ -11,8 +11,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench.settings import dial_registered
 from paceline.llm import BUNDLED
-from paceline.models import native
-from paceline.models.native import NativeRunner
+from paceline.models.decoder import NativeRunner, native
 from paceline.tree import Scores
 
 PROMPTS = (

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.models.native import NativeRunner
-from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
+from paceline.models import LayerSpec, ModelSpec, RopeSpec
+from paceline.models.decoder import NativeRunner
 
 CPU = torch.device("cpu")
 

@@ -21,11 +21,10 @@ from toys import ToyCache, ToyRunner
 
 from paceline import registry
 from paceline.drafters import DrafterArgs
-from paceline.models.decoder import LayerPlan
+from paceline.models import MappedRunner
+from paceline.models.decoder import HeadRows, LayerPlan
 from paceline.models.denoiser import Call
-from paceline.models.head_rows import HeadRows
-from paceline.models.mapped import MappedRunner
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 LETTERS = "abcdefghij"
 OTHER = ["<end>", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a", "z", "ab", "cd", "fg"]
@@ -222,7 +221,7 @@ class GroupToy(ToyRunner):
     """A toy with a fuzzy pass: other logits, in caches that remember which tokens went through it.
 
     Attributes:
-        fuzzy: as of `models.grouped.GroupedRunner`.
+        fuzzy: as of `models.decoder.grouped.GroupedRunner`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

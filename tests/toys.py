@@ -16,7 +16,7 @@ import torch
 from toy_layers import ToyLayers
 from toy_numbers import normal
 
-from paceline.models.base import Capabilities, ModelInfo
+from paceline.models import Capabilities, ModelInfo
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 Rows = list[list[int]]

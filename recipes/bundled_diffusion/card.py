@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from paceline.bench.parallel_tasks import TASKS, items
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.denoiser_native import NativeDenoiser
+from paceline.models.denoiser import NativeDenoiser, load_denoiser
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 PROMPTS = ("<|user|>\nTom has 5 apples", "<|user|>\nWrite SQL: ")

@@ -45,7 +45,7 @@ def exact_match(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from paceline.models.denoiser_load import load_denoiser
+    from paceline.models.denoiser import load_denoiser
 
     parser = new_parser(__doc__)
     parser.add_argument("model", type=Path)

@@ -1,4 +1,4 @@
-"""The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser_native` in batches, with gradients.
+"""The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser.native` in batches, with gradients.
 
 In:  a DenoiserSpec; (batch, slots) ids with their positions and who sees whom.
 Out: logits of chosen rows; weights under the canonical names, from which a NativeDenoiser is made or a folder written (write.py).
@@ -16,15 +16,19 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.denoiser_layers import rotation
-from paceline.models.denoiser_layouts import LAYOUTS, denoiser_spec, layout_name
-from paceline.models.denoiser_load import end_tokens, mask_token_id
-from paceline.models.denoiser_native import NativeDenoiser
-from paceline.models.denoiser_spec import DenoiserSpec
-from paceline.models.denoiser_weights import load_denoiser_weights
-from paceline.models.hub import read_config
-from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
+from paceline.models import LayerSpec, ModelSpec, RopeSpec
+from paceline.models.denoiser import (
+    LAYOUTS,
+    DenoiserSpec,
+    NativeDenoiser,
+    denoiser_spec,
+    end_tokens,
+    layout_name,
+    load_denoiser_weights,
+    mask_token_id,
+    rotation,
+)
+from paceline.models.loading import Checkpoint, read_config
 
 EOS, MASK, VOCAB_SIZE = 3, 6144, 6145  # the bundled target's tokenizer, and a mask token after it
 MAX_LENGTH = 512

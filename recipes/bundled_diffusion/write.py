@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
-from paceline.models.denoiser_spec import DenoiserSpec
+from paceline.models.denoiser import DenoiserSpec
 
 MASK_TEXT = "<|mask|>"
 GENERATION = {"eos_token_id": EOS, "pad_token_id": EOS, "max_new_tokens": max(LENGTHS)}

@@ -36,11 +36,9 @@ from paceline.engine import (
     read_prompt,
 )
 from paceline.errors import CapabilityError
-from paceline.models.denoiser_layouts import is_denoiser
-from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.hub import BUNDLED_FOLDER, check_names, read_config, resolve
-from paceline.models.load import load_runner
-from paceline.models.tokenizer import Tokenizer
+from paceline.models import load_runner
+from paceline.models.denoiser import is_denoiser
+from paceline.models.loading import BUNDLED_FOLDER, GenerationDefaults, Tokenizer, check_names, read_config, resolve
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.utils import clear_calls, need

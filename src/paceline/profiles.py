@@ -25,11 +25,11 @@ from paceline import registry
 from paceline.config import SpeculativeConfig
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.hub import resolve
+from paceline.models.loading import resolve
 from paceline.utils import keys_once, need, user_cache
 
 if TYPE_CHECKING:
-    from paceline.models.base import ModelInfo
+    from paceline.models import ModelInfo
 
 logger = logging.getLogger("paceline")
 

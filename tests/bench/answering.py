@@ -10,7 +10,7 @@ import torch
 from paceline.bench.parallel_tasks import TASKS, items
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import Call
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 END = 3
 

@@ -15,8 +15,8 @@ from paceline.bench.diffusion import Bench, Options, scores
 from paceline.bench.diffusion_constrained import Case, broken, constrained
 from paceline.bench.diffusion_lines import parse
 from paceline.diffusion.token_text import TokenTexts
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import load_denoiser
+from paceline.models.loading import Tokenizer
 from tests.models import denoiser_references as layouts
 from tests.models.denoiser_reference import VOCAB
 

@@ -21,7 +21,7 @@ from paceline.bench.checks_facts import Draft, Facts, Guess, Machine, Probe, Tar
 from paceline.bench.doctor import draft_names, visit
 from paceline.config import SpeculativeConfig
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 TARGET, DRAFT = BUNDLED / "target", BUNDLED / "draft"
 PROMPTS = ["One day, a little girl named Lily found a needle", "Q: Tom has 3 apples and buys 4 more. How many?\nA:"]

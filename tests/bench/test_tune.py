@@ -18,8 +18,8 @@ from paceline.bench.trial import LEAST_TOKENS
 from paceline.bench.tune import FIXED_UP_TO, Tuning, tune
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
-from paceline.models.base import Capabilities
-from paceline.models.native import NativeRunner
+from paceline.models import Capabilities
+from paceline.models.decoder import NativeRunner
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
 PROMPTS = ["One day, a little girl named Lily", "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 3?\nA:", "def add(a, b):\n    return"]

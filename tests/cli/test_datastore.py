@@ -11,7 +11,7 @@ from command import Command
 
 from paceline.drafters.retrieval import Datastore
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 
 @pytest.fixture

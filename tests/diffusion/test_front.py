@@ -18,8 +18,8 @@ from paceline.diffusion.methods import Recipe
 from paceline.dllm.outputs import DOT, CanvasChunk, DiffusionMetrics
 from paceline.dllm.refusals import ENGINE, SAMPLING
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, PromptError, UnsupportedModelError
-from paceline.models import hub
-from paceline.models.denoiser_load import load_denoiser
+from paceline.models.denoiser import load_denoiser
+from paceline.models.loading import hub
 from tests.tiny_checkpoint import edit_json
 from tests.tiny_checkpoint import write as write_llama
 from tests.tiny_diffusion import END, MASK, write

@@ -6,10 +6,9 @@ from typing import Literal
 
 import torch
 
-from paceline.models.denoiser_native import NativeDenoiser
-from paceline.models.denoiser_spec import DenoiserSpec
-from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
-from paceline.models.weights import targets
+from paceline.models import LayerSpec, ModelSpec, RopeSpec
+from paceline.models.denoiser import DenoiserSpec, NativeDenoiser
+from paceline.models.loading import targets
 
 WIDTH, HEADS, HEAD_DIM, INNER, LAYERS = 32, 4, 8, 48, 2
 

@@ -17,8 +17,7 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import Context
 from paceline.drafters.diffusion import DeerDrafter
 from paceline.errors import ConfigError, DrafterError, PacelineError
-from paceline.models.denoiser import Call
-from paceline.models.denoiser_native import NativeDenoiser
+from paceline.models.denoiser import Call, NativeDenoiser
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 VOCAB = 23

@@ -20,7 +20,7 @@ from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter, EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.models.grouped import GroupedRunner
+from paceline.models.decoder import GroupedRunner
 from paceline.tree import TokenTree
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.drafters.vocab import MOST, Reading, Retokenizer, cut_of, encoder_of, shared_tokens, whole_characters
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 SOURCE = Tokenizer.load(BUNDLED / "target")
 TEXT = (

@@ -9,7 +9,7 @@ import tiny_tokenizers
 
 from paceline.drafters.vocab import Writer
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 TARGET = Tokenizer.load(BUNDLED / "target")
 

@@ -19,7 +19,7 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model import S2dDrafter
 from paceline.errors import ConfigError, DrafterError
-from paceline.models.load import load_runner
+from paceline.models import load_runner
 from paceline.tree import TokenTree
 
 

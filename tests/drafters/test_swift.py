@@ -14,9 +14,7 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self import LayerSkipDrafter, SwiftDrafter, has_room, plan_of, replayed, swift
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.decoder import ALL_LAYERS, LayerPlan
-from paceline.models.layer_drafts import SteppedDrafts
-from paceline.models.native import NativeRunner
+from paceline.models.decoder import ALL_LAYERS, LayerPlan, NativeRunner, SteppedDrafts
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]

@@ -22,7 +22,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.vocab import indispensable, kept_tokens, read_counts
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 DRAFT = str(BUNDLED / "draft")

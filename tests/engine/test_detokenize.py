@@ -12,7 +12,7 @@ from tiny_tokenizers import CORPUS, KINDS, write
 
 import paceline
 from paceline.engine import BROKEN, IncrementalDetokenizer, detokenize
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"
 LONG = " ".join(CORPUS[:4]) + " 🙂東🚀京 €uro äöü ß"

@@ -11,9 +11,8 @@ from paceline import LLM, ConfigError
 from paceline.controllers.auto import CostStore
 from paceline.engine import Exactness, exactness, find_exactness
 from paceline.llm import BUNDLED
-from paceline.models import native
-from paceline.models.load import load_runner
-from paceline.models.strict import InParts, unavailable
+from paceline.models import load_runner
+from paceline.models.decoder import InParts, native, unavailable
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from paceline.drafters import DrafterArgs
 from paceline.engine import footprint_of, limited, runners_of
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.models.base import Runner
-from paceline.models.footprint import cache_bytes, slot_bytes
+from paceline.models import Runner, cache_bytes, slot_bytes
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tiny_checkpoint import write
 from paceline import LLM, SamplingParams
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engine import Scheduler
-from paceline.models.cache import Arena, NativeCache
+from paceline.models.decoder import Arena, NativeCache
 
 FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py", "engine/driver.py",
          "models/cache.py", "models/arena.py", "models/blocks.py", "models/prefixes.py", "models/cache_memory.py",
@@ -112,7 +112,7 @@ def test_an_interrupt_leaks_nothing_where_sequences_make_way(llm: LLM, monkeypat
 
 
 def test_without_recounting_it_would_leak(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.blocks.BlockPool.recount", lambda self: None)
+    monkeypatch.setattr("paceline.models.decoder.blocks.BlockPool.recount", lambda self: None)
     assert leaks(llm, BLOCKS, 30) != []
     monkeypatch.undo()
     shrink(llm, None)

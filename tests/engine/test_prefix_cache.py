@@ -12,8 +12,7 @@ from tiny_checkpoint import write
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.engine import Request
-from paceline.models.blocks import BLOCK
-from paceline.models.prefixes import PrefixIndex
+from paceline.models.decoder import BLOCK, PrefixIndex
 from paceline.tree import Scores
 
 BEGINNING = [5 + (7 * i) % 90 for i in range(70)]

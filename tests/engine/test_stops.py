@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import paceline
 from paceline.config import SamplingParams
 from paceline.engine import StopChecker, Transcript, find_stop, open_length
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 
 PIECES = ["a", "b", "ab", "ba", "aab", "", "c", "abc", "<eos>", "<eot>"]
 EOS, EOT = 8, 9

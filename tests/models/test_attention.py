@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models import attention as module
-from paceline.models.attention import AttentionShape, BatchStep, Masks, PaddedStep, SequenceStep, attention, spare_rows
-from paceline.models.cache import Arena, NativeCache
-from paceline.models.graphs import Bucket, pack, padded_masks
-from paceline.models.linear import can_pack
-from paceline.models.segments import Segment, span, tree_segment
+from paceline.models.cuda import Bucket, pack, padded_masks
+from paceline.models.decoder import (
+    Arena,
+    AttentionShape,
+    BatchStep,
+    Masks,
+    NativeCache,
+    PaddedStep,
+    Segment,
+    SequenceStep,
+    can_pack,
+    span,
+    spare_rows,
+    tree_segment,
+)
+from paceline.models.decoder import attention as module
+from paceline.models.decoder.attention import attention
 from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")

@@ -10,12 +10,20 @@ import torch
 from models.test_attention import TREE, by_definition, filled, segment_of, shape_of
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
-from paceline.models import attention_apart, graphs
-from paceline.models.attention import PaddedStep
-from paceline.models.attention_apart import ApartStep, by_kernel, far, kernel_agrees, merged
-from paceline.models.cache import NativeCache
-from paceline.models.graphs import Bucket, ScoringGraphs, pack, padded_masks
-from paceline.models.segments import Segment
+from paceline.models.cuda import (
+    ApartStep,
+    Bucket,
+    ScoringGraphs,
+    by_kernel,
+    far,
+    fixed_shape_attention,
+    graphs,
+    kernel_agrees,
+    merged,
+    pack,
+    padded_masks,
+)
+from paceline.models.decoder import NativeCache, PaddedStep, Segment
 from paceline.tree import EMPTY_TREE, TokenTree
 
 SLOTS = 256
@@ -27,7 +35,7 @@ DEVICES = [
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(attention_apart, "CHUNK", 64)
+    monkeypatch.setattr(fixed_shape_attention, "CHUNK", 64)
     with torch.inference_mode():
         yield
 
@@ -99,7 +107,7 @@ def without_the_tree(parts):
 def test_other_merges_are_caught(wrong, monkeypatch):
     case = Case(shape_of())
     dense = case.dense(0)
-    monkeypatch.setattr(attention_apart, "merged", wrong)
+    monkeypatch.setattr(fixed_shape_attention, "merged", wrong)
     assert not torch.allclose(case.apart(0), dense, atol=1e-2)
 
 
@@ -129,9 +137,9 @@ def test_the_kernel_is_taken_only_where_it_agrees(dtype, device, monkeypatch):
     found = [kernel_agrees.__wrapped__(torch.device(device), dtype, 64, one) for one in (True, False)]
     assert found[0] == found[1]
     assert found[0] or device != "cpu"
-    monkeypatch.setattr(attention_apart, "by_kernel", lambda *args: [x * 1.1 for x in by_kernel(*args)])
+    monkeypatch.setattr(fixed_shape_attention, "by_kernel", lambda *args: [x * 1.1 for x in by_kernel(*args)])
     assert not kernel_agrees.__wrapped__(torch.device(device), dtype, 64, True)
-    monkeypatch.setattr(attention_apart, "by_kernel", absent)
+    monkeypatch.setattr(fixed_shape_attention, "by_kernel", absent)
     assert not kernel_agrees.__wrapped__(torch.device(device), dtype, 64, True)
 
 
@@ -141,8 +149,8 @@ def test_a_chunk_nobody_sees_weighs_nothing(dtype):
     q, k, v = (torch.randn(1, 2, n, 32, generator=generator).to(dtype) for n in (4, 64, 64))
     nothing, all_of_it = torch.full((1, 1, 1, 64), far(dtype), dtype=dtype), torch.zeros(1, 1, 1, 64, dtype=dtype)
     shape = shape_of(groups=1, head_dim=32)
-    seen = attention_apart.by_definition(q, k, v, all_of_it, shape)
-    unseen = attention_apart.by_definition(q, k, 100 * v, nothing, shape)
+    seen = fixed_shape_attention.by_definition(q, k, v, all_of_it, shape)
+    unseen = fixed_shape_attention.by_definition(q, k, 100 * v, nothing, shape)
     for parts in ([seen, unseen], [unseen, seen]):
         assert torch.equal(merged(parts), seen[0].float())
     assert not torch.equal(merged([seen, (unseen[0], seen[1])]), seen[0].float())

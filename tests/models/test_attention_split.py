@@ -10,13 +10,25 @@ import torch
 from models.test_attention import CPU, TREE, by_definition, filled, rows_for, segment_of, shape_of
 from tiny_llama import runner_of, tiny_llama, tokens
 
-from paceline.models import attention_plan, attention_split
-from paceline.models.attention import AttentionShape, BatchStep, Masks, SequenceStep, splits
-from paceline.models.attention_plan import CHUNK, FAR, PIECE, plan
-from paceline.models.attention_split import products_keep_order
-from paceline.models.cache import Arena, NativeCache
-from paceline.models.linear import can_pack
-from paceline.models.segments import Segment, tree_segment
+from paceline.models.decoder import (
+    CHUNK,
+    FAR,
+    PIECE,
+    Arena,
+    AttentionShape,
+    BatchStep,
+    Masks,
+    NativeCache,
+    Segment,
+    SequenceStep,
+    attention_chunks,
+    can_pack,
+    plan,
+    products_keep_order,
+    splits,
+    strict_attention,
+    tree_segment,
+)
 from paceline.tree import EMPTY_TREE, TokenTree
 
 LENGTHS = (30, PIECE - 2, 500, CHUNK - 1, CHUNK, 2 * CHUNK + 120)
@@ -56,7 +68,7 @@ def test_a_lost_chunk_is_caught(monkeypatch):
     shape = shape_of()
     segment = segment_of(filled(shape, 2 * CHUNK, slots=2048), TREE)
     qkv = rows_for(shape, segment)
-    monkeypatch.setattr(attention_plan._Planner, "_first_chunk", lambda self, rows, k: 1)
+    monkeypatch.setattr(attention_chunks._Planner, "_first_chunk", lambda self, rows, k: 1)
     out = SequenceStep(shape, MASKS, segment).attend(0, qkv)
     assert not torch.allclose(out, by_definition(shape, segment, qkv, 0), atol=1e-3)
 
@@ -167,10 +179,10 @@ def test_sums_in_any_order_are_caught(monkeypatch):
     shape = shape_of(head_dim=32, groups=1)
     assert not equal_to_plain(shape, torch.float32, row_invariant=False)
     with monkeypatch.context() as patch:
-        patch.setattr(attention_split, "LEAST", 1)
+        patch.setattr(strict_attention, "LEAST", 1)
         assert not equal_to_plain(shape, torch.float32)
     monkeypatch.setattr(
-        attention_split.SplitAttention, "_pieced", lambda self, q, group, *rest: self._whole(q, group.tail, *rest)
+        strict_attention.SplitAttention, "_pieced", lambda self, q, group, *rest: self._whole(q, group.tail, *rest)
     )  # the weights are summed in the order of slots
     assert not equal_to_plain(shape, torch.float32)
 

@@ -8,9 +8,8 @@ import torch
 from numba import njit
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
-from paceline.models.kernels.attention_tiles import HALF_QUERIES, MOST_QUERIES, weigh
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.native import NativeRunner
+from paceline.models.cpu import HALF_QUERIES, MOST_QUERIES, FusedDecoder, weigh
+from paceline.models.decoder import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 COUNT, SLOTS, DIMS = 37, 60, 64

@@ -8,8 +8,7 @@ import torch
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.kernels.program import ROWS
+from paceline.models.cpu import ROWS, FusedDecoder
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 from paceline.verifiers import GreedyVerifier
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.errors import ConfigError
-from paceline.models.cache import BLOCK, Arena, BlockPool, NativeCache, adjacent, blocks_for
+from paceline.models.decoder import Arena, NativeCache, adjacent, blocks_for
+from paceline.models.decoder.cache import BLOCK, BlockPool
 
 
 def arena_of(slots: int = 64, copy_limit: int = 1024) -> Arena:

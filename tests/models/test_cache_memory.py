@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models import cache_memory
-from paceline.models.cache import BLOCK, Arena, NativeCache
-from paceline.models.cache_memory import ArenaMemory
+from paceline.models.decoder import Arena, ArenaMemory, NativeCache, cache_memory
+from paceline.models.decoder.cache import BLOCK
 
 
 def memory_of(blocks: int, slots: int = 2048) -> tuple[Arena, ArenaMemory]:

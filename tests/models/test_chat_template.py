@@ -12,8 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 import paceline
 from paceline.errors import CheckpointError, ConfigError, PromptError
-from paceline.models.chat_template import render
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer, render
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"
 MESSAGES: list[dict[str, Any]] = [

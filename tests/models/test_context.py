@@ -13,9 +13,9 @@ from models.test_fallback import tiny
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
+from paceline.models import load_runner
+from paceline.models.cpu import FusedDecoder
 from paceline.models.fallback import TransformersRunner
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.load import load_runner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 MOST = 40

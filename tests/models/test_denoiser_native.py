@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.denoiser import Call
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.denoiser_native import NativeDenoiser, left_rows
+from paceline.models.denoiser import Call, NativeDenoiser, left_rows, load_denoiser
 from tests.diffusion.toys_t4 import t4
 from tests.models.denoiser_reference import VOCAB, Reference
 from tests.models.denoiser_references import LAYOUTS

@@ -13,8 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.fallback import FallbackCache, TransformersRunner
-from paceline.models.histories import CausalModel, CroppedHistory, History, ReplayedHistory
+from paceline.models.fallback import CausalModel, CroppedHistory, FallbackCache, History, ReplayedHistory, TransformersRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB = 97

@@ -9,8 +9,8 @@ import pytest
 from models.checkpoints import CASES, OLD, SIZES
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.families import FAMILIES, MULTIMODAL, declared_dtype, spec_from_config
-from paceline.models.spec import ModelSpec
+from paceline.models import ModelSpec
+from paceline.models.loading import FAMILIES, MULTIMODAL, declared_dtype, spec_from_config
 
 LLAMA: dict[str, Any] = {"model_type": "llama", **OLD}
 

@@ -13,8 +13,7 @@ from transformers import GenerationConfig
 import paceline
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError
-from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import GenerationDefaults, Tokenizer
 
 
 def folder(tmp_path: Path, generation: Any = None, config: Any = None) -> Path:

@@ -11,8 +11,8 @@ import torch
 from tiny_llama import CPU, close, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.models.grouped import GroupedRunner, groups_of
-from paceline.models.spec import RopeSpec
+from paceline.models import RopeSpec
+from paceline.models.decoder import GroupedRunner, groups_of
 from paceline.tree import EMPTY_TREE, TokenTree
 
 LAYERS = 6

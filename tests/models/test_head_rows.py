@@ -12,8 +12,8 @@ import torch
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.llm import BUNDLED
-from paceline.models.head_rows import HeadRows
-from paceline.models.load import load_runner
+from paceline.models import load_runner
+from paceline.models.decoder import HeadRows
 from paceline.tree import TokenTree
 
 IDS = [(31 * i) % 6000 + 4 for i in range(24)]

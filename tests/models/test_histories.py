@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.models import histories
-from paceline.models.histories import CausalModel, CroppedHistory, History, ReplayedHistory, choose
+from paceline.models.fallback import CausalModel, CroppedHistory, History, ReplayedHistory, choose_history, transformers_cache
 
 VOCAB = 53
 ATTENTION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
@@ -75,17 +74,17 @@ def test_forks_go_their_own_ways(family: str, make: Callable[[CausalModel], Hist
 
 @pytest.mark.parametrize(("family", "kind"), [("gpt2", CroppedHistory), ("starcoder2", CroppedHistory), ("mamba", ReplayedHistory)])
 def test_the_choice_is_the_fastest_kind_that_is_right(family: str, kind: type[History]) -> None:
-    assert type(choose(tiny(family), VOCAB, 64)()) is kind
+    assert type(choose_history(tiny(family), VOCAB, 64)()) is kind
 
 
 def test_half_precision_finds_the_same_history() -> None:
     model = tiny("gpt2")
     model.model.to(torch.bfloat16)
-    assert type(choose(model, VOCAB, 64)()) is CroppedHistory
+    assert type(choose_history(model, VOCAB, 64)()) is CroppedHistory
 
 
 def test_a_context_too_short_to_try_anything_is_recomputed() -> None:
-    assert type(choose(tiny("gpt2"), VOCAB, 4)()) is History
+    assert type(choose_history(tiny("gpt2"), VOCAB, 4)()) is History
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,7 +96,7 @@ def test_a_state_that_cannot_take_several_tokens_gets_them_singly(family: str, d
     chunks.feed(TEXT[:4])
     wrong = error(exact, chunks.feed(TEXT[4:]).logits, TEXT) > 1e-4
     exact.model.to(dtype)
-    made = choose(exact, VOCAB, 64)()
+    made = choose_history(exact, VOCAB, 64)()
     assert isinstance(made, ReplayedHistory)
     assert made.one_by_one or not wrong
 
@@ -110,22 +109,22 @@ class Forgetful(CroppedHistory):
 
 
 def test_the_choice_rejects_a_history_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "CroppedHistory", Forgetful)
-    assert type(choose(tiny("gpt2"), VOCAB, 64)()) is ReplayedHistory
-    monkeypatch.setattr(histories, "ReplayedHistory", lambda model, one_by_one=False: Forgetful(model))
-    assert type(choose(tiny("gpt2"), VOCAB, 64)()) is History
+    monkeypatch.setattr(transformers_cache, "CroppedHistory", Forgetful)
+    assert type(choose_history(tiny("gpt2"), VOCAB, 64)()) is ReplayedHistory
+    monkeypatch.setattr(transformers_cache, "ReplayedHistory", lambda model, one_by_one=False: Forgetful(model))
+    assert type(choose_history(tiny("gpt2"), VOCAB, 64)()) is History
 
 
 def test_a_model_that_raises_with_a_cache_is_recomputed() -> None:
     model = tiny("gpt2")
     run = model.run
 
-    def without_cache(tokens: list[int], cache: Any = None, *, keep: bool = True, **options: Any) -> histories.Fed:
+    def without_cache(tokens: list[int], cache: Any = None, *, keep: bool = True, **options: Any) -> transformers_cache.Fed:
         if keep:
             raise ValueError("this model takes no cache")
         return run(tokens, cache, keep=keep, **options)
 
     model.run = without_cache  # type: ignore[method-assign]  # a foreign model's behaviour, made up
-    history = choose(model, VOCAB, 64)()
+    history = choose_history(model, VOCAB, 64)()
     assert type(history) is History
     assert error(model, history.feed(TEXT[:4]).logits, TEXT[:4]) < 1e-4

@@ -11,16 +11,22 @@ import torch
 from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens
 from torch.nn import functional as F
 
-from paceline.models import attention_plan, linear, strict
-from paceline.models.attention import Masks
-from paceline.models.cache import NativeCache
-from paceline.models.decoder import Decoder
-from paceline.models.invariance import depth_of_all_kinds, what_varies
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.linear import make_linear, pinned
-from paceline.models.native import NativeRunner
-from paceline.models.spec import LayerSpec
-from paceline.models.strict import InParts
+from paceline.models import LayerSpec
+from paceline.models.cpu import FusedDecoder
+from paceline.models.decoder import (
+    Decoder,
+    InParts,
+    Masks,
+    NativeCache,
+    NativeRunner,
+    attention_chunks,
+    depth_of_all_kinds,
+    linear,
+    make_linear,
+    pinned,
+    strict,
+    what_varies,
+)
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72, "max_position_embeddings": 1024}
 DTYPES = [torch.float32, torch.bfloat16]
@@ -111,8 +117,8 @@ def test_dense_attention_is_found_out():
 
 def test_sums_over_slots_instead_of_positions_are_found_out(monkeypatch):
     runner = made(compiled=False, strict=True)
-    whole = lambda self, begin, keys, rows: [attention_plan.Piece(0, len(keys))]  # noqa: E731 - one line in place of a method
-    monkeypatch.setattr(attention_plan._Planner, "_pieces", whole)
+    whole = lambda self, begin, keys, rows: [attention_chunks.Piece(0, len(keys))]  # noqa: E731 - one line in place of a method
+    monkeypatch.setattr(attention_chunks._Planner, "_pieces", whole)
     assert what_varies(runner) is not None
 
 

@@ -14,8 +14,8 @@ from filelock import FileLock
 from numba import cfunc, types
 from numba.core import caching
 
-from paceline.models.kernels import entry, forward
-from paceline.models.kernels.entry import machine_code
+from paceline.models.cpu import compilation as entry
+from paceline.models.cpu import forward, machine_code
 from paceline.utils import compiled
 
 SOURCE = "def entry(number):\n    pass\n"

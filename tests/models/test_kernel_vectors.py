@@ -7,9 +7,7 @@ import pytest
 import torch
 from numba import njit
 
-from paceline.models.kernels import vectors
-from paceline.models.kernels.bfloat import has_bfloat
-from paceline.models.kernels.vectors import load, store_half
+from paceline.models.cpu import has_bfloat, load, store_half, vectors
 
 
 def rounded(x):

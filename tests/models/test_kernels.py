@@ -12,17 +12,27 @@ import torch
 from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
 
-from paceline.models import native
-from paceline.models.eager import EagerPasses
-from paceline.models.kernels import choose, entry, fused, team, try_out
-from paceline.models.kernels.bfloat import has_bfloat
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.kernels.matrix import pack
-from paceline.models.kernels.pages import SLAB, Pages, zeros
-from paceline.models.kernels.tiles import DOT, FULL, HALF
-from paceline.models.kernels.vectors import exponential, load, store
-from paceline.models.native import NativeRunner
-from paceline.models.spec import LayerSpec, RopeSpec
+from paceline.models import LayerSpec, RopeSpec
+from paceline.models.cpu import (
+    DOT,
+    FULL,
+    HALF,
+    SLAB,
+    FusedDecoder,
+    Pages,
+    compilation,
+    compiled_decoder,
+    eligibility,
+    exponential,
+    has_bfloat,
+    load,
+    pack,
+    self_test,
+    store,
+    zeros,
+)
+from paceline.models.cpu import threads as team
+from paceline.models.decoder import EagerPasses, NativeRunner, native
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
@@ -43,7 +53,7 @@ def of_kind(monkeypatch):
     """A runner whose products are of one kind."""
 
     def make(dtype, kind, **kwargs):
-        monkeypatch.setattr(fused, "best_kind", lambda _, **__: kind)
+        monkeypatch.setattr(compiled_decoder, "best_kind", lambda _, **__: kind)
         return compiled_runner(dtype, **kwargs)
 
     return make
@@ -66,10 +76,10 @@ def whole(runner, ids):
 
 @in_each_kind
 def test_the_self_test_passes_and_could_fail(dtype, kind, monkeypatch):
-    assert try_out.agrees(dtype, kind)
-    right = try_out.expected
-    monkeypatch.setattr(try_out, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
-    assert not try_out.agrees(dtype, kind)
+    assert self_test.agrees(dtype, kind)
+    right = self_test.expected
+    monkeypatch.setattr(self_test, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
+    assert not self_test.agrees(dtype, kind)
 
 
 def test_float32_is_that_of_transformers():
@@ -141,7 +151,7 @@ def test_one_thread_gives_the_bits_of_two(of_kind, dtype, kind, monkeypatch):
             rows.append(whole(runner, IDS[:70]))
     finally:
         torch.set_num_threads(before)
-    monkeypatch.setattr(fused, "find_team", lambda: None)
+    monkeypatch.setattr(compiled_decoder, "find_team", lambda: None)
     rows.append(whole(of_kind(dtype, kind), IDS[:70]))
     assert all(torch.equal(rows[0], other) for other in rows[1:])
 
@@ -259,23 +269,23 @@ def test_shared_and_scattered_caches(copy_limit):
 
 def test_what_compiled_passes_do_not_cover_runs_by_operators():
     spec = spec_of(tiny_llama(**WIDE).config)
-    assert choose.unsupported(spec, torch.float32, CPU) is None
+    assert eligibility.unsupported(spec, torch.float32, CPU) is None
     changes = [{"head_dim": 48}, {"qk_norm": "full"}, {"attention_softcap": 30.0}, {"norm_placement": "sandwich"}]
     for change in [*changes, {"hidden_size": 48}, {"activation": "gelu"}]:
-        assert choose.unsupported(replace(spec, **change), torch.float32, CPU), change
-    assert choose.unsupported(spec, torch.float16, CPU)
-    assert choose.unsupported(spec, torch.float32, torch.device("cuda"))
+        assert eligibility.unsupported(replace(spec, **change), torch.float32, CPU), change
+    assert eligibility.unsupported(spec, torch.float16, CPU)
+    assert eligibility.unsupported(spec, torch.float32, torch.device("cuda"))
     small = runner_of(tiny_llama())
     assert isinstance(small.passes, EagerPasses)
 
 
 @pytest.mark.parametrize("broken", ["numba", "self-test", "threads", "cpu"])
 def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, monkeypatch, caplog):
-    choose.machine_lacks.cache_clear()
+    eligibility.machine_lacks.cache_clear()
     if broken == "numba":
-        monkeypatch.setitem(__import__("sys").modules, "paceline.models.kernels.try_out", None)
+        monkeypatch.setitem(__import__("sys").modules, "paceline.models.cpu.self_test", None)
     elif broken == "self-test":
-        monkeypatch.setattr(try_out, "agrees", lambda dtype, quantization: False)
+        monkeypatch.setattr(self_test, "agrees", lambda dtype, quantization: False)
     elif broken == "threads":
         monkeypatch.setattr(team, "find_team", lambda: None)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -283,7 +293,7 @@ def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, mo
         monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", dict)
     with caplog.at_level(logging.DEBUG, logger="paceline"):
         runner = runner_of(tiny_llama(**WIDE))
-    choose.machine_lacks.cache_clear()
+    eligibility.machine_lacks.cache_clear()
     assert isinstance(runner.passes, EagerPasses)
     assert len([record for record in caplog.records if "compiled passes" in record.message]) == 1
     assert close(whole(runner, IDS[:9]), oracle(tiny_llama(**WIDE), IDS[:9]))
@@ -298,8 +308,8 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(monkeypatch):
             raise RuntimeError("no locator available")
         return lambda function: type("Made", (), {"cache_hits": 0})
 
-    monkeypatch.setattr(entry, "cfunc", cfunc)
-    assert entry.machine_code(lambda address: None, "the kernels", "a minute").cache_hits == 0
+    monkeypatch.setattr(compilation, "cfunc", cfunc)
+    assert compilation.machine_code(lambda address: None, "the kernels", "a minute").cache_hits == 0
     assert asked == [True, False]
 
 

@@ -13,13 +13,9 @@ from models.layer_chains import layer_chains
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError
-from paceline.models import native
-from paceline.models.decoder import LayerPlan
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.kernels.program import ROWS
-from paceline.models.layer_drafts import layer_drafts_of
-from paceline.models.load import load_runner
-from paceline.models.native import NativeRunner
+from paceline.models import load_runner
+from paceline.models.cpu import ROWS, FusedDecoder
+from paceline.models.decoder import LayerPlan, NativeRunner, layer_drafts_of, native
 from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB, LAYERS = 150, 4

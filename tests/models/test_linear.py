@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from paceline.models import linear
-from paceline.models.linear import agrees, can_pack, make_head_norm, make_linear, make_norm
+from paceline.models.decoder import agrees, can_pack, linear, make_head_norm, make_linear, make_norm
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -12,9 +12,9 @@ from models import checkpoints
 from models.checkpoints import load_json, reference, save_json
 
 from paceline.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
+from paceline.models import load_runner, resolve_device, resolve_dtype
+from paceline.models.decoder import NativeRunner
 from paceline.models.fallback import TransformersRunner
-from paceline.models.load import load_runner, resolve_device, resolve_dtype
-from paceline.models.native import NativeRunner
 
 TOKENS = list(range(3, 20))
 CPU = torch.device("cpu")

@@ -12,9 +12,8 @@ from models import checkpoints
 from models.checkpoints import reference
 
 from paceline.errors import CapabilityError
-from paceline.models.load import load_runner
-from paceline.models.longrope import LongRopeRunner
-from paceline.models.native import NativeRunner
+from paceline.models import load_runner
+from paceline.models.decoder import LongRopeRunner, NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, ORIGINAL = "phi3-longrope", 32

@@ -10,7 +10,7 @@ import torch
 from toys import ToyRunner
 
 from paceline.errors import ConfigError
-from paceline.models.mapped import MappedRunner
+from paceline.models import MappedRunner
 from paceline.tree import TokenTree
 
 INNER = 6

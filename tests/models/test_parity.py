@@ -18,13 +18,9 @@ import torch
 from models import checkpoints
 from models.checkpoints import CASES, STYLES, reference
 
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.families import spec_from_config
-from paceline.models.hub import read_config
-from paceline.models.load import load_runner
-from paceline.models.native import NativeRunner
-from paceline.models.spec import ModelSpec
-from paceline.models.weights import load_weights
+from paceline.models import ModelSpec, load_runner
+from paceline.models.decoder import NativeRunner
+from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TOLERANCE = 1e-4

@@ -14,11 +14,9 @@ from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_TARGET
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.models import quantize as module
-from paceline.models.kernels import choose
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.load import load_runner
-from paceline.models.quantize import (
+from paceline.models import load_runner
+from paceline.models.cpu import FusedDecoder, eligibility
+from paceline.models.loading import (  # fmt: skip
     GROUP,
     Form,
     dequantized,
@@ -30,7 +28,8 @@ from paceline.models.quantize import (
     quantized_sizes,
     scale_of,
     unpacked,
-)  # fmt: skip
+)
+from paceline.models.loading import quantization as module
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 PROMPTS = ["def add(a, b):", "The sea was", "Question: how many apples?"]
@@ -170,7 +169,7 @@ def test_pytorchs_operators_serve_where_compiled_passes_do_not(tmp_path: Path, m
     folder = small_llama(tmp_path)
     compiled: Any = load_runner(folder, quantization=form, dtype="float32")
     half: Any = load_runner(folder, quantization=form, dtype="float16")
-    monkeypatch.setattr(choose, "machine_lacks", lambda dtype, quantization: "a CPU")
+    monkeypatch.setattr(eligibility, "machine_lacks", lambda dtype, quantization: "a CPU")
     plain: Any = load_runner(folder, quantization=form, dtype="float32")
     assert [isinstance(runner.passes, FusedDecoder) for runner in (compiled, half, plain)] == [True, False, False]
     assert compiled.info == plain.info

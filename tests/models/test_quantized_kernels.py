@@ -1,4 +1,4 @@
-"""models/kernels/quantized.py: integer products against float64, and passes over int8 and int4 weights."""
+"""models.cpu.int8: integer products against float64, and passes over int8 and int4 weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,31 @@ from llvmlite import ir
 from numba import njit
 from tiny_llama import CPU, spec_of, tiny_llama, tokens, weights_of
 
-from paceline.models.kernels import choose, try_out
-from paceline.models.kernels.fused import FusedDecoder
-from paceline.models.kernels.matrix import pack, steps_of, strip_size, strip_sums
-from paceline.models.kernels.nibbles import BLOCK
-from paceline.models.kernels.pages import Pages
-from paceline.models.kernels.quantized import half_pitch, to_bytes
-from paceline.models.kernels.tiles import BYTES, NIBBLES, dot_bytes, has_dot_bytes
-from paceline.models.kernels.vectors import I32V, Int, Nothing, load_at, lowered, store_at
-from paceline.models.native import NativeRunner
-from paceline.models.quantize import dequantized, quantize, quantize_groups, quantize_rows
+from paceline.models.cpu import (
+    BLOCK,
+    BYTES,
+    I32V,
+    NIBBLES,
+    FusedDecoder,
+    Int,
+    Nothing,
+    Pages,
+    dot_bytes,
+    eligibility,
+    half_pitch,
+    has_dot_bytes,
+    load_at,
+    lowered,
+    pack,
+    self_test,
+    steps_of,
+    store_at,
+    strip_size,
+    strip_sums,
+    to_bytes,
+)
+from paceline.models.decoder import NativeRunner
+from paceline.models.loading import dequantized, quantize, quantize_groups, quantize_rows
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}
@@ -111,7 +126,7 @@ def test_a_product_has_the_same_bits_among_any_number_of_rows(form):
 
 
 def test_sums_are_exact_at_the_widest_rows():
-    inputs = choose.MOST_INPUTS
+    inputs = eligibility.MOST_INPUTS
     signs = torch.ones(64, inputs, dtype=torch.int8)
     signs[1::2, ::2] = -1
     whole = 127 * signs
@@ -238,10 +253,10 @@ def test_one_thread_gives_the_bits_of_two(dtype):
 @EACH
 @DTYPES
 def test_the_self_test_passes_and_could_fail(form, dtype, monkeypatch):
-    assert try_out.agrees(dtype, quantization=form)
-    right = try_out.expected
-    monkeypatch.setattr(try_out, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
-    assert not try_out.agrees(dtype, quantization=form)
+    assert self_test.agrees(dtype, quantization=form)
+    right = self_test.expected
+    monkeypatch.setattr(self_test, "expected", lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]]))
+    assert not self_test.agrees(dtype, quantization=form)
 
 
 def test_the_head_alone_and_taps():
@@ -253,7 +268,7 @@ def test_the_head_alone_and_taps():
 
 def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
     spec = spec_of(tiny_llama(**WIDE).config)
-    assert choose.lacks(spec, torch.float32, CPU, quantization="int8") is None
-    monkeypatch.setattr(choose, "MOST_INPUTS", 64)
-    assert "rows of more than 64" in str(choose.lacks(spec, torch.float32, CPU, quantization="int8"))
-    assert choose.lacks(spec, torch.float32, CPU) is None
+    assert eligibility.lacks(spec, torch.float32, CPU, quantization="int8") is None
+    monkeypatch.setattr(eligibility, "MOST_INPUTS", 64)
+    assert "rows of more than 64" in str(eligibility.lacks(spec, torch.float32, CPU, quantization="int8"))
+    assert eligibility.lacks(spec, torch.float32, CPU) is None

@@ -14,16 +14,22 @@ from models.checkpoints import CASES
 from tiny_llama import CPU
 
 from paceline.errors import UnsupportedModelError
-from paceline.models import quantized_linear as module
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.families import spec_from_config
-from paceline.models.hub import read_config
-from paceline.models.linear import Map
-from paceline.models.load import load_runner
-from paceline.models.native import NativeRunner
-from paceline.models.quantize import Form, dequantized, factors, quantize, quantize_groups, quantize_rows, unpacked
-from paceline.models.quantized_linear import dense, make_quantized_linear
-from paceline.models.weights import load_weights
+from paceline.models import load_runner
+from paceline.models.decoder import Map, NativeRunner, dense, make_quantized_linear
+from paceline.models.decoder import quantized_linear as module
+from paceline.models.loading import (
+    Checkpoint,
+    Form,
+    dequantized,
+    factors,
+    load_weights,
+    quantize,
+    quantize_groups,
+    quantize_rows,
+    read_config,
+    spec_from_config,
+    unpacked,
+)
 from paceline.tree import EMPTY_TREE, TokenTree
 
 BOTH = pytest.mark.parametrize("rounded", [quantize_rows, quantize_groups])

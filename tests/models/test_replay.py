@@ -10,9 +10,8 @@ from models import checkpoints
 from models.checkpoints import fresh
 
 from paceline.errors import CapabilityError
-from paceline.models.load import load_runner
-from paceline.models.native import NativeRunner
-from paceline.models.replay import ReplayRunner
+from paceline.models import load_runner
+from paceline.models.decoder import NativeRunner, ReplayRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 import paceline
 from paceline.errors import CheckpointError, ConfigError, PromptError
-from paceline.models.tokenizer import Tokenizer, same_tokenizer
+from paceline.models.loading import Tokenizer, same_tokenizer
 
 BUNDLED = Path(paceline.__file__).parent / "bundled"
 TEXTS = [
@@ -134,7 +134,7 @@ def test_a_folder_without_tokenizer_json_goes_to_transformers(tmp_path: Path) ->
 
 def test_loading_tokenizer_json_does_not_import_transformers() -> None:
     code = (
-        "import sys; from paceline.models.tokenizer import Tokenizer; "
+        "import sys; from paceline.models.loading.tokenizer import Tokenizer; "
         f"Tokenizer.load({str(BUNDLED / 'target')!r}).encode('hi'); "
         "sys.exit('transformers' in sys.modules)"
     )

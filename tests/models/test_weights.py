@@ -11,10 +11,16 @@ from models import checkpoints
 from models.checkpoints import CASES, STYLES, Tensors, load_tensors, save_tensors
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.checkpoint import SINGLE, Checkpoint
-from paceline.models.families import spec_from_config
-from paceline.models.hub import read_config
-from paceline.models.weights import load_weights, targets, untie_if_different, weight_bytes
+from paceline.models.loading import (
+    SINGLE,
+    Checkpoint,
+    load_weights,
+    read_config,
+    spec_from_config,
+    targets,
+    untie_if_different,
+    weight_bytes,
+)
 
 CPU = torch.device("cpu")
 

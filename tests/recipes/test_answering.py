@@ -13,9 +13,8 @@ from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import decode
 from paceline.diffusion.methods import Recipe
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.denoiser import Call
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import Call, load_denoiser
+from paceline.models.loading import Tokenizer
 from tests.recipes.loaded import loaded
 
 PROMPTS = [[700, 800, 900], [50, 60, 70, 80, 90], [1000]]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from paceline.bench.parallel_tasks import split_of
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import load_denoiser
+from paceline.models.loading import Tokenizer
 from tests.recipes.loaded import loaded
 from tests.test_recipe_diffusion import net_of
 

@@ -10,7 +10,7 @@ from transformers import NoBadWordsLogitsProcessor
 
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 from paceline.sampling import BadWords, bad_word_token_ids
 
 TABLE = {"cat": [3], " cat": [4], "Dursley": [5, 6, 7], " Dursley": [8, 7], "x": [9], " x": [9]}

@@ -27,7 +27,7 @@ from paceline.errors import ConfigError, NumericsError
 from paceline.utils import need
 
 if TYPE_CHECKING:
-    from paceline.models.base import Runner
+    from paceline.models import Runner
 
 Array = npt.NDArray[np.float64]
 Rule = Callable[[Array, Array, int], float]

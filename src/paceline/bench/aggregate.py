@@ -17,7 +17,7 @@ import numpy as np
 from paceline.bench import equality, stats
 from paceline.bench.measures import histogram, quantiles
 from paceline.bench.records import Cell, Piece, Run, seed_of
-from paceline.models.base import Runner
+from paceline.models import Runner
 
 Matrices = tuple[stats.FloatArray, stats.FloatArray]
 

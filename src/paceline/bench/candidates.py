@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline import registry
-from paceline.models.base import Capabilities
+from paceline.models import Capabilities
 
 MOST: Final = 24
 """Settings that a search starts with."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

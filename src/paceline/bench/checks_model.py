@@ -11,7 +11,7 @@ from typing import Final
 
 from paceline.bench.checks_facts import Complaint, Draft, Facts
 from paceline.errors import PacelineError
-from paceline.models.tokenizer import Tokenizer, same_tokenizer
+from paceline.models.loading import Tokenizer, same_tokenizer
 
 SAMPLE: Final = "The 3 quick foxes (aged 12,345.67 days) can't jump:\n\n    def jump(self):  # größer\n\treturn None\n"
 TALK: Final = ({"role": "user", "content": "Hello."},)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.sampling import KeyedDraws, draw_seed
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from paceline.diffusion.setting import TokenText
 from paceline.diffusion.trajectory_measures import BitsToRounds, global_ar, local_ar, order_of
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
 from paceline.utils import integer, need
 
 Progress = Callable[[str, int, int], None]

@@ -17,8 +17,7 @@ from paceline.bench.checks_facts import Draft, Facts, Machine, Probe, Target
 from paceline.config import SpeculativeConfig
 from paceline.errors import PacelineError
 from paceline.llm import BUNDLED, LLM
-from paceline.models.hub import resolve
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer, resolve
 
 BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 

@@ -17,7 +17,7 @@ from paceline.controllers import Controller, Plan, Signal
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.llm import LLM
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.tree import NO_BUDGET, Budget, Verdict
 
 TOKENS = 50

@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.bench.compare import UNITS, Difference, Sampling, first_difference
 from paceline.config import GREEDY_EPSILON
-from paceline.models.base import Runner
+from paceline.models import Runner
 
 BIT_EQUAL, NEAR_TIES, LAW, APPROXIMATE = "bit-equal", "bit-equal up to near ties", "equal in law", "approximate"
 LABELS = {

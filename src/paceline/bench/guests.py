@@ -27,7 +27,7 @@ from paceline.utils import json_object, need, reject_unknown
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 ENDPOINT = "openai"
 KEY = "PACELINE_PEER_API_KEY"
@@ -248,7 +248,7 @@ def _lane(llm: LLM, one: Wanted, draft: str | None) -> Lane:
         return Lane(one, lambda: peers.open(one.name, served, options=options), dtype=None, threads=None)
     dtype = one.dtype or str(info.dtype).removeprefix("torch.")
     if one.method == "draft_model" and draft is not None:
-        from paceline.models.hub import resolve
+        from paceline.models.loading import resolve
 
         options["model"] = str(resolve(draft))
     if info.device.type != "cpu" and one.name == "transformers":

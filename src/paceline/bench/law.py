@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.bench.compare import rescore
-from paceline.models.base import Runner
+from paceline.models import Runner
 
 if TYPE_CHECKING:
     import torch

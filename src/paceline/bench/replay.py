@@ -49,7 +49,7 @@ from paceline.config import SamplingParams
 from paceline.controllers import Plan
 from paceline.engine import IncrementalDetokenizer, Prompt, RequestOutput, StepRecord, StreamChunk, watching
 from paceline.llm import BUNDLED, LLM
-from paceline.models.base import ModelInfo
+from paceline.models import ModelInfo
 from paceline.tree import Budget
 from paceline.utils import need
 

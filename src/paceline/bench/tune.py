@@ -25,7 +25,7 @@ from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, 
 from paceline.bench.trial import Trial
 from paceline.config import SamplingParams
 from paceline.llm import LLM
-from paceline.models.hub import resolve
+from paceline.models.loading import resolve
 from paceline.profiles import Conditions, Profile, model_digest
 
 SEARCH = 0.6

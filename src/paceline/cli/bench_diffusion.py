@@ -90,9 +90,8 @@ def _open(model: str, options: Options, *, dtype: str, device: str, threads: int
     from paceline.bench.diffusion import Bench
     from paceline.diffusion.token_text import TokenTexts
     from paceline.llm import BUNDLED
-    from paceline.models.denoiser_load import load_denoiser
-    from paceline.models.hub import resolve
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.denoiser import load_denoiser
+    from paceline.models.loading import Tokenizer, resolve
 
     if threads is not None:
         torch.set_num_threads(threads)

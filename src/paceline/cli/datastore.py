@@ -49,8 +49,7 @@ def build(
     found = _found(sources, output, field or (), overwrite=overwrite)
     with AtOnce():
         from paceline.drafters.retrieval import build_datastore as make
-        from paceline.models.hub import resolve
-        from paceline.models.tokenizer import Tokenizer
+        from paceline.models.loading import Tokenizer, resolve
 
         folder = resolve(_bundled() if model is None else model, revision=revision, code=trust_remote_code)
         tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)

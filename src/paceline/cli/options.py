@@ -251,8 +251,8 @@ def refuse_diffusion(given: dict[str, Any]) -> None:
         ConfigError: the model is a diffusion language model.
     """
     with AtOnce():
-        from paceline.models.denoiser_layouts import is_denoiser
-        from paceline.models.hub import read_config, resolve
+        from paceline.models.denoiser import is_denoiser
+        from paceline.models.loading import read_config, resolve
 
         if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
             name = given["model"]

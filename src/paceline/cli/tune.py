@@ -73,7 +73,7 @@ def command(
 
 def _find(drafts: Sequence[str]) -> None:
     """Refuse a draft model that is not there before anything is measured; one that does not fit is refused in the search."""
-    from paceline.models.hub import resolve
+    from paceline.models.loading import resolve
 
     for name in drafts:
         resolve(name)
@@ -101,7 +101,7 @@ def _measure(llm: LLM, items: list[Any], given: dict[str, Any], **options: Any) 
     import psutil
 
     from paceline.bench.tune import tune
-    from paceline.models.hub import resolve
+    from paceline.models.loading import resolve
 
     folder = resolve(given["model"], revision=given.get("revision")) if "model" in given else default_folder()
     cores = 0 if "threads" in given else psutil.cpu_count(logical=False) or 0

@@ -39,15 +39,15 @@ class Reblocked:
 
     @property
     def slot_bytes(self) -> int:
-        """See `models.denoiser.Denoiser`."""
+        """See `models.denoiser.base.Denoiser`."""
         return self.inner.slot_bytes
 
     def new_cache(self, length: int) -> SlotCache:
-        """See `models.denoiser.Denoiser`."""
+        """See `models.denoiser.base.Denoiser`."""
         return self.inner.new_cache(length)
 
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
-        """See `models.denoiser.Denoiser`."""
+        """See `models.denoiser.base.Denoiser`."""
         return self.inner.forward([call if call.mask is not None else self._masked(call) for call in calls])
 
     def _masked(self, call: Call) -> Call:

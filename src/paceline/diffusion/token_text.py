@@ -1,12 +1,12 @@
 """What each token of a tokenizer writes, for constraints on the text.
 
-In: a `Tokenizer`. Out: a `TokenText`. Not here: decoding of texts (`models.tokenizer`).
+In: a `Tokenizer`. Out: a `TokenText`. Not here: decoding of texts (`models.loading.tokenizer`).
 """
 
 from __future__ import annotations
 
-from paceline.models.token_bytes import token_bytes
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.loading import Tokenizer
+from paceline.models.loading.token_bytes import token_bytes
 
 
 class TokenTexts:

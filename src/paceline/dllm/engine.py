@@ -29,10 +29,8 @@ from paceline.dllm.refusals import check_engine, check_sampling, honoured, parse
 from paceline.dllm.settled import Settled
 from paceline.engine import CompletionOutput, Request, StopChecker
 from paceline.errors import ConfigError, PromptError
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.denoiser_native import NativeDenoiser
-from paceline.models.generation_defaults import GenerationDefaults
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.denoiser import NativeDenoiser, load_denoiser
+from paceline.models.loading import GenerationDefaults, Tokenizer
 from paceline.sampling import draw_seed
 from paceline.utils import integer, need
 

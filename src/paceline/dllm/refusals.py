@@ -13,7 +13,7 @@ from typing import Any
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion.methods import canonical
 from paceline.errors import ConfigError
-from paceline.models.generation_defaults import GenerationDefaults
+from paceline.models.loading import GenerationDefaults
 from paceline.utils import json_object, need, shortened
 
 logger = logging.getLogger("paceline")

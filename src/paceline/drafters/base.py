@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from paceline.drafters.common.tables import Tables
     from paceline.drafters.growth.policies import TreePolicy
-    from paceline.models.base import Runner, SequenceCache
+    from paceline.models import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
     from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 NO_TENANT: Final = ""
@@ -49,7 +49,7 @@ class Context:
         tenant: tables learned from text are shared within one tenant only.
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
         cache: gives the target's own cache of this sequence, to drafters with `runs_target`, which may use its scratch slots while
-            they propose (models.layer_drafts); it may be another one in every step.
+            they propose (models.decoder.layer_drafts); it may be another one in every step.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class Models(Protocol):
             other_tokens: do not check that its tokenizer is the target's.
             layers: the runner must be able to run parts of the stack.
             device: where it runs; "auto" takes the one where its levels take the least time, None the target's.
-            group_size: layers of a group that fuzzy passes feed the same state (models.grouped).
+            group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped).
         """
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:

@@ -31,8 +31,8 @@ from paceline.engine.policy import (
     with_published_number,
 )
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
-from paceline.models.base import Capabilities, Runner
-from paceline.models.tokenizer import Tokenizer
+from paceline.models import Capabilities, Runner
+from paceline.models.loading import Tokenizer
 from paceline.utils import check_types, need, shortened
 from paceline.verifiers import GreedyVerifier
 

@@ -21,7 +21,7 @@ from paceline.engine.guard import Guard
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
 from paceline.utils import need
 

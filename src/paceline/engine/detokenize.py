@@ -1,7 +1,7 @@
 """Text of a growing output, piece by piece.
 
 In:  token ids in order. Out: the text each push adds, in whole characters.
-Not here: stop strings (`engine.stops`), the vocabulary (`models.tokenizer`).
+Not here: stop strings (`engine.stops`), the vocabulary (`models.loading.tokenizer`).
 
 A tokenizer's decode of a token depends on its neighbours (leading spaces, characters spread over several tokens), so each push
 decodes a short window of the last tokens and takes what is new. The window starts where a piece of text started and all before it
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 WINDOW: Final = 12
 """Tokens in the window before it is cut back to its last piece."""

@@ -1,7 +1,7 @@
 """Whether plain and accelerated decoding of a loaded model give the same bits: asked for, found out, kept on disk.
 
-In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.invariance), what methods declare
-(registry).
+In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.decoder.invariance), what methods
+declare (registry).
 
 The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept beside the
 measured costs, so that the self-test runs once.
@@ -18,10 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
-from paceline.models.base import Runner
-from paceline.models.invariance import what_varies
-from paceline.models.native import NativeRunner
-from paceline.models.strict import TRANSFORMERS, InParts, refusal, unavailable
+from paceline.models import Runner
+from paceline.models.decoder import TRANSFORMERS, InParts, NativeRunner, refusal, unavailable, what_varies
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.drafters import Drafter
 from paceline.errors import ConfigError
-from paceline.models.base import Runner
-from paceline.models.footprint import cache_bytes, save_memory, slot_bytes
-from paceline.models.mapped import MappedRunner
+from paceline.models import MappedRunner, Runner, cache_bytes, save_memory, slot_bytes
 
 SHORTEST = 16
 """Tokens of a text for which at least one drafted token must fit."""

@@ -26,7 +26,7 @@ from paceline.engine.request import Request
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.errors import NumericsError
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree, Verdict
 from paceline.verifiers import GreedyVerifier, Verifier
 

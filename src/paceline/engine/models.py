@@ -14,12 +14,9 @@ from pathlib import Path
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.engine.placement import AUTO, devices_for, level_seconds, place_draft_model, requested_device
 from paceline.errors import ConfigError, DrafterError
-from paceline.models.base import ModelInfo, Runner
-from paceline.models.denoiser import Denoiser
-from paceline.models.denoiser_load import load_denoiser
-from paceline.models.hub import read_config, resolve
-from paceline.models.load import load_runner
-from paceline.models.tokenizer import Tokenizer, same_tokenizer
+from paceline.models import ModelInfo, Runner, load_runner
+from paceline.models.denoiser import Denoiser, load_denoiser
+from paceline.models.loading import Tokenizer, read_config, resolve, same_tokenizer
 
 logger = logging.getLogger("paceline.engine")
 

@@ -20,8 +20,7 @@ from typing import Any, Final
 import torch
 
 from paceline.errors import ConfigError, OutOfMemoryError
-from paceline.models.base import Runner
-from paceline.models.load import resolve_device
+from paceline.models import Runner, resolve_device
 
 logger = logging.getLogger("paceline.engine")
 

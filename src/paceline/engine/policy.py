@@ -23,7 +23,7 @@ from paceline.controllers.auto import CostKey, Costs, CostStore, MemoryKey
 from paceline.controllers.policies import FixedController
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.utils import check_types, need, user_cache
 
 logger = logging.getLogger("paceline")

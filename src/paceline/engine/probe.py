@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from paceline.models.base import Runner, SequenceCache, memory_of
+from paceline.models import Runner, SequenceCache, memory_of
 from paceline.tree import TokenTree
 
 REPEATS = 3

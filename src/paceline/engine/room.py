@@ -1,7 +1,7 @@
 """Whether the caches of the sequences fit into the memory they may have, now and in the step to come.
 
 In: sequences with their lengths, requests, trees. Out: yes or no; a refusal in words; the trees that there is room for. Not here:
-who waits or makes way (engine.scheduler), blocks themselves (models.cache_memory).
+who waits or makes way (engine.scheduler), blocks themselves (models.decoder.cache_memory).
 
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts as the
 largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not depend on any drawn
@@ -17,7 +17,7 @@ from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence
 from paceline.errors import PromptError
-from paceline.models.base import CacheMemory
+from paceline.models import CacheMemory
 from paceline.tree import PROBE, TokenTree, select_nodes
 
 

@@ -24,7 +24,7 @@ from paceline.engine.room import Room
 from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
-from paceline.models.base import Runner, memory_of
+from paceline.models import Runner, memory_of
 from paceline.sampling import Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 

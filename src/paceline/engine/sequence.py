@@ -14,7 +14,7 @@ from paceline.drafters import Context
 from paceline.engine.outputs import CompletionOutput, FinishReason, StreamChunk
 from paceline.engine.request import Request
 from paceline.engine.transcript import Transcript
-from paceline.models.base import SequenceCache
+from paceline.models import SequenceCache
 from paceline.sampling import KeyedDraws, Logprob, Rules, draw_seed, top_logprobs
 from paceline.tree import Scores, TokenTree, Verdict
 

@@ -17,7 +17,7 @@ from paceline.config import SamplingParams
 from paceline.engine.detokenize import IncrementalDetokenizer
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 
 def find_stop(text: str, stops: Sequence[str], new_chars: int) -> tuple[int, str] | None:

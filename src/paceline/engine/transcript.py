@@ -15,7 +15,7 @@ from paceline.engine.stops import StopChecker
 from paceline.sampling import Logprob
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 Segments = tuple[tuple[str, str | None], ...]
 

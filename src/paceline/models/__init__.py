@@ -1,1 +1,5 @@
 """Everything that knows a checkpoint: loading, the native decoder, the transformers fallback."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

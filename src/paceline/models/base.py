@@ -24,7 +24,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from paceline.models.decoder import LayerPlan
+    from paceline.models.decoder.decoder import LayerPlan
     from paceline.tree import Scores, TokenTree
 
 

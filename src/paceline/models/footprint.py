@@ -1,6 +1,6 @@
 """How much memory a sequence takes in a runner's cache.
 
-In: a runner, a number of tokens. Out: bytes. Not here: limits (models.cache_memory, controllers.limited).
+In: a runner, a number of tokens. Out: bytes. Not here: limits (models.decoder.cache_memory, controllers.limited).
 """
 
 from __future__ import annotations

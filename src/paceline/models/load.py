@@ -1,7 +1,7 @@
 """From a folder or hub id to a running model: resolve, check, choose the native runner or the fallback.
 
-In: what the user calls the model, dtype, device, context. Out: a Runner. Not here: the parts of it (models.hub, families, memory,
-checkpoint, weights, native, fallback).
+In: what the user calls the model, dtype, device, context. Out: a Runner. Not here: the parts of it (models.loading.hub, families,
+memory, checkpoint, weights, native, fallback).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import torch
 from paceline.config import DTYPES, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.families import declared_dtype, spec_from_config
-from paceline.models.head_rows import HeadRows
-from paceline.models.hub import read_config, resolve
+from paceline.models.decoder.head_rows import HeadRows
+from paceline.models.decoder.strict import TRANSFORMERS, refusal, unavailable
+from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.families import declared_dtype, spec_from_config
+from paceline.models.loading.hub import read_config, resolve
+from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
+from paceline.models.loading.weights import Instead, load_weights, untie_if_different
 from paceline.models.mapped import MappedRunner
 from paceline.models.memory import check_files, fit_context
-from paceline.models.quantize import NATIVE_ONLY, Form, quantized
 from paceline.models.spec import ModelSpec
-from paceline.models.strict import TRANSFORMERS, refusal, unavailable
-from paceline.models.weights import Instead, load_weights, untie_if_different
 
 if TYPE_CHECKING:
-    from paceline.models.native import NativeRunner
+    from paceline.models.decoder.native import NativeRunner
 
 log = logging.getLogger("paceline")
 
@@ -61,10 +61,10 @@ def load_runner(
         max_context: most tokens of a sequence; None takes the checkpoint's, or what fits into memory.
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
-        quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.quantize).
+        quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.head_rows); the logits of all others are -inf. None: all of them.
-        group_size: layers of a group that fuzzy passes feed the same state (models.grouped); None: no such passes.
+        head_rows: tokens that the head keeps (models.decoder.head_rows); the logits of all others are -inf. None: all of them.
+        group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such passes.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
@@ -144,7 +144,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
     weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, form, rows))
     spec = spec if rows is None else rows.spec(spec)
     if wanted.group_size is not None:
-        from paceline.models.grouped import GroupedRunner
+        from paceline.models.decoder.grouped import GroupedRunner
 
         size = wanted.group_size
         runner = cast(Runner, GroupedRunner(spec, weights, size, name=name, device=device, dtype=chosen, max_context=context))
@@ -169,9 +169,9 @@ def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Inste
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     """The runner class for a model's rotary embeddings."""
-    from paceline.models.longrope import LongRopeRunner
-    from paceline.models.native import NativeRunner
-    from paceline.models.replay import ReplayRunner
+    from paceline.models.decoder.longrope import LongRopeRunner
+    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.decoder.replay import ReplayRunner
 
     kinds = {rope.kind for rope in spec.ropes.values()}
     if "longrope" in kinds:
@@ -180,7 +180,7 @@ def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
 
 
 def _fallback(folder: Path, wanted: _Wanted, *, code: bool) -> Runner:
-    from paceline.models.fallback import TransformersRunner
+    from paceline.models.fallback.runner import TransformersRunner
 
     dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     check_files(Checkpoint(folder), name=wanted.name, dtype=dtype, device=wanted.device)

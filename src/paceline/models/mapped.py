@@ -1,7 +1,7 @@
 """A runner that speaks other token ids than the model inside it.
 
 In: a runner, where each outer id goes and which column of its logits belongs to which outer id. Out: a runner of the outer ids,
-whose logits are -inf for tokens that have no column. Not here: why ids differ (models.head_rows, drafters.vocabularies).
+whose logits are -inf for tokens that have no column. Not here: why ids differ (models.decoder.head_rows, drafters.vocabularies).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.models.base import Capabilities, Runner, SequenceCache
 from paceline.tree import Scores
 
 if TYPE_CHECKING:
-    from paceline.models.head_rows import HeadRows
+    from paceline.models.decoder.head_rows import HeadRows
     from paceline.tree import TokenTree
 
 Ids = npt.NDArray[np.int64]

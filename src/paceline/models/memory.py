@@ -1,10 +1,10 @@
 """Whether a model would fit, decided before its weights are read.
 
 In: a ModelSpec, the dtype and device it shall run in, the context wanted. Out: the bytes needed and at hand, or OutOfMemoryError.
-Not here: reading weights (models.weights), the cache itself (models.cache).
+Not here: reading weights (models.loading.weights), the cache itself (models.decoder.cache).
 
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and the cache of
-one sequence of full length (twice for longrope, see models.longrope).
+one sequence of full length (twice for longrope, see models.decoder.longrope).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import psutil
 import torch
 
 from paceline.errors import OutOfMemoryError
-from paceline.models.checkpoint import DTYPES, Checkpoint
-from paceline.models.kernels.choose import unsupported
-from paceline.models.linear import can_pack
-from paceline.models.quantize import Form, quantized_sizes
+from paceline.models.cpu.eligibility import unsupported
+from paceline.models.decoder.linear import can_pack
+from paceline.models.loading.checkpoint import DTYPES, Checkpoint
+from paceline.models.loading.quantization import Form, quantized_sizes
+from paceline.models.loading.weights import weight_bytes
 from paceline.models.spec import ModelSpec
-from paceline.models.weights import weight_bytes
 
 log = logging.getLogger("paceline")
 
@@ -119,7 +119,7 @@ def fit_context(
     Args:
         max_context: what the user asked for; None takes the checkpoint's.
         budget: bytes at hand; None measures.
-        quantization: what the weights will be rounded to (models.quantize).
+        quantization: what the weights will be rounded to (models.loading.quantization).
     Raises:
         OutOfMemoryError: the weights, or the cache of the context asked for, would not fit.
     """

@@ -1,6 +1,7 @@
 """The shape of a decoder-only model, in one vocabulary for all families.
 
-In: nothing. Out: ModelSpec, which `models.families` fills from a checkpoint's `config.json` and `models.decoder` runs.
+In: nothing. Out: ModelSpec, which `models.loading.families` fills from a checkpoint's `config.json` and `models.decoder.decoder`
+    runs.
 Not here: reading files, tensors.
 """
 

@@ -19,7 +19,7 @@ from paceline.utils import user_cache
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from paceline.models.base import ModelInfo
+    from paceline.models import ModelInfo
 
 logger = logging.getLogger("paceline.controllers")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.drafters.base import Context
-    from paceline.models.base import Runner
+    from paceline.models import Runner
     from paceline.tree import TokenTree
 
 GoOn = Callable[[int, float, object], bool]

@@ -14,7 +14,7 @@ from paceline.drafters.common.draft_state import Follower
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
-    from paceline.models.base import Runner
+    from paceline.models import Runner
     from paceline.tree import Budget
 
 SampleMethod = Literal["probabilistic", "greedy"]

@@ -15,7 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
-    from paceline.models.base import Runner, SequenceCache
+    from paceline.models import Runner, SequenceCache
 
 CHUNK: Final = 512
 """Most tokens of one sequence that are fed at once when a draft model catches up."""

@@ -23,7 +23,7 @@ from paceline.drafters.growth.policies import PolicyName, TreePolicy
 from paceline.drafters.growth.policies import tree_policy as policy_of
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import need
 

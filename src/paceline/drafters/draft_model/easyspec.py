@@ -1,7 +1,7 @@
 """EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits for another.
 
 In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that the fuzzy
-passes gave. Not here: the passes (models.grouped).
+passes gave. Not here: the passes (models.decoder.grouped).
 
 *Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so that they need
 not wait for each other; MLPs stay in order. *Bonus calibration*: what they write into the draft's cache was computed from the wrong
@@ -31,8 +31,8 @@ from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer
 
 if TYPE_CHECKING:
-    from paceline.models.base import Runner
-    from paceline.models.grouped import GroupedRunner
+    from paceline.models import Runner
+    from paceline.models.decoder import GroupedRunner
 
 SIZE: Final = 4
 """Layers of a group, the paper's."""

@@ -20,7 +20,7 @@ from paceline.models.decoder import LayerPlan
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
-    from paceline.models.base import LayeredRunner, SequenceCache
+    from paceline.models import LayeredRunner, SequenceCache
 
 MOST: Final = 48
 """Tokens of a text that may wait for deeper layers."""

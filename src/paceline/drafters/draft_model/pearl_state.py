@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.drafters.base import Context
-    from paceline.models.base import Runner, SequenceCache
+    from paceline.models import Runner, SequenceCache
     from paceline.tree import Verdict
 
 

@@ -25,7 +25,7 @@ from paceline.drafters.common.draft_rows import fit_rows
 from paceline.drafters.common.draft_state import catch_up
 from paceline.drafters.draft_model.exit_state import MOST, ExitState, deepen
 from paceline.errors import ConfigError
-from paceline.models.base import LayeredRunner
+from paceline.models import LayeredRunner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need, number
 

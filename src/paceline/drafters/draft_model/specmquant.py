@@ -1,7 +1,8 @@
 """A hierarchy of drafts: a small model's trees, which a rounded copy of the target turns into one chain for the target.
 
 In: contexts, a drafter of trees, a model between it and the target. Out: chains, point or drawn from the middle model's law.
-Not here: the trees (a drafter of its own, from a nested config), how a tree is verified (`base.Judge`), rounding (models.quantize).
+Not here: the trees (a drafter of its own, from a nested config), how a tree is verified (`base.Judge`), rounding
+    (models.loading.quantization).
 
 Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have said itself, and one
 token more, until `min_draft_length` tokens are there. Each token of the chain is then distributed as the middle model's own,
@@ -25,7 +26,7 @@ from paceline.drafters.common.draft_rows import fit_rows, weights
 from paceline.drafters.common.draft_state import FEW, catch_up
 from paceline.drafters.draft_model.middle_state import MiddleState, paths_of, reroot
 from paceline.errors import ConfigError, DrafterError
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import integer, need
 

@@ -22,7 +22,7 @@ from paceline.tree import EMPTY_TREE, ROOT, TokenTree, Trial, chain_columns, cha
 
 if TYPE_CHECKING:
     from paceline.drafters.growth.siblings import Siblings
-    from paceline.models.base import Runner
+    from paceline.models import Runner
 
 
 @dataclass(slots=True)

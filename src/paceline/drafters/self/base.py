@@ -1,7 +1,7 @@
 """What all drafters share that draft with some of the target's own layers, over the target's own cache.
 
 In: contexts with their caches; from a method, which layers run and how far. Out: chains, point or drawn, whose q follows the
-request's sampling rules. Not here: which layers (one file a method), passes over them (models.layer_drafts).
+request's sampling rules. Not here: which layers (one file a method), passes over them (models.decoder.layer_drafts).
 
 A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that the next
 scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
@@ -24,9 +24,8 @@ from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_options import SampleMethod, check_method, draws_for, limit_of
 from paceline.drafters.common.draft_state import agreed
 from paceline.errors import CapabilityError, DrafterError
-from paceline.models.base import Runner, SequenceCache
-from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import LayerDrafts, layer_drafts_of, resuming_pays
+from paceline.models import Runner, SequenceCache
+from paceline.models.decoder import LayerDrafts, LayerPlan, layer_drafts_of, resuming_pays
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 from paceline.utils import need
 

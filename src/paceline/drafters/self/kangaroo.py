@@ -1,6 +1,6 @@
 """Kangaroo: the target's first layers and a small adapter draft; drafting ends behind the first token that is not sure.
 
-In: contexts, an adapter's folder. Out: chains. Not here: the adapter's layers (models.adapter), passes over past tokens
+In: contexts, an adapter's folder. Out: chains. Not here: the adapter's layers (models.decoder.adapter), passes over past tokens
 (`skip_replay`), the same threshold for other drafters (controller "kangaroo"), the adapter's training
 (recipes/bundled_pair/adapter.py).
 
@@ -21,10 +21,8 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.draft_options import SampleMethod
 from paceline.drafters.self.base import SelfDrafter, SelfState, Way
 from paceline.drafters.self.skip_replay import has_room, replayed
-from paceline.models.adapter import Adapter
-from paceline.models.base import SequenceCache
-from paceline.models.cache import NativeCache
-from paceline.models.decoder import LayerPlan
+from paceline.models import SequenceCache
+from paceline.models.decoder import Adapter, LayerPlan, NativeCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer, need, number
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.models.base import HasMemory, RunsLayers
-from paceline.models.layer_drafts import LayerDrafts
+from paceline.models import HasMemory, RunsLayers
+from paceline.models.decoder import LayerDrafts
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
-    from paceline.models.base import Runner, SequenceCache
+    from paceline.models import Runner, SequenceCache
     from paceline.models.decoder import LayerPlan
 
 CHUNK = 512

@@ -28,8 +28,7 @@ from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.drafters.self.skip_search import SearchRules, SkipSearch
 from paceline.drafters.self.skip_sets import SubLayers, choices, count_of, plan_of
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.decoder import LayerPlan
-from paceline.models.layer_drafts import MOST_PLANS
+from paceline.models.decoder import MOST_PLANS, LayerPlan
 from paceline.tree import Budget, TokenTree
 from paceline.utils import integer, number
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from paceline.models.token_bytes import token_bytes
+from paceline.models.loading.token_bytes import token_bytes
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 LEAST: Final = 64
 MOST: Final = 256

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from paceline.drafters.vocab.retokenize import encoder_of, whole_characters
-from paceline.models.token_bytes import token_bytes
+from paceline.models.loading.token_bytes import token_bytes
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 LOOK_BACK: Final = 8
 """Tokens of the target that are encoded again with what was drafted."""

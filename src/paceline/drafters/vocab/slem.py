@@ -24,7 +24,7 @@ from paceline.drafters.vocab.rewrite import Writer
 from paceline.drafters.vocab.translated import TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, shared_tokens
 from paceline.errors import ConfigError
-from paceline.models.base import Runner
+from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 

@@ -19,7 +19,7 @@ from paceline.drafters.common.draft_state import DraftState, agreed
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
     from paceline.drafters.vocab.retokenize import Reading
-    from paceline.models.base import Runner, SequenceCache
+    from paceline.models import Runner, SequenceCache
 
 _STEP = 1 << 40
 """Number of a draw that makes seeds; drafts have smaller ones."""

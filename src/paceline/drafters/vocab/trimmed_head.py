@@ -1,7 +1,7 @@
 """Which tokens a draft model's head keeps: the most frequent ones of a corpus, and those that nothing can be written without.
 
-In: how many, a file of counts or of text, the target's tokenizer. Out: token ids. Not here: the head itself (models.head_rows),
-drafting.
+In: how many, a file of counts or of text, the target's tokenizer. Out: token ids. Not here: the head itself
+(models.decoder.head_rows), drafting.
 
 Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's law stays the target's. Kept in any
 case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the target itself wrote tell more
@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError
-from paceline.models.token_bytes import token_bytes
+from paceline.models.loading.token_bytes import token_bytes
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.loading import Tokenizer
 
 Counts = npt.NDArray[np.int64]
 

@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DrafterError, UnsupportedModelError
-from paceline.models.mapped import MappedRunner
-from paceline.models.token_bytes import BYTE, token_bytes
+from paceline.models import MappedRunner
+from paceline.models.loading import BYTE
+from paceline.models.loading.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Models
-    from paceline.models.base import Runner
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models import Runner
+    from paceline.models.loading import Tokenizer
 
 Ids = npt.NDArray[np.int64]
 

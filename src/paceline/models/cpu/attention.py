@@ -1,0 +1,284 @@
+"""Attention of the rows of one pass over cache slots, compiled.
+
+In: float32 projections of all rows, lists of visible slots. Out: keys and values in their slots, mixed values of every row. Not
+here: the inner loops (models.cpu.attention_tiles), what a row sees (models.cpu.visible_slots).
+
+Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the tree) follows
+as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its keys are shared as well.
+Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from paceline.models.cpu import layout as at
+from paceline.models.cpu.attention_tiles import HALF_QUERIES, MOST_QUERIES, fetch, score, weigh
+from paceline.models.cpu.tiles import DOT
+from paceline.models.cpu.vectors import (
+    LANES,
+    add,
+    broadcast,
+    call,
+    div,
+    exponential,
+    fma,
+    larger,
+    largest,
+    load,
+    mul,
+    read,
+    read_float,
+    root,
+    store,
+    store_half,
+    sub,
+    total,
+)  # fmt: skip
+
+LOWEST = np.float32(-np.inf)
+AHEAD = 32
+"""How many slots ahead keys and values are fetched; no more than visible.SPARE."""
+
+
+@njit(error_model="numpy")
+def scaled_norm(source: int, size: int, weight: int, epsilon: np.float32, target: int, half: bool) -> None:
+    """RMS norm of one row of float32, times weights, to float32 or bfloat16 (`half`); target may be the source."""
+    even, odd = broadcast(np.float32(0.0)), broadcast(np.float32(0.0))
+    for i in range(0, size, 2 * LANES):
+        one, two = load(source + 4 * i), load(source + 4 * i + 64)
+        even, odd = fma(one, one, even), fma(two, two, odd)
+    factor = broadcast(np.float32(1.0) / root(total(add(even, odd)) / np.float32(size) + epsilon))
+    for i in range(0, size, LANES):
+        value = mul(mul(load(source + 4 * i), factor), load(weight + 4 * i))
+        if half:
+            store_half(target + 2 * i, value)
+        else:
+            store(target + 4 * i, value)
+
+
+@njit(error_model="numpy")
+def copy_row(source: int, size: int, target: int, half: bool) -> None:
+    """One row of float32 to float32 or bfloat16 (`half`)."""
+    for i in range(0, size, LANES):
+        if half:
+            store_half(target + 2 * i, load(source + 4 * i))
+        else:
+            store(target + 4 * i, load(source + 4 * i))
+
+
+@njit(error_model="numpy")
+def _turn(head: int, rope: int, row: int) -> None:
+    """Rotary embedding of one head in place."""
+    dims = read(rope + at.TURNED)
+    place = read(read(rope + at.PLACE) + 8 * row)
+    cosine, sine = read(rope + at.COSINE) + 4 * dims * place, read(rope + at.SINE) + 4 * dims * place
+    half = dims // 2
+    for i in range(0, half, LANES):
+        low, high, c, s = load(head + 4 * i), load(head + 4 * (half + i)), load(cosine + 4 * i), load(sine + 4 * (half + i))
+        store(head + 4 * i, sub(mul(low, c), mul(high, s)))
+        store(head + 4 * (half + i), fma(low, s, mul(high, c)))
+
+
+@njit(error_model="numpy")
+def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
+    """Norm, rotate and store one head of a row's projections (in place but for the copy to target)."""
+    size, rope = read(frame + at.HEAD_DIM), read(layer + at.ROPE)
+    source = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * head * size
+    if weight != 0:
+        scaled_norm(source, size, weight, read_float(frame + at.EPSILON), source, False)
+    if rope != 0:
+        _turn(source, rope, row)
+    copy_row(source, size, target, half)
+
+
+@njit(error_model="numpy")
+def _remember(frame: int, layer: int, first: int, stop: int) -> None:
+    """Write keys and values of (kv head, row) items to their slots."""
+    rows, size, narrow = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read(frame + at.NARROW)
+    heads, kv_heads = read(frame + at.HEADS), read(frame + at.KV_HEADS)
+    width = size * (2 if narrow == 1 else 4)
+    for item in range(first, stop):
+        head, row = item // rows, item % rows
+        slot = read(layer + at.CACHE) + read(read(frame + at.SLOT) + 8 * row) * read(frame + at.SLOT_PITCH)
+        _prepare(frame, layer, row, heads + head, read(layer + at.K_NORM), slot + head * width, narrow == 1)
+        values = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * (heads + kv_heads + head) * size
+        copy_row(values, size, slot + (kv_heads + head) * width, narrow == 1)
+
+
+@njit(error_model="numpy")
+def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
+    """Replace scores by exp(scale * (score - largest)); returns their sum. Sixteen scores behind the last are overwritten."""
+    store(scores + 4 * count, broadcast(LOWEST))
+    top = broadcast(LOWEST)
+    for i in range(0, count, LANES):
+        top = larger(top, load(scores + 4 * i))
+    high, factor, parts = broadcast(largest(top)), broadcast(scale), broadcast(np.float32(0.0))
+    for i in range(0, count, LANES):
+        value = exponential(mul(sub(load(scores + 4 * i), high), factor))
+        store(scores + 4 * i, value)
+        parts = add(parts, value)
+    return total(parts)
+
+
+@njit(error_model="numpy")
+def _own(seen: int, row: int) -> tuple[int, int]:
+    entry = seen + row * at.SEEN_FIELDS
+    return read(entry + at.OWN), read(entry + at.OWN_COUNT)
+
+
+@njit(error_model="numpy")
+def _shared(seen: int, row: int) -> tuple[int, int]:
+    entry = seen + row * at.SEEN_FIELDS
+    return read(entry + at.SHARED), read(entry + at.SHARED_COUNT)
+
+
+@njit(error_model="numpy")
+def _joint(seen: int, row: int, stop: int) -> tuple[int, int]:
+    """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the shared one."""
+    shared, count = _shared(seen, row)
+    _, least = _own(seen, row)
+    most = least
+    for other in range(row, stop):
+        own, more = _own(seen, other)
+        if own != shared + 8 * count:
+            return 0, 0
+        least, most = min(least, more), max(most, more)
+    return least, most
+
+
+@njit(error_model="numpy")
+def _scores(
+    frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
+    query: int, pitch: int, scores: int, most: int, ahead: bool,
+) -> None:  # fmt: skip
+    """Scores of queries first .. first + queries - 1 (row by row, group by group, from `row` on) with all that they see.
+
+    `most`: of `_joint`. `ahead`: whether to fetch keys and values ahead.
+    """
+    kind, size, slot_pitch = read(frame + at.KIND), read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH)
+    groups = read(frame + at.HEADS) // read(frame + at.KV_HEADS)
+    item = 2 if read(frame + at.NARROW) == 1 else 4
+    keys = read(layer + at.CACHE) + kv_head * size * item
+    seen, out_pitch = read(layer + at.SEEN), read(frame + at.SCORES_PITCH)
+    shared, count = _shared(seen, row)
+    for i in range(0, count + most, LANES):
+        if ahead and i + AHEAD < count + most:
+            fetch(keys, shared + 8 * (i + AHEAD), slot_pitch, size * item, slot_pitch // 2)
+        score(kind, size, queries, query, pitch, keys, shared + 8 * i, slot_pitch, scores + 4 * i, out_pitch)
+    if most > 0:
+        return
+    q = 0
+    while q < queries:
+        slots, more = _own(seen, row + (first + q) // groups)
+        together = min(groups - (first + q) % groups, queries - q)
+        for i in range(0, more, LANES):
+            own = scores + q * out_pitch + 4 * (count + i)
+            score(kind, size, together, query + q * pitch, pitch, keys, slots + 8 * i, slot_pitch, own, out_pitch)
+        q += together
+
+
+@njit(error_model="numpy")
+def _mix(
+    frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
+    scores: int, sums: int, part: int, width: int, least: int,
+) -> None:  # fmt: skip
+    """Weighted sums of `width` dimensions (from `part` on) of visible values, to sums (queries, width). `least`: of `_joint`."""
+    size, slot_pitch, pitch = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(frame + at.SCORES_PITCH)
+    groups, wide = read(frame + at.HEADS) // read(frame + at.KV_HEADS), 1 - read(frame + at.NARROW)
+    values = read(layer + at.CACHE) + ((read(frame + at.KV_HEADS) + kv_head) * size + part) * (4 if wide == 1 else 2)
+    seen = read(layer + at.SEEN)
+    shared, count = _shared(seen, row)
+    for i in range(0, queries * width, LANES):
+        store(sums + 4 * i, broadcast(np.float32(0.0)))
+    weigh(wide, queries, scores, pitch, values, shared, count + least, slot_pitch, sums, 4 * width)
+    for q in range(queries):
+        slots, more = _own(seen, row + (first + q) // groups)
+        if more > least:
+            own = scores + q * pitch + 4 * (count + least)
+            weigh(wide, 1, own, pitch, values, slots + 8 * least, more - least, slot_pitch, sums + 4 * width * q, 4 * width)
+
+
+@njit(error_model="numpy")
+def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
+    """Bring keys and values of the first slots that a row sees into the caches."""
+    if row < read(frame + at.ROWS):
+        pitch, width = read(frame + at.SLOT_PITCH), read(frame + at.HEAD_DIM) * (2 if read(frame + at.NARROW) == 1 else 4)
+        shared, count = _shared(read(layer + at.SEEN), row)
+        for i in range(0, min(count, AHEAD), LANES):
+            fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, pitch // 2)
+
+
+@njit(error_model="numpy")
+def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, coming: int) -> None:
+    """One block of queries of one kv head, to its place in the mixed values. `coming`: the row whose block comes next."""
+    size, kv_heads = read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
+    groups, half = read(frame + at.HEADS) // kv_heads, read(frame + at.KIND) == DOT
+    item = 2 if half else 4
+    query, pitch = read(frame + at.QUERY) + me * read(frame + at.QUERY_SIZE), item * size
+    scores, out_pitch = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE), read(frame + at.SCORES_PITCH)
+    sums, weight, seen = query + MOST_QUERIES * 4 * size, read(layer + at.Q_NORM), read(layer + at.SEEN)
+    begin, end = row + first // groups, row + (first + queries + groups - 1) // groups
+    for q in range(queries):
+        group, own = (first + q) % groups, row + (first + q) // groups
+        _prepare(frame, layer, own, group * kv_heads + kv_head, weight, query + q * pitch, half)
+    least, most = _joint(seen, begin, end)
+    _scores(frame, layer, kv_head, row, first, queries, query, pitch, scores, most, first == 0)
+    _, shared = _shared(seen, row)
+    if coming > row:
+        _fetch_first(frame, layer, kv_head, coming)
+    for q in range(queries):
+        _, more = _own(seen, row + (first + q) // groups)
+        whole = softmax(scores + q * out_pitch, shared + more, read_float(frame + at.ATTENTION_SCALE))
+        store(sums + 128 * MOST_QUERIES + 64 * q, broadcast(whole))
+    part = 0
+    while part < size:
+        width = 4 * LANES if queries <= HALF_QUERIES and size - part >= 4 * LANES else 2 * LANES
+        _mix(frame, layer, kv_head, row, first, queries, scores, sums, part, width, least)
+        for q in range(queries):
+            group, own = (first + q) % groups, row + (first + q) // groups
+            place = (group * kv_heads + kv_head) * size + part
+            target = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH) + item * place
+            whole, mixed = load(sums + 128 * MOST_QUERIES + 64 * q), sums + 4 * width * q
+            for i in range(0, width, LANES):
+                store(mixed + 4 * i, div(load(mixed + 4 * i), whole))
+            copy_row(mixed, width, target, half)
+        part += width
+
+
+@njit(error_model="numpy")
+def _run_of(seen: int, row: int, rows: int) -> int:
+    """Number of rows from `row` on that share their list of slots."""
+    count = 1
+    while row + count < rows and _shared(seen, row + count) == _shared(seen, row):
+        count += 1
+    return count
+
+
+@njit(error_model="numpy")
+def attend(frame: int, layer: int, me: int, team: int) -> None:
+    """Keys and values to the cache, then attention of all rows; every thread calls it with its number."""
+    rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
+    groups = read(frame + at.HEADS) // kv_heads
+    _remember(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
+    most = MOST_QUERIES
+    if kv_heads % team:
+        most = MOST_QUERIES // 2  # smaller blocks divide better among threads
+        call(read(frame + at.BARRIER))
+    blocks, row = 0, 0
+    while row < rows:
+        run = _run_of(seen, row, rows)
+        blocks += (run * groups + most - 1) // most
+        row += run
+    begin, end = kv_heads * blocks * me // team, kv_heads * blocks * (me + 1) // team
+    for kv_head in range(begin // blocks, (end + blocks - 1) // blocks):
+        index, row = kv_head * blocks, 0
+        _fetch_first(frame, layer, kv_head, 0)
+        while row < rows:
+            run = _run_of(seen, row, rows)
+            for first in range(0, run * groups, most):
+                if begin <= index < end:
+                    _block(frame, layer, me, kv_head, row, first, min(most, run * groups - first), row + run)
+                index += 1
+            row += run

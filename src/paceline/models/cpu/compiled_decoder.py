@@ -1,0 +1,253 @@
+"""The decoder on the CPU in compiled passes: a drop-in for models.decoder.decoder.Decoder where the model and the machine allow it.
+
+In: a ModelSpec with canonical weights, an arena; segments with their tokens. Out: logits, hidden states, taps. Not here: compiled
+code (models.cpu.forward), packing (models.cpu.tables).
+
+Every row of every pass goes through the same code: its bits depend on the text before it, not on how it was fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.models.cpu import layout as at
+from paceline.models.cpu.argmax import PART
+from paceline.models.cpu.attention_tiles import MOST_QUERIES
+from paceline.models.cpu.forward import compiled
+from paceline.models.cpu.tables import ROWS, Packing, Table, Weights, Workspace, best_kind, constants
+from paceline.models.cpu.threads import find_team
+from paceline.models.cpu.tiles import DOT, HALF
+from paceline.models.cpu.vectors import LANES
+from paceline.models.cpu.visible_slots import Ints, Part, SlotLists, address, fill, parts_of
+from paceline.models.decoder.cache import Arena
+from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan, Rotary, attention_shape
+from paceline.models.decoder.eager import Found
+from paceline.models.decoder.segments import Segment
+from paceline.models.spec import ModelSpec
+
+Lengths = Sequence[tuple[int, int]]
+
+
+class FusedDecoder:
+    """All layers, the embedding and the head; takes its weights out of `weights` as it packs them.
+
+    Args:
+        kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
+
+    Attributes:
+        best: per row of the logits made last its best token, as `Scores.best` has it.
+        frame, layers, seen, entry, team: the tables of a pass (models.cpu.layout), what runs them and on which threads.
+    """
+
+    row_invariant = True
+    best: list[int]
+
+    def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
+        self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
+        self.embedding = weights["embed.weight"].contiguous()
+        self.dtype = self.embedding.dtype
+        self._packing = Packing(spec, self.shape, weights)
+        self._kind = best_kind(self.dtype) if kind is None else kind
+        if self._packing.quantized and self._kind == DOT:
+            self._kind = HALF  # bytes are made of float32 activations
+        self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
+        self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
+        self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
+        self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
+        self._row_bytes = spec.hidden_size * self.dtype.itemsize
+        self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
+        self._planned: LayerPlan | None = None
+        self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
+        self._best = np.zeros(ROWS, np.int64)
+        self.frame.put(constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends())
+        self._pack_layers(spec)
+        weights.pop("embed.weight")
+        self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
+        self._workspace: Workspace | None = None
+        self._scores, self._parts = torch.zeros(0), torch.zeros(0)
+        self.best, arena.masked = [], False
+        self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
+        self.entry, self.team = compiled(), find_team()
+        if self.team is not None:
+            self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
+
+    def _pack_layers(self, spec: ModelSpec) -> None:
+        start, size = address(self.seen), self.seen[0].nbytes
+        for index, layer in enumerate(spec.layers):
+            rope = 0 if layer.rope is None else self._ropes[layer.rope].address
+            self.layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index]}, index)
+        rows = address(self._rows)
+        self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
+        for key, table in self._ropes.items():
+            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) new tensor, the family's multiplier included."""
+        x = self.embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
+        scale = self.spec.embedding_multiplier
+        return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=self.dtype).item())
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
+        norms = int(self.frame.fields[0, at.FINAL_NORM // at.FIELD])
+        self.frame.put({at.FINAL_NORM: norms if norm else 0})
+        try:
+            found = [(self._outside(part), self.best) for part in hidden.split(ROWS)]
+            self.best = [token for _, best in found for token in best]
+            return torch.cat([logits for logits, _ in found])
+        finally:
+            self.frame.put({at.FINAL_NORM: norms})
+
+    def _outside(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head of given states."""
+        hidden = hidden.to(self.dtype).contiguous()
+        self._ready(0)
+        self._from(hidden, len(hidden))
+        self._planned = None
+        self.frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
+        return self._go(range(len(hidden)))
+
+    def run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        lengths: Lengths,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        *,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+    ) -> Found:
+        """See `models.decoder.eager.Passes.run`."""
+        rows = sum(segment.rows for segment in segments)
+        kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
+        result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
+        wanted = range(rows) if logits is None else logits
+        self._ready(max(segment.cache.length + segment.inputs for segment in segments))
+        self._plan(plan)
+        found, best, done = [], list[int](), 0
+        for parts in parts_of(segments, ROWS):
+            count = sum(part.stop - part.first for part in parts)
+            self._from(inputs[done : done + count], count)
+            if -1 in kept and plan.first == 0:
+                given = inputs[done : done + count]
+                kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
+            self._targets(kept, result, done)
+            lists = self._place(parts, lengths, done)
+            picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
+            found.append(self._go(picked))
+            best += self.best
+            del lists
+            done += count
+        self.best = best
+        return found[0] if len(found) == 1 else torch.cat(found), result, kept
+
+    def _ready(self, longest: int) -> None:
+        """Make workspace, cache addresses and score buffers fit."""
+        threads, version = 1 if self.team is None else torch.get_num_threads(), self._arena.version
+        if self._fitting[0] == threads and self._fitting[1] == version and self._fitting[2] >= longest:
+            return
+        self._fitting = (0, -1, 0)
+        if self._workspace is None or self._workspace.threads != threads:
+            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._packing.quantized)
+            self._parts = torch.zeros(threads * ROWS * PART, dtype=torch.uint8)
+            self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
+            self._scores = torch.zeros(0)
+        pitch = 4 * (longest + 3 * LANES)
+        if self._scores.numel() < threads * MOST_QUERIES * pitch // 4:
+            pitch *= 2
+            self._scores = torch.zeros(threads * MOST_QUERIES * pitch // 4)
+            start, size = self._scores.data_ptr(), MOST_QUERIES * pitch
+            self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size})
+        if self._version != version:
+            self._version = version
+            for index, layer in enumerate(self._arena.layers):
+                self.layers.put({at.CACHE: layer.data_ptr()}, index)
+        self._fitting = (threads, version, longest)
+
+    def _plan(self, plan: LayerPlan) -> None:
+        if plan is self._planned:
+            return
+        before, self._planned, count = self._planned, None, self.spec.num_layers
+        stop = count if plan.stop is None else plan.stop
+        self.frame.put({at.PROGRAM: self.layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
+        same = before and (before.skip_attention, before.skip_mlp) == (plan.skip_attention, plan.skip_mlp)
+        for index in range(0 if same else count):
+            runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
+            self.layers.put(runs, index)
+        self._planned = plan
+
+    def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
+        """Point at the rows' inputs."""
+        size, scale = self._row_bytes, 1.0
+        if isinstance(inputs, torch.Tensor):
+            self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
+        else:
+            self._rows[0, :count] = [self._embedded + size * token for token in inputs]
+            scale = float(self.spec.embedding_multiplier)
+        self.frame.put({at.ROWS: count, at.SCALE: scale})
+
+    def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
+        """Point at where taps and states go."""
+        aimed = bool(kept) or len(result) > 0
+        if not aimed and not self._aimed:
+            return
+        offset, last, self._aimed = done * self._row_bytes, self.spec.num_layers, aimed
+        self.layers.fields[:, at.TAP // at.FIELD] = 0
+        for layer, tap in kept.items():
+            if 0 <= layer < last:
+                self.layers.put({at.TAP: tap.data_ptr() + offset}, layer)
+        states = result.data_ptr() + offset if len(result) else 0
+        self.frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
+
+    def _place(self, parts: Sequence[Part], lengths: Lengths, done: int) -> list[Ints]:
+        """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
+        row = 0
+        lists: list[Ints] = []
+        for part in parts:
+            segment, count = part.segment, part.stop - part.first
+            length = segment.cache.length
+            slots = self._slots.of(segment.cache, length + segment.inputs, lists)
+            self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
+            if segment.depths is None:
+                self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
+            else:
+                self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
+            for seen, window in zip(self.seen, self.shape.windows, strict=True):
+                fill(part, window, slots, seen[row : row + count], lists)
+            row += count
+        return self._rotations(row, lengths, done, lists)
+
+    def _rotations(self, count: int, lengths: Lengths, done: int, lists: list[Ints]) -> list[Any]:
+        """Bring the rope records up to date."""
+        positions = self._rows[2, :count]
+        kept: list[Any] = list(lists)
+        self._rotary.reserve(max(positions.tolist()) + 1)
+        if self._table_size != self._rotary.size:
+            self._table_size = self._rotary.size
+            for key, (cos, sin) in self._rotary.tables.items():
+                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr()})
+        if self._rotary.depends_on_length:
+            each = [length for rows, length in lengths for _ in range(rows)][done : done + count]
+            for key, (cos, sin) in self._rotary.by_length(positions.tolist(), [(1, length) for length in each]).items():
+                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr(), at.PLACE: address(self._iota)})
+                kept.append((cos, sin))
+        return kept
+
+    def _go(self, picked: Sequence[int]) -> torch.Tensor:
+        """Run the pass; returns the logits (rows, v) of the picked rows."""
+        vocab = self.spec.vocab_size
+        self._rows[3, : len(picked)] = picked
+        out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
+        self.frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
+        if self.team is None:
+            self.entry.ctypes(self.frame.address)
+        else:
+            self.team.run(self.entry.address, self.frame.address)
+        self.best = self._best[: len(picked)].tolist()
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()

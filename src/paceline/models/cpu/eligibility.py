@@ -1,0 +1,73 @@
+"""Whether a model runs in compiled passes on this machine, decided once, with a self-test.
+
+In: a ModelSpec, dtype, device. Out: the kind of product, or None with the reason in the debug log. Not here: the passes
+(models.cpu.compiled_decoder). Imports numba only where a model could use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+
+from paceline.models.loading.quantization import Form
+from paceline.models.spec import ModelSpec
+
+MOST_INPUTS = 2**16
+"""Integer sums of more products could leave int32."""
+
+log = logging.getLogger("paceline")
+
+
+def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What compiled passes lack for a model, or None."""
+    known = spec.activation in {"silu", "gelu_tanh"} and spec.qk_norm in {None, "head"} and spec.moe is None
+    plain = spec.norm_placement == "pre" and spec.attention_softcap is None and spec.logit_softcap is None and spec.scale > 0
+    ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+    even = spec.hidden_size % 32 == spec.head_dim % 32 == spec.intermediate_size % 8 == 0
+    whole = even and all(spec.ropes[key].dims % 32 == 0 for key in ropes)
+    reasons = {
+        "the device is not the CPU": device.type == "cpu",
+        f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
+        "mixtures of experts, other activations or norms of all heads": known,
+        "norms behind sub-layers, or soft caps": plain,
+        "sizes that do not fill vectors": whole,
+    }
+    return next((reason for reason, fine in reasons.items() if not fine), None)
+
+
+def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:
+    """What hinders the model from running in compiled passes here, or None; `quantization`: of its weights."""
+    longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
+    if quantization and longest > MOST_INPUTS:
+        return f"rows of more than {MOST_INPUTS} numbers"
+    return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)
+
+
+def fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> bool:
+    """Whether the model runs in compiled passes here."""
+    reason = lacks(spec, dtype, device, quantization=quantization)
+    if reason is not None:
+        log.debug("%s model: PyTorch runs it, compiled passes do not cover: %s", spec.family, reason)
+    return reason is None
+
+
+@functools.cache
+def machine_lacks(dtype: torch.dtype, quantization: Form | None = None) -> str | None:
+    """What this machine lacks for compiled passes in a dtype, or None."""
+    try:
+        from llvmlite import binding
+
+        from paceline.models.cpu.self_test import agrees
+        from paceline.models.cpu.threads import find_team
+    except (ImportError, OSError, AttributeError) as reason:  # a broken installation shows as any of them
+        return f"numba cannot be imported ({reason})"
+    features = binding.get_host_cpu_features()
+    if not (features.get("fma") or features.get("neon")):
+        return "fused multiply-add"
+    if find_team() is None and torch.get_num_threads() > 1:
+        return "an OpenMP runtime with GNU entry points"
+    if not agrees(dtype, quantization=quantization):
+        return "right results in the self-test"
+    return None

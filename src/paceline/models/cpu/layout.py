@@ -1,0 +1,53 @@
+"""Where compiled code finds what it works on: byte offsets into three tables of 8-byte fields.
+
+In: nothing. Out: offsets. Not here: who fills the tables (models.cpu.compiled_decoder), who reads them (models.cpu.forward).
+
+The *frame* describes one pass, a *layer* record one decoder layer, a *rope* record one kind of rotary embedding. Pointers and
+counts are int64; a float32 takes the first half of its field.
+"""
+
+from __future__ import annotations
+
+FIELD = 8
+
+(
+    THREAD, TEAM, BARRIER,  # addresses of omp_get_thread_num, omp_get_num_threads, GOMP_barrier; THREAD 0: no team
+    KIND, NARROW,  # kind of product (models.cpu.tiles); 1 where embedding, cache and results are bfloat16
+    ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
+    SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
+    X, X_PITCH,  # (rows, hidden) float32 residual stream
+    NORMED, NORMED_PITCH, NORMED_SIZE,  # (rows, hidden) activations, one copy a thread
+    QKV, QKV_PITCH, MIXED, MIXED_PITCH, INNER, INNER_PITCH,  # float32 projections, attention's output, the MLP's inner activations
+    SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
+    SCORES, SCORES_PITCH, SCORES_SIZE, QUERY, QUERY_SIZE,  # scores and queries of a block, one copy a thread
+    HEADS, KV_HEADS, HEAD_DIM, ATTENTION_SCALE, SLOT_PITCH,
+    EPSILON, RESIDUAL, INTERMEDIATE, GELU,
+    SLOT,  # (rows,) slots that keys and values go to
+    RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
+    FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
+    HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,  # the head's strips, count and (rows,) indices of its rows, result
+    QUANTIZED, SPARE,  # 1 where weights are bytes, KIND then says how attention multiplies; a thread's float32 row behind NORMED
+    BEST, PARTS, PARTS_ROWS,  # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
+    FRAME_FIELDS,
+) = range(0, 54 * FIELD, FIELD)  # fmt: skip
+
+(
+    ATTENTION, MLP,  # 1 where the sub-layer runs
+    ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS,
+    MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS,
+    CACHE,  # address of the layer's slot 0
+    SEEN,  # address of the layer's kind of window: rows of the four fields below
+    ROPE,  # address of the layer's rope record, or 0
+    TAP,  # where the states behind this layer go, or 0
+    LAYER_FIELDS,
+) = range(0, 19 * FIELD, FIELD)  # fmt: skip
+
+(
+    COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows
+    ROPE_FIELDS,
+) = range(0, 5 * FIELD, FIELD)  # fmt: skip
+
+(
+    SHARED, SHARED_COUNT, OWN, OWN_COUNT,  # lists of visible slots: those of the sequence, and the row's own behind them
+    SEEN_FIELDS,
+) = range(0, 5 * FIELD, FIELD)  # fmt: skip

@@ -1,0 +1,162 @@
+"""Packed matrices, and their product with rows of activations strip by strip.
+
+In: a dense weight (out, in) in float32 or bfloat16, or int8 or int4 with scales. Out: its strips in the order that the inner loop
+reads them, and compiled functions over a range of strips. Not here: the inner loop (models.cpu.tiles), threads
+(models.cpu.threads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numba import njit
+
+from paceline.models.cpu import layout as at
+from paceline.models.cpu.int4 import BLOCK, nibble_sums, pack_nibbles
+from paceline.models.cpu.int8 import HEADER, WHOLE, pack_bytes, settle, to_bytes
+from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.tiles import BYTES, FULL, GROUP, HALF, INPUTS, MOST_ROWS, NIBBLES, STEP, STRIP, accumulate
+from paceline.models.cpu.vectors import broadcast, read, store
+from paceline.models.loading.quantization import GROUP as WIDTH
+
+CHUNK = 64
+"""Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in strips: (strips, steps, 64 outputs, inputs per step), outputs padded with zeros; of bytes and
+    half bytes, see `pack_bytes` and `pack_nibbles`."""
+
+    strips: torch.Tensor
+    inputs: int
+    outputs: int
+
+    @property
+    def address(self) -> int:
+        return self.strips.data_ptr()
+
+    @property
+    def count(self) -> int:
+        return self.strips.shape[0]
+
+
+def packable(inputs: int) -> bool:
+    """Whether rows of this length divide into groups of steps."""
+    return inputs % (2 * GROUP) == 0
+
+
+def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
+    """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with theirs.
+
+    With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both at hand.
+    """
+    outputs, inputs = weight.shape
+    if scale is not None and weight.dtype is torch.uint8:
+        strips = pack_nibbles(_in_strips(weight, paired=paired), _in_strips(scale, paired=paired), pages)
+        return Packed(strips, 2 * inputs, outputs)
+    if scale is not None:
+        ordered = _in_strips(scale[:, None], paired=paired)[:, 0]
+        return Packed(pack_bytes(_in_strips(weight, paired=paired), ordered, pages), inputs, outputs)
+    depth = INPUTS[FULL] if weight.dtype is torch.float32 else INPUTS[HALF]
+    rows = _in_strips(weight, paired=paired).view(-1, STRIP, inputs // depth, depth)
+    shape = (len(rows), inputs // depth, STRIP, depth)
+    strips = pages.take(rows.numel() * weight.itemsize).view(weight.dtype).view(shape)
+    strips.copy_(rows.transpose(1, 2))
+    return Packed(strips, inputs, outputs)
+
+
+def _in_strips(weight: torch.Tensor, *, paired: bool) -> torch.Tensor:
+    """Rows in the order of strips, filled up to whole ones."""
+    if paired:
+        halves = [_padded(half, STRIP // 2).view(-1, STRIP // 2, weight.shape[1]) for half in weight.split(len(weight) // 2)]
+        weight = torch.cat(halves, 1).view(-1, weight.shape[1])
+    return _padded(weight, STRIP)
+
+
+def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
+    extra = -len(weight) % multiple
+    return torch.cat((weight, weight.new_zeros(extra, weight.shape[1]))) if extra else weight
+
+
+@njit(error_model="numpy")
+def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
+    """Products of one strip with all rows: sums (rows, 64) float32.
+
+    Rows of BYTES and NIBBLES are those of `quantized.to_bytes`; `sums` then needs twice the room. Scales of bytes lie behind the
+    strip's steps.
+    """
+    if kind == NIBBLES:
+        nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
+    elif kind == BYTES:
+        _multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
+        settle(weights + steps * STEP, x, pitch, rows, sums)
+    else:
+        _multiply(kind, weights, steps, x, pitch, rows, sums)
+
+
+@njit(error_model="numpy")
+def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
+    for i in range(4 * rows):
+        store(sums + 64 * i, broadcast(np.float32(0.0)))
+    passes = (rows + MOST_ROWS - 1) // MOST_ROWS
+    step_bytes = 8 if kind == HALF else 4
+    at = 0
+    while at < steps:
+        count = min(CHUNK, steps - at)
+        done = 0
+        for turn in range(passes):
+            take = (rows - done + passes - turn - 1) // (passes - turn)
+            ahead = weights + at * STEP + AHEAD if passes == 1 else weights + (at + count) * STEP + (turn & 1) * (count * STEP // 2)
+            accumulate(
+                kind, take, 1 if passes == 1 else 0, weights + at * STEP, count // GROUP,
+                x + done * pitch + at * step_bytes, pitch, sums + done * (4 * STRIP), ahead,
+            )  # fmt: skip
+            done += take
+        at += count
+
+
+AHEAD = 2048
+"""Bytes that a single pass fetches ahead."""
+
+
+@njit(error_model="numpy")
+def product(frame: int) -> int:
+    """The kind of a pass's matrix products in the layers."""
+    quantized = read(frame + at.QUANTIZED)
+    return BYTES - 1 + quantized if quantized > 0 else read(frame + at.KIND)
+
+
+@njit(error_model="numpy")
+def head_product(frame: int) -> int:
+    """The kind of the head's product."""
+    return min(BYTES, product(frame))
+
+
+@njit(error_model="numpy")
+def steps_of(kind: int, inputs: int) -> int:
+    """Steps of a strip."""
+    if kind == BYTES:
+        return (inputs + WHOLE - 1) // WHOLE * GROUP
+    if kind == NIBBLES:
+        return (inputs + WIDTH - 1) // WIDTH * GROUP
+    return inputs if kind == FULL else inputs // 2
+
+
+@njit(error_model="numpy")
+def strip_size(kind: int, steps: int) -> int:
+    """Bytes from one strip to the next."""
+    if kind == NIBBLES:
+        return steps // GROUP * BLOCK
+    return (steps + 1) * STEP if kind == BYTES else steps * STEP
+
+
+@njit(error_model="numpy")
+def as_bytes(frame: int, me: int, source: int, pitch: int, rows: int, size: int) -> int:
+    """This thread's own copy of rows of float32, as `quantized.to_bytes` leaves them."""
+    target, own = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    for row in range(rows):
+        to_bytes(source + row * pitch, size, target + row * own, own, product(frame) == NIBBLES)
+    return target

@@ -1,0 +1,185 @@
+"""The inner loop of every matrix product: up to six rows of activations times one strip of 64 outputs.
+
+In: a strip of packed weights, rows of activations, sums so far. Out: sums. Not here: which strips and rows (models.cpu.matrix).
+
+Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a pair of bfloat16 inputs. An output's sum lives in
+one lane from the first input to the last, so its bits depend neither on the number of rows nor on the neighbours. Kinds:
+DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the weights and keeps float32
+activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes (models.cpu.int8), whose
+int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own (models.cpu.int4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from paceline.models.cpu.bfloat16 import Bfloat, has_bfloat
+from paceline.models.cpu.vectors import (
+    F32V,
+    FLOAT,
+    I8,
+    I32,
+    I32V,
+    I64,
+    Builder,
+    Int,
+    Nothing,
+    Value,
+    call_named,
+    fused,
+    integers,
+    load_at,
+    lowered,
+    splat,
+    store_at,
+)  # fmt: skip
+
+DOT, HALF, FULL, BYTES, NIBBLES = 0, 1, 2, 3, 4
+STRIP, STEP, GROUP = 64, 256, 4
+"""Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
+
+MOST_ROWS = 6
+"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512."""
+
+INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8}
+"""Inputs per step."""
+ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1}
+"""Bytes of one activation."""
+
+COLUMNS = 4
+
+
+PAIRS = ir.VectorType(Bfloat(), 32)
+
+
+def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
+    """Emit sums + a.even * b.even + a.odd * b.odd for lanes of bfloat16 pairs."""
+    pairs = [builder.bitcast(one, PAIRS) for one in (a, b)]
+    return call_named(builder, "llvm.x86.avx512bf16.dpbf16ps.512", F32V, sums, *pairs)
+
+
+def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, native: bool) -> Value:
+    """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32; `native`: by one instruction."""
+    if native:
+        return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)
+    for place in range(4):
+        one = builder.and_(builder.lshr(unsigned, integers(8 * place)), integers(255))
+        other = builder.ashr(builder.shl(signed, integers(24 - 8 * place)), integers(24))
+        sums = builder.add(sums, builder.mul(one, other))
+    return sums
+
+
+def has_dot_bytes() -> bool:
+    """Whether this CPU multiplies four pairs of bytes in one instruction."""
+    from llvmlite import binding
+
+    return bool(binding.get_host_cpu_features().get("avx512vnni"))
+
+
+class Loop:
+    """One variant of the loop: a kind, a number of rows, lines to prefetch a group."""
+
+    def __init__(self, builder: Builder, kind: int, rows: int, lines: int) -> None:
+        self.builder, self.kind, self.rows, self.lines = builder, kind, rows, lines
+        self.pitch = GROUP * INPUTS[kind] * ACTIVATION[kind]
+
+    def emit(self, weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value) -> None:
+        builder = self.builder
+        starts = [builder.add(x, builder.mul(stride, ir.Constant(I64, row))) for row in range(self.rows)]
+        cells = [(row, column) for row in range(self.rows) for column in range(COLUMNS)]
+        first = [load_at(builder, sums, F32V, (row * COLUMNS + column) * 64) for row, column in cells]
+        before = builder.block
+        loop, after = builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index = builder.phi(I64)
+        kept = [builder.phi(F32V) for _ in cells]
+        index.add_incoming(ir.Constant(I64, 0), before)
+        for phi, value in zip(kept, first, strict=True):
+            phi.add_incoming(value, before)
+        found = self._group(weights, starts, index, list(kept), ahead)
+        following = builder.add(index, ir.Constant(I64, 1))
+        index.add_incoming(following, builder.block)
+        for phi, value in zip(kept, found, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
+        builder.position_at_end(after)
+        for (row, column), value in zip(cells, found, strict=True):
+            store_at(builder, sums, value, (row * COLUMNS + column) * 64)
+
+    def _group(self, weights: Value, starts: list[Value], index: Value, sums: list[Value], ahead: Value) -> list[Value]:
+        builder = self.builder
+        at = builder.add(weights, builder.mul(index, ir.Constant(I64, GROUP * STEP)))
+        along = builder.mul(index, ir.Constant(I64, self.pitch))
+        rows = [builder.add(start, along) for start in starts]
+        line = builder.add(ahead, builder.mul(index, ir.Constant(I64, 64 * self.lines)))
+        for step in range(GROUP):
+            for i in range(step * self.lines // GROUP, (step + 1) * self.lines // GROUP):
+                prefetch(builder, line, i * 64, 2)
+            kind = F32V if self.kind == FULL else I32V
+            strip = [load_at(builder, at, kind, step * STEP + column * 64) for column in range(COLUMNS)]
+            for row in range(self.rows):
+                own = slice(row * COLUMNS, (row + 1) * COLUMNS)
+                sums[own] = self._step(strip, rows[row], step * (self.pitch // GROUP), sums[own])
+        return sums
+
+    def _step(self, strip: list[Value], row: Value, offset: int, sums: list[Value]) -> list[Value]:
+        builder = self.builder
+        if self.kind == DOT:
+            pair = splat(builder, load_at(builder, row, I32, offset))
+            return [dot_pairs(builder, total, weight, pair) for total, weight in zip(sums, strip, strict=True)]
+        if self.kind == BYTES:
+            four, native = splat(builder, load_at(builder, row, I32, offset)), has_dot_bytes()
+            whole = [builder.bitcast(total, I32V) for total in sums]
+            whole = [dot_bytes(builder, total, weight, four, native=native) for total, weight in zip(whole, strip, strict=True)]
+            return [builder.bitcast(total, F32V) for total in whole]
+        x = splat(builder, load_at(builder, row, FLOAT, offset))
+        if self.kind == FULL:
+            return [fused(builder, weight, x, total) for total, weight in zip(sums, strip, strict=True)]
+        even = [builder.bitcast(builder.shl(weight, integers(16)), F32V) for weight in strip]
+        odd = [builder.bitcast(builder.and_(weight, integers(-65536)), F32V) for weight in strip]
+        sums = [fused(builder, weight, x, total) for total, weight in zip(sums, even, strict=True)]
+        x = splat(builder, load_at(builder, row, FLOAT, offset + 4))
+        return [fused(builder, weight, x, total) for total, weight in zip(sums, odd, strict=True)]
+
+
+def prefetch(builder: Builder, address: Value, offset: int, level: int) -> None:
+    """Emit a fetch of one cache line to a cache level, 1 or 2."""
+    at = builder.inttoptr(builder.add(address, ir.Constant(I64, offset)), I8.as_pointer())
+    flags = [ir.Constant(I32, value) for value in (0, 4 - level, 1)]  # for reading, how near, data
+    call_named(builder, "llvm.prefetch.p0", ir.VoidType(), at, *flags)
+
+
+def _variants() -> list[tuple[int, int, int]]:
+    kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
+    return [(kind, rows, lines) for kind in kinds for rows in range(1, MOST_ROWS + 1) for lines in ((16, 8) if rows > 2 else (16,))]
+
+
+@lowered(Nothing, Int, Int, Int, Int, Int, Int, Int, Int, Int, outlined=True)
+def accumulate(
+    builder: Builder, kind: Value, rows: Value, alone: Value,
+    weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value,
+) -> Any:  # fmt: skip
+    """Add a stretch of a strip to sums (rows, 64) float32.
+
+    `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the memory ahead is
+    fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between rows of activations.
+    """
+    done, nothing = builder.append_basic_block(), builder.append_basic_block()
+    code = builder.add(builder.mul(kind, ir.Constant(I64, 16)), builder.mul(rows, ir.Constant(I64, 2)))
+    code = builder.add(code, alone)
+    switch = builder.switch(code, nothing)
+    for variant in _variants():
+        block = builder.append_basic_block()
+        kind_, rows_, lines = variant
+        switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines == 16)), block)
+        if rows_ <= 2:
+            switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_), block)
+        builder.position_at_end(block)
+        Loop(builder, kind_, rows_, lines).emit(weights, groups, x, stride, sums, ahead)
+        builder.branch(done)
+    builder.position_at_end(nothing)
+    builder.branch(done)
+    builder.position_at_end(done)

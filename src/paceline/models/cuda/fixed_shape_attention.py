@@ -1,0 +1,165 @@
+"""Attention at fixed shapes over long contexts: the cached prefix in chunks, the fed inputs apart, merged by log-sum-exp.
+
+In: the uploaded buffers of a bucket (models.cuda.graphs). Out: a `Step` that gives what models.decoder.attention.PaddedStep gives.
+Not here: capture (models.cuda.graphs), the form that keeps a row's bits on the CPU (models.decoder.strict_attention).
+
+Every row of a sequence sees the same committed slots, so the prefix needs one mask a sequence instead of one a row; only the
+inputs, 64 at most, need who sees whom. The prefix is cut at multiples of CHUNK positions, whatever the rows are, and all chunks are
+computed at once, each giving an output o and the logarithm of its sum of weights l; o is added up from left to right with weights
+exp(l - max l). Layers with a window read only the chunks that it can reach.
+Sources: online softmax (arXiv:1805.02867), Flash-Decoding (Dao et al. 2023), cascade inference over shared prefixes (Ye et al.).
+
+Axes: b sequences, n rows and m inputs of one, g query heads per kv head, h kv heads, c chunks, d head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.models.decoder.attention import AttentionShape
+from paceline.models.decoder.blocks import BLOCK
+
+CHUNK = 1024
+"""Positions of a chunk."""
+
+FROM = 4096
+"""Slots from which a bucket is computed this way."""
+
+Given = Mapping[str, torch.Tensor]
+Part = tuple[torch.Tensor, torch.Tensor]
+
+log = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Of one window kind: slots of the prefix (b, c, CHUNK), masks of prefix and inputs (b * c or b, 1, 1 or n * g, keys)."""
+
+    slots: torch.Tensor
+    prefix: torch.Tensor
+    inputs: torch.Tensor
+
+
+class ApartStep:
+    """See the module. All tensors are computed from buffers that a captured graph reads.
+
+    Args:
+        layers: the arena's keys and values, (slots, 2 h, d) each.
+        given: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables (b, slots / BLOCK), int64.
+        dtype: of the masks, the model's.
+    """
+
+    def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor], given: Given, dtype: torch.dtype) -> None:
+        self._shape, self._layers, self._write = shape, layers, given["write"]
+        within = torch.arange(BLOCK, device=self._write.device)
+        slots = (given["tables"].unsqueeze(-1) * BLOCK + within).flatten(1)
+        own = given["lengths"].unsqueeze(1) + torch.arange(given["sees"].shape[2], device=slots.device)
+        self._inputs = slots.gather(1, own.clamp_max(slots.shape[1] - 1))
+        self._kinds = [self._kind(given, slots, window, dtype) for window in shape.windows]
+
+    def _kind(self, given: Given, slots: torch.Tensor, window: int | None, dtype: torch.dtype) -> _Kind:
+        lengths, positions = given["lengths"], given["positions"]
+        batch, whole = len(slots), slots.shape[1] // CHUNK
+        count = whole if window is None else min(whole, -(-window // CHUNK) + 1)
+        first = torch.zeros_like(lengths) if window is None else ((lengths + 1 - window) // CHUNK).clamp(0, whole - count)
+        chunks = first.unsqueeze(1) + torch.arange(count, device=slots.device)
+        keys = chunks.unsqueeze(-1) * CHUNK + torch.arange(CHUNK, device=slots.device)
+        seen = (keys < lengths.view(-1, 1, 1)).unsqueeze(2)
+        own = given["sees"].bool()
+        if window is not None:
+            seen = seen & (keys.unsqueeze(2) > positions.view(batch, 1, -1, 1) - window)
+            own = own & ((lengths.unsqueeze(1) + given["depths"]).unsqueeze(1) > positions.unsqueeze(2) - window)
+        return _Kind(
+            slots.view(batch, whole, CHUNK).gather(1, chunks.unsqueeze(-1).expand(-1, -1, CHUNK)),
+            self._mask(seen.flatten(0, 1), dtype),
+            self._mask(own, dtype),
+        )
+
+    def _mask(self, seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Additive (x, 1, rows, keys) of (x, n or 1, keys); rows are n * g, or 1 for all."""
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, far(dtype))
+        return (mask if mask.shape[1] == 1 else mask.repeat_interleave(self._shape.groups, 1)).unsqueeze(1)
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """See `models.decoder.attention.Step`; rows are b * n, sequence by sequence."""
+        shape, cached, kind = self._shape, self._layers[layer], self._kinds[self._shape.kind_of[layer]]
+        cached.index_copy_(0, self._write, qkv[:, shape.heads :])
+        batch, count, _ = kind.slots.shape
+        queries = qkv[:, : shape.heads].reshape(batch, -1, shape.kv_heads, shape.head_dim).transpose(1, 2)
+        many = queries.unsqueeze(1).expand(-1, count, -1, -1, -1).flatten(0, 1)
+        outs, sums = part(many, *self._read(cached, kind.slots.flatten(0, 1)), kind.prefix, shape)
+        tree = by_definition(queries, *self._read(cached, self._inputs), kind.inputs, shape)
+        parts = [(out, own) for out, own in zip(*(x.unflatten(0, (batch, count)).unbind(1) for x in (outs, sums)), strict=True)]
+        return merged([*parts, tree]).to(qkv.dtype).transpose(1, 2).reshape(len(qkv), -1)
+
+    def _read(self, cached: torch.Tensor, slots: torch.Tensor) -> Part:
+        """Keys and values (x, h, s, d) of slots (x, s)."""
+        kv = cached.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
+        return kv[:, : self._shape.kv_heads], kv[:, self._shape.kv_heads :]
+
+
+def merged(parts: Sequence[Part]) -> torch.Tensor:
+    """One attention output (b, h, r, d) float32 of outputs of its parts with their log-sums (b, h, r, 1), added in their order."""
+    sums = torch.stack([own for _, own in parts])
+    weights = (sums - sums.amax(0)).exp_()
+    out = parts[0][0] * weights[0]
+    for i in range(1, len(parts)):
+        out = torch.addcmul(out, parts[i][0].float(), weights[i])
+    return out.div_(weights.cumsum(0)[-1])
+
+
+def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
+    """softmax(scale * q k^T [soft-capped] + mask) v over (x, h, r, d) and (x, h, s, d), and the log-sums (x, h, r, 1) float32."""
+    scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(shape.scale)
+    if shape.softcap is not None:
+        scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
+    scores = scores.add_(mask)
+    sums = scores.logsumexp(-1, keepdim=True)
+    return torch.matmul(scores.sub_(sums).exp_().to(v.dtype), v), sums
+
+
+def part(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
+    """`by_definition` by PyTorch's kernel that keeps no scores, where it was found to agree."""
+    if shape.softcap is None and kernel_agrees(q.device, q.dtype, q.shape[-1], mask.shape[2] == 1):
+        return by_kernel(q, k, v, mask, shape)
+    return by_definition(q, k, v, mask, shape)
+
+
+def by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
+    """`by_definition` without soft cap, by an operator that also gives log-sums."""
+    aten, scale = torch.ops.aten, shape.scale
+    full = mask.expand(*q.shape[:3], k.shape[2])
+    if q.device.type == "cuda":
+        out, sums, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, full, True, 0.0, False, scale=scale)
+    else:
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=full, scale=scale)
+    return out, sums[..., : q.shape[2]].float().unsqueeze(-1)
+
+
+@functools.cache
+def kernel_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, one_mask: bool) -> bool:
+    """Whether `by_kernel` gives what the definition gives, for one mask for all rows or one each."""
+    generator, shape = torch.Generator().manual_seed(0), AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,))
+    q, k, v = (torch.randn(3, 2, n, head_dim, generator=generator).to(device, dtype) for n in (5, CHUNK, CHUNK))
+    seen = torch.rand(3, 1, 1 if one_mask else 5, CHUNK, generator=generator) < 0.5
+    seen[1] = False
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, far(dtype)).to(device, dtype)
+    try:
+        (out, sums), (want, wanted) = by_kernel(q, k, v, mask, shape), by_definition(q, k, v, mask, shape)
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError) as reason:
+        log.debug("attention kernel with log-sums is not used: %s", reason)
+        return False
+    near, some = 1e-4 if dtype is torch.float32 else 2e-2, [0, 2]
+    pairs = ((out[some], want[some]), (sums[some], wanted[some]))
+    same = all(torch.allclose(ours.float(), theirs.float(), rtol=near, atol=near) for ours, theirs in pairs)
+    return same and bool((sums[1] < far(dtype) / 2).all()) and bool(out.isfinite().all())
+
+
+def far(dtype: torch.dtype) -> float:
+    """The mask value of a dtype: finite, so that a chunk of which a row sees nothing gets the weight 0 and no NaN."""
+    return max(-1e30, torch.finfo(dtype).min / 2)

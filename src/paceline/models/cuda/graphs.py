@@ -1,0 +1,211 @@
+"""Scoring at fixed shapes, captured as CUDA graphs: one upload, one replay, whatever the batch, the trees and the contexts are.
+
+In: segments and their tokens. Out: logits and taps of the fed rows, or None where no bucket fits, which sends the caller to the
+eager path (also the oracle of the tests: without capture the same body runs on any device). Not here: allocation of slots, prefill.
+
+A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into one int64
+buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks and rotations from
+it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
+(models.cuda.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs die when the
+arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device is the current one; on
+more than one GPU this has never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.models.cuda.fixed_shape_attention import FROM, ApartStep
+from paceline.models.decoder.attention import AttentionShape, PaddedStep, Step
+from paceline.models.decoder.cache import BLOCK, Arena, blocks_for
+from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, Rotary
+from paceline.models.decoder.segments import Segment
+
+MAX_GRAPHS = 96
+MAX_BATCH, MAX_ROWS, MIN_SLOTS = 64, 64, 256
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A fixed shape: sequences, rows fed a sequence, inputs a sequence, cache slots seen, and the taps taken."""
+
+    batch: int
+    rows: int
+    inputs: int
+    slots: int
+    taps: tuple[int, ...]
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The parts of the upload and their shapes."""
+        return {
+            "tokens": (self.batch * self.rows,),
+            "positions": (self.batch, self.rows),
+            "write": (self.batch * self.rows,),
+            "lengths": (self.batch,),
+            "depths": (self.batch, self.inputs),
+            "sees": (self.batch, self.rows, self.inputs),
+            "tables": (self.batch, self.slots // BLOCK),
+        }
+
+
+def _power(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def bucket_for(segments: Sequence[Segment], taps: Sequence[int]) -> Bucket | None:
+    """The smallest bucket that holds these segments, or None if they are too many or too long."""
+    rows, inputs = (_power(max(getattr(s, name) for s in segments)) for name in ("rows", "inputs"))
+    batch = _power(len(segments))
+    if batch > MAX_BATCH or inputs > MAX_ROWS:
+        return None
+    slots = _power(max(MIN_SLOTS, *(s.cache.length + s.inputs for s in segments)))
+    return Bucket(batch, rows, inputs, slots, tuple(sorted(set(taps))))
+
+
+class ScoringGraphs:
+    """Runs scoring passes at bucketed shapes; with `capture` each bucket is captured once and then replayed."""
+
+    def __init__(self, decoder: Decoder, rotary: Rotary, arena: Arena, *, capture: bool) -> None:
+        self._decoder, self._rotary, self._arena, self._capture = decoder, rotary, arena, capture
+        self._passes: dict[Bucket, _Pass] = {}
+        self._state = (-1, -1)
+
+    def run(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]], taps: Sequence[int]) -> Result | None:
+        """Logits (r, v) and taps (r, hidden) of the fed rows as fresh tensors, or None where no bucket fits."""
+        bucket = bucket_for(segments, taps)
+        if bucket is None or self._rotary.depends_on_length:
+            return None
+        with _current(self._arena.kv.device):
+            return self._run(bucket, segments, tokens)
+
+    def _run(self, bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Result:
+        self._rotary.reserve(bucket.slots + bucket.inputs)
+        state = (self._arena.version, self._rotary.size)
+        if state != self._state or len(self._passes) >= MAX_GRAPHS:
+            self._passes.clear()
+            self._state = state
+        chosen = self._passes.get(bucket)
+        if chosen is None:
+            chosen = self._passes[bucket] = _Pass(bucket, self._decoder, self._rotary, self._arena)
+        chosen.upload(pack(bucket, segments, tokens))
+        logits, kept = chosen.replay() if self._capture else chosen.body()
+        counts = [segment.rows for segment in segments]
+        return _valid(logits, bucket, counts), {layer: _valid(rows, bucket, counts) for layer, rows in kept.items()}
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, a CUDA device is the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Ints:
+    """Everything that varies, as one flat int64 array in the order of `Bucket.sizes`."""
+    parts = {name: np.zeros(size, np.int64) for name, size in bucket.sizes().items()}
+    write = parts["write"].reshape(bucket.batch, bucket.rows)
+    write[:] = np.arange(bucket.rows) % BLOCK
+    parts["sees"][:, :, 0] = 1
+    for i, segment in enumerate(segments):
+        cache, n, m, done = segment.cache, segment.rows, segment.inputs, segment.done
+        parts["tokens"].reshape(bucket.batch, bucket.rows)[i, :n] = tokens[i]
+        parts["positions"][i, :n] = segment.positions()
+        write[i, :n] = cache.slot_index(cache.length + done, cache.length + m)
+        parts["lengths"][i] = cache.length
+        parts["depths"][i, :m] = np.arange(m) if segment.depths is None else segment.depths
+        parts["sees"][i, :n, :m] = np.tri(m)[done:] if segment.sees is None else segment.sees[done:]
+        table = cache.blocks[: blocks_for(cache.length + m)]
+        parts["tables"][i, : len(table)] = table
+    return np.concatenate([part.reshape(-1) for part in parts.values()])
+
+
+def _valid(padded: torch.Tensor, bucket: Bucket, counts: Sequence[int]) -> torch.Tensor:
+    by_sequence = padded.view(bucket.batch, bucket.rows, -1)
+    return torch.cat([by_sequence[i, :n] for i, n in enumerate(counts)])
+
+
+class _Pass:
+    """The body of one bucket over its static buffers, and its graph once captured."""
+
+    def __init__(self, bucket: Bucket, decoder: Decoder, rotary: Rotary, arena: Arena) -> None:
+        self._bucket, self._decoder, self._arena, self._rotary = bucket, decoder, arena, rotary
+        sizes = {name: int(np.prod(size)) for name, size in bucket.sizes().items()}
+        device = arena.kv.device
+        self._host = torch.zeros(sum(sizes.values()), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._buffer = torch.zeros_like(self._host, device=device)
+        views = self._buffer.split(list(sizes.values()))
+        self._in = {name: view.view(size) for view, (name, size) in zip(views, bucket.sizes().items(), strict=True)}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
+        self._out: Result | None = None
+
+    def upload(self, values: Ints) -> None:
+        """Fill the static buffer; ordered before the replay on the current stream."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()  # the pinned buffer may still be read by the call before
+        self._host.copy_(torch.from_numpy(values))
+        self._buffer.copy_(self._host, non_blocking=True)
+        if self._uploaded is not None:
+            self._uploaded.record()
+
+    def body(self) -> Result:
+        """The whole pass, reading nothing but the static buffer, the weights and the arena."""
+        given, decoder = self._in, self._decoder
+        x = decoder.embed_index(given["tokens"])
+        step = self._step(x.dtype)
+        rotations = self._rotary.select(given["positions"].reshape(-1))
+        kept = decoder.run(x, step, rotations, ALL_LAYERS, self._bucket.taps)
+        if len(decoder.layers) in self._bucket.taps:
+            kept[len(decoder.layers)] = decoder.final_norm(x)
+        return decoder.head(x), kept
+
+    def _step(self, dtype: torch.dtype) -> Step:
+        given, slots, shape = self._in, self._bucket.slots, self._decoder.shape
+        if slots >= FROM:
+            return ApartStep(shape, self._arena.layers, given, dtype)
+        within = torch.arange(BLOCK, device=self._buffer.device)
+        read = (given["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
+        masks = padded_masks(given, shape, slots, dtype)
+        return PaddedStep(shape, self._arena.layers, given["write"], read, masks)
+
+    def replay(self) -> Result:
+        """Capture at the first call (after a warm-up on a side stream), then replay.
+
+        The capture names its stream: PyTorch's default one belongs to the device on which the process captured first.
+        """
+        if self._graph is None:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.body()
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=side):
+                self._out = self.body()
+        self._graph.replay()
+        assert self._out is not None
+        return self._out
+
+
+def padded_masks(given: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Additive masks (b, 1, n * g, s), one per window kind, from the uploaded lengths, depths and visibility."""
+    lengths, depths, sees, positions = (given[name] for name in ("lengths", "depths", "sees", "positions"))
+    batch, rows, inputs = sees.shape
+    slot = torch.arange(slots, device=lengths.device)
+    behind = slot - lengths.unsqueeze(1)
+    node = behind.clamp(0, inputs - 1)
+    of_tree = sees.bool().gather(2, node.unsqueeze(1).expand(batch, rows, slots)) & (behind < inputs).unsqueeze(1)
+    visible = torch.where((behind < 0).unsqueeze(1), True, of_tree)
+    key = torch.where(behind < 0, slot, lengths.unsqueeze(1) + depths.gather(1, node))
+    masks = []
+    for window in shape.windows:
+        near = visible if window is None else visible & (key.unsqueeze(1) > positions.unsqueeze(2) - window)
+        mask = torch.zeros(near.shape, dtype=dtype, device=slot.device).masked_fill_(~near, -torch.inf)
+        masks.append(mask.unsqueeze(2).expand(batch, rows, shape.groups, slots).reshape(batch, 1, rows * shape.groups, slots))
+    return masks

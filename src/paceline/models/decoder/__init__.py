@@ -1,0 +1,5 @@
+"""The decoder-only transformer in PyTorch: layers, attention, caches, and the native runners built on them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,276 @@
+"""Who attends to whom in one forward pass, and the attention itself.
+
+In: sequences with the tokens that are fed (a prompt chunk, or a root with its tree). Out: `Step` objects whose `attend` writes the
+new keys and values into the cache and returns the attention output. Masks are built once a step and window kind, shared by layers.
+Not here: projections, rotary embedding, norms (models.decoder.decoder).
+
+Axes: r = rows fed in this pass, n = rows of one sequence, s = cache slots seen, g = query heads per kv head, h = kv heads, d = head
+dim. Query heads come ordered (g, h): the heads of all groups for kv head order, so that (r, g * h, d) read as (r * g, h, d) needs
+no copy, neither in nor out; the packing of the weights sees to that order.
+Sources: SpecInfer's tree attention (arXiv:2305.09781), grouped queries (arXiv:2305.13245), soft caps of Gemma 2 (arXiv:2408.00118).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from paceline.models.decoder.cache import Views
+from paceline.models.decoder.segments import Segment, reach, span
+from paceline.models.decoder.strict_attention import SplitAttention, Workspace
+
+FOLD_ROWS = 64
+"""Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared mask)."""
+
+SPLIT_ROWS = 1024
+"""Most query rows of one kv head in a pass that is computed in the order of positions; larger ones are prompts, not trees."""
+
+TILE, LEAST = 32, 4
+"""The CPU kernel works on tiles of 32 query rows, and a tile of 1 to 3 rows rounds differently from all others. Spare rows fill it
+up to 4, so that a row has the same bits whatever number of rows is scored with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What all layers share, and the window of each: `windows` lists the kinds, `kind_of[layer]` indexes it."""
+
+    groups: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    windows: tuple[int | None, ...]
+    kind_of: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        return self.groups * self.kv_heads
+
+
+class Step(Protocol):
+    """The attention of one forward pass."""
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Write keys and values of (r, g * h + 2 * h, d) to the cache and return (r, g * h * d)."""
+
+
+class Masks:
+    """Additive masks in the model's dtype, with constant parts made once.
+
+    Args:
+        row_invariant: on the CPU, sum every row's attention in the order of positions (see models.decoder.strict_attention), so
+            that its bits depend on its own path alone; False takes the fastest form, whose bits may depend on the tree beside a
+            row.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, row_invariant: bool = False) -> None:
+        self.dtype, self.device, self.row_invariant = dtype, device, row_invariant
+        self.work = Workspace()
+        self._row = torch.empty(0, dtype=dtype, device=device)
+        self._chain = torch.empty(0, 0, dtype=dtype, device=device)
+
+    def row(self, visible: int, width: int) -> torch.Tensor:
+        """(1, 1, 1, width): the first `visible` slots are seen; a view of a constant."""
+        half = len(self._row) // 2
+        if half < width:
+            half = max(4096, 2 * width)
+            self._row = torch.zeros(2 * half, dtype=self.dtype, device=self.device)
+            self._row[half:] = -torch.inf
+        return self._row.narrow(0, half - visible, width).view(1, 1, 1, width)
+
+    def chain(self, n: int) -> torch.Tensor:
+        """(n, n): each input sees those before it and itself."""
+        if len(self._chain) < n:
+            size = max(64, 2 * n)
+            self._chain = torch.full((size, size), -torch.inf, dtype=self.dtype, device=self.device).triu_(1)
+        return self._chain[:n, :n]
+
+    def build(self, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
+        """(n, stop - start): what each fed row sees of the positions start .. stop - 1."""
+        length, inputs, done = segment.cache.length, segment.inputs, segment.done
+        mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype, device=self.device)
+        mask[:, : length - start] = 0
+        at = length - start
+        mask[:, at : at + inputs] = self._block(segment)[done:]
+        if window is not None and reach(segment) > window:
+            depths = np.arange(inputs) if segment.depths is None else segment.depths
+            keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - inputs, length)])
+            queries = length + depths[done:]
+            far = torch.from_numpy(keys[None] <= queries[:, None] - window)
+            mask.masked_fill_(far.to(self.device), -torch.inf)
+        return mask
+
+    def _block(self, segment: Segment) -> torch.Tensor:
+        if segment.sees is None:
+            return self.chain(segment.inputs)
+        block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)
+        return block.masked_fill_(torch.from_numpy(segment.sees).to(self.device), 0.0)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Views (or gathered slots) and mask of one window kind."""
+
+    mask: torch.Tensor
+    views: Views = field(default_factory=list)
+    slots: torch.Tensor | None = None
+
+
+class SequenceStep:
+    """The rows of one sequence, attending to views of the arena; the CPU's hot path."""
+
+    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_slot", "_slots", "_spare", "_split")
+
+    def __init__(self, shape: AttentionShape, masks: Masks, segment: Segment) -> None:
+        cache, n = segment.cache, segment.rows
+        self._shape, self._arena, self._n = shape, cache.arena, n
+        self._fold = n * shape.groups <= FOLD_ROWS
+        self._spare = spare_rows(n * shape.groups if self._fold else n)
+        at = cache.length + segment.done
+        self._slot, self._slots = cache.base + at, None
+        if cache.base < 0:
+            self._slots = torch.from_numpy(cache.slot_index(at, at + n)).to(masks.device)
+        self._split: SplitAttention | None = None
+        self._kinds: list[_Kind] = []
+        if splits(shape, masks, segment):
+            self._split = SplitAttention(shape, masks.work, segment)
+        else:
+            self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
+
+    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _Kind:
+        start, stop = span(segment, window)
+        cache = segment.cache
+        kind = _Kind(self._mask(masks, segment, start, stop, window))
+        if cache.base >= 0:
+            kind.views = cache.views(start, stop)
+        else:
+            kind.slots = torch.from_numpy(cache.slot_index(start, stop)).to(masks.device)
+        return kind
+
+    def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
+        whole = window is None or segment.cache.length + segment.inputs <= window
+        if self._n == 1 and segment.sees is None and whole:
+            return masks.row(segment.cache.length + segment.inputs - start, stop - start)
+        mask = masks.build(segment, start, stop, window)
+        if self._n == 1:
+            return mask.view(1, 1, 1, stop - start)
+        if self._fold:
+            n, width, groups = self._n, stop - start, self._shape.groups
+            mask = mask.unsqueeze(1).expand(n, groups, width).reshape(n * groups, width)
+        return torch.cat((mask, mask[: self._spare])) if self._spare else mask
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """See `Step`."""
+        shape, n = self._shape, self._n
+        heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
+        cached, new = self._arena.layers[layer], qkv.narrow(1, heads, 2 * kv_heads)
+        if self._split is not None:
+            self._write(cached, new)
+            return self._split.attend(layer, qkv, cached)
+        kind = self._kinds[shape.kind_of[layer]]
+        if self._slots is None:
+            cached.narrow(0, self._slot, n).copy_(new)
+            keys, values = kind.views[layer]
+        else:
+            cached.index_copy_(0, self._slots, new)
+            assert kind.slots is not None
+            gathered = cached.index_select(0, kind.slots).transpose(0, 1).unsqueeze(0)
+            keys, values = gathered[:, :kv_heads], gathered[:, kv_heads:]
+        return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask)
+
+    def _write(self, cached: torch.Tensor, new: torch.Tensor) -> None:
+        if self._slots is None:
+            cached.narrow(0, self._slot, self._n).copy_(new)
+        else:
+            cached.index_copy_(0, self._slots, new)
+
+    def _folded(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shape, n, spare = self._shape, self._n, self._spare
+        kv_heads, head_dim, rows = shape.kv_heads, shape.head_dim, n * shape.groups
+        if n == 1 and 0 < spare <= 2:  # the row's own keys and values, right behind its queries, are the spare rows
+            queries = qkv.view(1, rows + 2, kv_heads, head_dim).narrow(1, 0, LEAST)
+        else:
+            queries = qkv.narrow(1, 0, shape.heads).reshape(1, rows, kv_heads, head_dim)
+            if spare:
+                queries = torch.cat((queries, queries[:, :1].expand(1, spare, kv_heads, head_dim)), 1)
+        out = attention(queries.transpose(1, 2), keys, values, mask, shape).transpose(1, 2)
+        return (out.narrow(1, 0, rows) if spare else out).reshape(n, shape.heads * head_dim)
+
+    def _by_head(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shape, n = self._shape, self._n
+        kv_heads, head_dim = shape.kv_heads, shape.head_dim
+        queries = qkv.narrow(1, 0, shape.heads).view(n, shape.groups, kv_heads, head_dim).permute(2, 1, 0, 3)
+        if self._spare:
+            queries = torch.cat((queries, queries[:, :, : self._spare]), 2)
+        sizes = (kv_heads, shape.groups, keys.shape[2], head_dim)
+        out = attention(queries, keys[0].unsqueeze(1).expand(sizes), values[0].unsqueeze(1).expand(sizes), mask, shape)
+        return out[:, :, :n].permute(2, 1, 0, 3).reshape(n, shape.heads * head_dim)
+
+
+def splits(shape: AttentionShape, masks: Masks, segment: Segment) -> bool:
+    """Whether a pass is computed chunk by chunk, so that its rows keep their bits."""
+    return masks.row_invariant and masks.device.type == "cpu" and segment.rows * shape.groups <= SPLIT_ROWS
+
+
+def spare_rows(rows: int) -> int:
+    """Rows to add so that no tile has 1 to 3 rows."""
+    return LEAST - rows % TILE if 0 < rows % TILE < LEAST else 0
+
+
+class BatchStep:
+    """Many sequences, one after the other: a sequence's result cannot depend on its neighbours."""
+
+    def __init__(self, shape: AttentionShape, masks: Masks, segments: Sequence[Segment]) -> None:
+        self._steps = [SequenceStep(shape, masks, segment) for segment in segments]
+        self._rows = [segment.rows for segment in segments]
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """See `Step`."""
+        parts = qkv.split(self._rows)
+        return torch.cat([step.attend(layer, part) for step, part in zip(self._steps, parts, strict=True)])
+
+
+def attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, shape: AttentionShape
+) -> torch.Tensor:
+    """softmax(scale * q k^T [soft-capped] + mask) v over (b, h, n, d) and (b, h, s, d), with the softmax in float32."""
+    if shape.softcap is None:
+        return F.scaled_dot_product_attention(queries, keys, values, mask, scale=shape.scale)
+    scores = torch.matmul(queries, keys.transpose(-1, -2)).float().mul_(shape.scale)
+    scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap).add_(mask)
+    return torch.matmul(torch.softmax(scores, -1).to(values.dtype), values)
+
+
+class PaddedStep:
+    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots): the GPU's form, fit for capture.
+
+    All tensors are buffers that a captured graph reads; padding rows write to the arena's spare block and see one slot of it.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        layers: Sequence[torch.Tensor],
+        write_r: torch.Tensor,
+        read_bs: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+    ) -> None:
+        self._shape, self._layers = shape, layers
+        self.write_r, self.read_bs, self.masks = write_r, read_bs, list(masks)
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """See `Step`; rows are b * n, sequence by sequence."""
+        shape, cached = self._shape, self._layers[layer]
+        batch, slots = self.read_bs.shape
+        heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        cached.index_copy_(0, self.write_r, qkv[:, heads:])
+        kv = cached.index_select(0, self.read_bs.view(-1)).view(batch, slots, 2 * kv_heads, head_dim).transpose(1, 2)
+        queries = qkv[:, :heads].reshape(batch, -1, kv_heads, head_dim).transpose(1, 2)
+        mask = self.masks[shape.kind_of[layer]]
+        out = attention(queries, kv[:, :kv_heads], kv[:, kv_heads:], mask, shape)
+        return out.transpose(1, 2).reshape(qkv.shape[0], heads * head_dim)

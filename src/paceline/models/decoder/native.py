@@ -1,0 +1,278 @@
+"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of ModelSpec.
+
+In: a ModelSpec with canonical weights; sequences, prompt chunks, roots and trees. Out: `Scores`. It keeps the promise of
+`models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`) and from given hidden states, and
+the head on any hidden state. Not here: reading checkpoints (models.load), sampling, drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from paceline.errors import ConfigError
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
+from paceline.models.cpu.eligibility import fits
+from paceline.models.cuda.graphs import ScoringGraphs
+from paceline.models.decoder.attention import Masks
+from paceline.models.decoder.cache import Arena, NativeCache
+from paceline.models.decoder.cache_memory import ArenaMemory
+from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
+from paceline.models.decoder.eager import EagerPasses, Found, Passes
+from paceline.models.decoder.layer_weights import Weights
+from paceline.models.decoder.linear import RowInvariance
+from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
+from paceline.models.decoder.shape_info import bytes_read, fingerprint
+from paceline.models.loading.quantization import form_of
+from paceline.models.spec import ModelSpec
+from paceline.tree import Scores, TokenTree
+
+
+class NativeRunner:
+    """One decoder-only model behind the verbs of `models.base.Runner`.
+
+    Args:
+        spec: the model's shape.
+        weights: canonical weights on `device` in `dtype`; taken out of the mapping as they are packed.
+        name: folder or hub id, for messages.
+        max_context: most tokens of a sequence; None takes the checkpoint's.
+        cache_slots: cache slots allocated at first; the cache grows by doubling.
+        row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is faster for
+            tiny float32 models, such as drafts. Compiled passes always keep it.
+        compiled: run in compiled passes where the model and the CPU allow it (models.cpu); False takes PyTorch's operators.
+        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
+        strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
+            (models.decoder.strict).
+    """
+
+    capabilities = Capabilities(
+        trees=True, taps=True, layer_subsets=True, early_exit=True, head=True, input_embeddings=True, fork=True, blocks=True
+    )
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_context: int | None = None,
+        cache_slots: int = 2048,
+        copy_limit: int = 1024,
+        row_invariant: bool = True,
+        compiled: bool = True,
+        strict: bool = False,
+    ) -> None:
+        weight_bytes = bytes_read(spec, weights)
+        quantization = form_of(weights)
+        self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
+        with torch.inference_mode():
+            self.arena = Arena(
+                spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
+                copy_limit=copy_limit,
+            )  # fmt: skip
+            self.memory = ArenaMemory(self.arena)
+            self.passes, self.graphs = self._prepare(weights, dtype, device, "proven" if strict else row_invariant, compiled)
+        self.info = ModelInfo(
+            name=name,
+            family=spec.family,
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            max_context=max_context or spec.max_context,
+            device=device,
+            dtype=dtype,
+            weight_bytes=weight_bytes,
+            fingerprint=fingerprint(spec, dtype) + (f"-{quantization}" if quantization else ""),
+            quantization=quantization,
+        )
+
+    def _prepare(
+        self, weights: Weights, dtype: torch.dtype, device: torch.device, row_invariant: RowInvariance, compiled: bool
+    ) -> tuple[Passes, ScoringGraphs | None]:
+        """Pack the weights for the way this model runs here."""
+        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
+            from paceline.models.cpu.compiled_decoder import FusedDecoder
+
+            return FusedDecoder(self.spec, weights, self.arena), None
+        decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
+        graphs = None
+        if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
+            graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
+        if row_invariant == "proven":
+            from paceline.models.decoder.strict import InParts
+
+            return InParts(EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True)), self.spec), graphs
+        return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
+
+    def open(self) -> NativeCache:
+        """A new, empty sequence."""
+        return NativeCache(self.arena)
+
+    @torch.inference_mode()
+    def extend(
+        self,
+        caches: Sequence[NativeCache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """See `Runner.extend`.
+
+        Raises:
+            ConfigError: an empty list of tokens, a released cache, or more tokens than the context holds.
+        """
+        fed = tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own]
+        return self._extend(caches, [len(own) for own in tokens], fed, taps, all_logits)
+
+    @torch.inference_mode()
+    def extend_embeddings(
+        self,
+        caches: Sequence[NativeCache],
+        embeddings: Sequence[torch.Tensor],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """`extend` with input embeddings (rows, hidden), as `embed` returns them, instead of tokens."""
+        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
+        return self._extend(caches, [len(own) for own in embeddings], x, taps, all_logits)
+
+    def _extend(
+        self,
+        caches: Sequence[NativeCache],
+        rows: Sequence[int],
+        inputs: Sequence[int] | torch.Tensor,
+        taps: Sequence[int],
+        all_logits: bool,
+    ) -> Scores:
+        check_extend(self.info, caches, rows)
+        segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
+        at = offsets(segments)
+        wanted = None if all_logits else [stop - 1 for stop in at[1:]]
+        logits, _, kept = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
+        for segment in segments:
+            segment.cache.length += segment.inputs
+        return Scores(logits, at if all_logits else tuple(range(len(segments) + 1)), kept)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Scores:
+        """See `Runner.score`.
+
+        Raises:
+            ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the context.
+        """
+        check_score(self.info, caches, trees)
+        segments = self._segments(caches, trees, computed)
+        if self.graphs is not None:
+            fed = [fed_tokens([root], [tree], [segment]) for root, tree, segment in zip(roots, trees, segments, strict=True)]
+            if (result := self.graphs.run(segments, fed, taps)) is not None:
+                return Scores(result[0], offsets(segments), result[1])
+        logits, _, kept = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(logits, offsets(segments), kept, getattr(self.passes, "best", None))
+
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        hidden: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """A pass over part of the stack: layer subsets, early exit, resumption, input embeddings.
+
+        Args:
+            caches, roots, trees, computed: as for `score`; roots and tokens are not looked at when `hidden` is given.
+            plan: which layers and sub-layers run.
+            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0 (see `embed`), or what
+                an earlier call returned that stopped there, whose keys and values are still in scratch. Not modified.
+        Returns:
+            (r, hidden) states behind the last layer that was run, before the final norm (see `head`), and the taps.
+        Raises:
+            ConfigError: a pass that begins at a later layer without hidden states, or hidden states of the wrong shape.
+        """
+        segments = self._segments(caches, trees, computed)
+        rows = sum(segment.rows for segment in segments)
+        if hidden is None and plan.first:
+            raise ConfigError(f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden=")
+        if hidden is not None and hidden.shape != (rows, self.info.hidden_size):
+            raise ConfigError(f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}")
+        given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
+        _, states, kept = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
+        return states, kept
+
+    @torch.inference_mode()
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) input embeddings of tokens, the family's multiplier included."""
+        return self.passes.embed(tokens)
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
+        return self.passes.head(hidden, norm=norm)
+
+    def commit(self, caches: Sequence[NativeCache], paths: Sequence[Sequence[int]]) -> None:
+        """See `Runner.commit`; only a path that leaves the order of the slots moves anything."""
+        for cache, path in zip(caches, paths, strict=True):
+            cache.keep(path)
+
+    def truncate(self, cache: NativeCache, length: int) -> None:
+        """See `Runner.truncate`."""
+        cache.truncate(length)
+
+    def fork(self, cache: NativeCache) -> NativeCache:
+        """See `Runner.fork`."""
+        return cache.fork()
+
+    def release(self, cache: NativeCache) -> None:
+        """See `Runner.release`; a second release does nothing."""
+        cache.release()
+
+    def _segments(self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None) -> list[Segment]:
+        segments = []
+        for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
+            done = computed[i] if computed is not None else 0
+            if not 0 <= done <= min(cache.scratch, len(tree)):
+                raise ConfigError(
+                    f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), got {done}"
+                )
+            segment = tree_segment(cache, tree, done)
+            cache.reserve(segment.inputs)
+            cache.scratch = segment.inputs
+            segments.append(segment)
+        return segments
+
+    def _pass(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        chunked: bool = False,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+    ) -> Found:
+        lengths: Sequence[tuple[int, int]] = ()
+        if self.rotary.depends_on_length:
+            lengths = self._lengths(segments, [p for s in segments for p in s.positions()], chunked)
+        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states)
+
+    def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
+        """Runs of (rows, length) for the rotary kinds that depend on it."""
+        return run_lengths(segments, positions, chunked)

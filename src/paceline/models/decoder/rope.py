@@ -1,0 +1,165 @@
+"""Rotary position embedding: cosines and sines of positions, for every way of scaling that checkpoints ask for.
+
+In:  a RopeSpec, positions, the length of the sequence they belong to. Out: float32 tables in the half-duplicated convention (pair
+i is made of dimensions i and i + dims / 2), attention scaling multiplied in. Not here: applying them (models.decoder.decoder),
+reading configurations (models.loading.rope_keys).
+
+The kinds default, linear, yarn and llama3 depend on the position alone and come from a table that grows on demand. Two kinds also
+depend on the length: *longrope* has one table for lengths up to `original_max_position_embeddings` and one beyond; *dynamic* has a
+base of its own for every length beyond `max_position`. What "length" means is the caller's choice; nothing is remembered here.
+Sources: RoFormer (arXiv:2104.09864), position interpolation (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE
+(arXiv:2402.13753), the Llama 3 models (arXiv:2407.21783); dynamic NTK scaling was published as a post without a paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from paceline.errors import UnsupportedModelError
+from paceline.models.spec import RopeSpec
+
+Table = tuple[torch.Tensor, torch.Tensor]
+
+
+class Rope:
+    """The rotary tables of one RopeSpec on one device.
+
+    Raises:
+        UnsupportedModelError: a kind that is not implemented.
+    """
+
+    def __init__(self, spec: RopeSpec, device: torch.device) -> None:
+        if spec.kind not in KINDS:
+            raise UnsupportedModelError(f"rope type {spec.kind!r} is not implemented; known are {', '.join(sorted(KINDS))}")
+        self.spec, self.device = spec, device
+        self.attention_scaling = _attention_scaling(spec)
+        self._tables: dict[int, Table] = {}
+
+    def inverse_frequencies(self, length: int) -> torch.Tensor:
+        """(dims / 2,) float32: angle per position of each pair, in a sequence of `length` tokens."""
+        return KINDS[self.spec.kind](self.spec, length).to(self.device)
+
+    def cos_sin(self, positions: torch.Tensor, length: int) -> Table:
+        """Cosines and sines of positions (r,) int64 in a sequence of `length` tokens; each (r, dims) float32."""
+        if self.spec.kind == "dynamic" and length > self.spec.max_position:
+            return self._compute(positions, length)
+        regime = int(self.spec.kind == "longrope" and length > _original(self.spec))
+        table = self._tables.get(regime)
+        top = int(positions.max()) + 1 if len(positions) else 0
+        if table is None or table[0].shape[0] < top:
+            size = max(256, 2 * top)
+            table = self._tables[regime] = self._compute(torch.arange(size, device=self.device), length)
+        return table[0].index_select(0, positions), table[1].index_select(0, positions)
+
+    def _compute(self, positions: torch.Tensor, length: int) -> Table:
+        angles = torch.outer(positions.float(), self.inverse_frequencies(length))
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+
+
+def _number(spec: RopeSpec, key: str) -> float:
+    value: Any = spec.scaling[key]
+    return float(value)
+
+
+def _optional(spec: RopeSpec, key: str) -> float | None:
+    value: Any = spec.scaling.get(key)
+    return None if value is None else float(value)
+
+
+def _original(spec: RopeSpec) -> int:
+    value: Any = spec.scaling.get("original_max_position_embeddings")
+    return spec.max_position if value is None else int(value)
+
+
+def _factor(spec: RopeSpec) -> float:
+    """The stretch of the context; where it is not given, the ratio of the two lengths that are."""
+    factor = _optional(spec, "factor")
+    return spec.max_position / _original(spec) if factor is None else factor
+
+
+def _powers(spec: RopeSpec, theta: float | None = None) -> torch.Tensor:
+    """theta^(2 i / dims): the wavelengths of the pairs over 2 pi."""
+    exponents = torch.arange(0, spec.dims, 2, dtype=torch.float32) / spec.dims
+    return torch.pow(spec.theta if theta is None else theta, exponents)
+
+
+def _default(spec: RopeSpec, length: int) -> torch.Tensor:
+    return 1.0 / _powers(spec)
+
+
+def _linear(spec: RopeSpec, length: int) -> torch.Tensor:
+    return 1.0 / _powers(spec) / _number(spec, "factor")
+
+
+def _dynamic(spec: RopeSpec, length: int) -> torch.Tensor:
+    factor, longest = _number(spec, "factor"), max(length, spec.max_position)
+    stretch = factor * longest / spec.max_position - (factor - 1)
+    return 1.0 / _powers(spec, spec.theta * stretch ** (spec.dims / (spec.dims - 2)))
+
+
+def _yarn(spec: RopeSpec, length: int) -> torch.Tensor:
+    """Fast pairs keep their frequency, slow ones are interpolated, with a ramp between (arXiv:2309.00071, section 3.2)."""
+
+    def pair_of(rotations: float) -> float:
+        ratio = _original(spec) / (rotations * 2 * math.pi)
+        return spec.dims * math.log(ratio) / (2 * math.log(spec.theta))
+
+    low, high = pair_of(_optional(spec, "beta_fast") or 32.0), pair_of(_optional(spec, "beta_slow") or 1.0)
+    if spec.scaling.get("truncate", True):
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, spec.dims - 1.0)
+    if low == high:
+        high += 0.001
+    interpolated = ((torch.arange(spec.dims // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    powers = _powers(spec)
+    return interpolated / (_factor(spec) * powers) + (1 - interpolated) / powers
+
+
+def _longrope(spec: RopeSpec, length: int) -> torch.Tensor:
+    key = "long_factor" if length > _original(spec) else "short_factor"
+    return 1.0 / (torch.tensor(spec.scaling[key], dtype=torch.float32) * _powers(spec))
+
+
+def _llama3(spec: RopeSpec, length: int) -> torch.Tensor:
+    """Long waves are stretched, short ones kept, those between blended by their number of turns in the original context."""
+    low, high = _number(spec, "low_freq_factor"), _number(spec, "high_freq_factor")
+    frequencies = 1.0 / _powers(spec)
+    turns = _original(spec) * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / _number(spec, "factor")
+
+
+KINDS: Mapping[str, Callable[[RopeSpec, int], torch.Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}
+
+
+def _attention_scaling(spec: RopeSpec) -> float:
+    """The factor on cosines and sines: 1 but for yarn and longrope."""
+    if spec.kind not in {"yarn", "longrope"}:
+        return 1.0
+    if (given := _optional(spec, "attention_factor")) is not None:
+        return given
+    factor = _factor(spec)
+    if factor <= 1.0:
+        return 1.0
+    if spec.kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(_original(spec)))
+    mscale, all_dims = _optional(spec, "mscale"), _optional(spec, "mscale_all_dim")
+    if mscale and all_dims:
+        return _yarn_temperature(factor, mscale) / _yarn_temperature(factor, all_dims)
+    return _yarn_temperature(factor, 1.0)
+
+
+def _yarn_temperature(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,5 @@
+"""Diffusion language models: bidirectional or block-causal passes over the slots of a canvas."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

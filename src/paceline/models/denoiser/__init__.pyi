@@ -1,0 +1,17 @@
+from .base import Call as Call
+from .base import Denoiser as Denoiser
+from .base import Flags as Flags
+from .base import Ints as Ints
+from .base import SlotCache as SlotCache
+from .layers import rotation as rotation
+from .layouts import LAYOUTS as LAYOUTS
+from .layouts import denoiser_spec as denoiser_spec
+from .layouts import is_denoiser as is_denoiser
+from .layouts import layout_name as layout_name
+from .loading import end_tokens as end_tokens
+from .loading import load_denoiser as load_denoiser
+from .loading import mask_token_id as mask_token_id
+from .native import NativeDenoiser as NativeDenoiser
+from .native import left_rows as left_rows
+from .spec import DenoiserSpec as DenoiserSpec
+from .weights import load_denoiser_weights as load_denoiser_weights

@@ -1,0 +1,267 @@
+"""What a transformers model remembers of one sequence, and how it is made to forget.
+
+In:  a causal model of transformers and token ids. Out: logits and hidden states of the tokens fed, with a way back to any earlier
+length. Not here: trees, batches, the Runner protocol (`models.fallback.runner`).
+
+Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and caches that
+drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the start. A model without
+any usable cache is *recomputed* from its first token at every step. `choose` tries them on the model itself and takes the first
+whose logits are those of one pass over the whole text.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+logger = logging.getLogger("paceline")
+
+CHUNKS, SINGLY = "replayed", "replayed one by one"
+
+ROUNDING: Final = 1.5
+"""A recurrent state that takes several tokens at once may be this much less exact than one that takes them singly: a wrong state
+differs little from a right one in half precision, where no absolute limit tells them apart."""
+
+Taps = dict[int, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Fed:
+    """What one pass gave: logits (m, v) of the tokens fed, or (1, v) of the last; taps, layer -> (m, hidden); the model's cache."""
+
+    logits: torch.Tensor
+    taps: Taps = field(default_factory=dict)
+    cache: Any = None
+
+
+class CausalModel:
+    """One way to call any AutoModelForCausalLM.
+
+    Attributes:
+        cache_key: the argument and output that carries the cache ("past_key_values", "cache_params"), or None.
+        num_layers: layers that can be tapped, 0 if they were not found.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        known = inspect.signature(model.forward).parameters
+        self.model, self.device = model, device
+        self.cache_key = next((key for key in ("past_key_values", "cache_params") if key in known), None)
+        self._short_head = "logits_to_keep" in known
+        self._layers = _decoder_layers(model)
+        self.num_layers = len(self._layers)
+
+    def run(
+        self, tokens: Sequence[int], cache: Any = None, *, keep: bool = True, last_only: bool = False, taps: Sequence[int] = ()
+    ) -> Fed:
+        """One forward pass over `tokens` behind what `cache` holds; `keep` asks for a cache."""
+        options: dict[str, Any] = {"use_cache": keep}
+        if cache is not None and self.cache_key is not None:
+            options[self.cache_key] = cache
+        if last_only and self._short_head and self.num_layers not in taps:
+            options["logits_to_keep"] = 1
+        found: Taps = {}
+        hooks = [self._tap(layer, found) for layer in set(taps)]
+        try:
+            with torch.inference_mode():
+                output = self.model(input_ids=torch.tensor([list(tokens)], device=self.device), **options)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        logits = output.logits[0, -1:] if last_only else output.logits[0]
+        return Fed(logits, found, None if self.cache_key is None else getattr(output, self.cache_key, None))
+
+    def _tap(self, layer: int, found: Taps) -> Any:
+        """A hook that puts the output of `layer` into `found`: -1 is the first layer's input, num_layers the head's."""
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found[layer] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            found[layer] = (output[0] if isinstance(output, tuple | list) else output)[0]
+
+        if layer == -1:
+            return self._layers[0].register_forward_pre_hook(before, with_kwargs=True)
+        if layer == self.num_layers:
+            return self.model.get_output_embeddings().register_forward_pre_hook(before, with_kwargs=True)
+        return self._layers[layer].register_forward_hook(after)
+
+
+def _decoder_layers(model: Any) -> Sequence[nn.Module]:
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return ()
+
+
+class History:
+    """The tokens of one sequence that the model has seen; the base recomputes everything at every step."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.model = model
+        self.tokens: list[int] = []
+
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> Fed:
+        """Append tokens; logits and taps cover the new tokens only."""
+        new = len(tokens)
+        self.tokens += tokens
+        fed = self.model.run(self.tokens, keep=False, last_only=last_only, taps=taps)
+        return Fed(fed.logits[-new:], {layer: states[-new:] for layer, states in fed.taps.items()})
+
+    def mark(self) -> None:
+        """Guesses come next: make going back to here cheap."""
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        del self.tokens[length:]
+
+    def fork(self) -> History:
+        """A copy that goes its own way."""
+        other = type(self)(self.model)
+        other.tokens = list(self.tokens)
+        return other
+
+
+class CroppedHistory(History):
+    """A cache of keys and values in full; tensors are never written in place, so that forks share them."""
+
+    def __init__(self, model: CausalModel) -> None:
+        super().__init__(model)
+        self.cache = _full_cache()
+
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> Fed:
+        fed = self.model.run(tokens, self.cache, last_only=last_only, taps=taps)
+        self.tokens += tokens
+        return fed
+
+    def rewind(self, length: int) -> None:
+        extra = len(self.tokens) - length
+        if length == 0:
+            self.cache = _full_cache()
+        elif extra > 0:
+            self.cache.crop(-extra)  # negative: that many tokens less, in every version of transformers 5
+        super().rewind(length)
+
+    def fork(self) -> History:
+        other = CroppedHistory(self.model)
+        other.tokens, other.cache = list(self.tokens), copy.copy(self.cache)
+        other.cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        return other
+
+
+class ReplayedHistory(History):
+    """Whatever cache the model makes for itself, copied before guesses are fed.
+
+    Args:
+        one_by_one: feed the tokens behind the first chunk singly, for models whose state cannot take several at once.
+    """
+
+    def __init__(self, model: CausalModel, *, one_by_one: bool = False) -> None:
+        super().__init__(model)
+        self.one_by_one = one_by_one
+        self.cache: Any = None
+        self._saved: tuple[int, Any] | None = None  # (length, cache at that length)
+
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> Fed:
+        single = self.one_by_one and bool(self.tokens)
+        parts = []
+        for chunk in [[token] for token in tokens] if single else [list(tokens)]:
+            parts.append(self.model.run(chunk, self.cache, last_only=last_only, taps=taps))
+            self.cache = parts[-1].cache
+            self.tokens += chunk
+        if len(parts) == 1:
+            return parts[0]
+        logits = parts[-1].logits if last_only else torch.cat([part.logits for part in parts])
+        return Fed(logits, {layer: torch.cat([part.taps[layer] for part in parts]) for layer in set(taps)})
+
+    def mark(self) -> None:
+        with torch.inference_mode():
+            self._saved = len(self.tokens), copy.deepcopy(self.cache)
+
+    def rewind(self, length: int) -> None:
+        if length == len(self.tokens):
+            return
+        known, (at, cache) = self.tokens[:length], self._saved or (0, None)
+        self._saved = None  # its cache is about to be written to
+        self.tokens, self.cache = ([], None) if at > length else (known[:at], cache)
+        if at == length:
+            return
+        if replay := known[len(self.tokens) :]:
+            self.feed(replay, last_only=True)
+
+    def fork(self) -> History:
+        other = ReplayedHistory(self.model, one_by_one=self.one_by_one)
+        with torch.inference_mode():
+            other.tokens, other.cache = list(self.tokens), copy.deepcopy(self.cache)
+        return other
+
+
+def _full_cache() -> Any:
+    """A cache that keeps every key, in sliding-window layers too: their masks hide what lies outside the window."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Callable[[], History]:
+    """How this model's sequences are kept: the first kind that reproduces a pass over the whole text on a short random one."""
+    generator = torch.Generator().manual_seed(0)
+    tokens: list[int] = torch.randint(0, vocab_size, (min(9, max_context),), generator=generator).tolist()
+    if len(tokens) < 9:
+        return lambda: History(model)
+    expected = model.run(tokens, keep=False).logits.float()
+    candidates = _candidates(model, tokens)
+    errors = {name: _error(name, make, tokens, expected) for name, make in candidates.items()}
+    limit = 3e-5 if model.model.dtype == torch.float32 else 0.1
+    limits = {CHUNKS: min(limit, ROUNDING * errors.get(SINGLY, math.inf) + 1e-6)}
+    fitting = [make for name, make in candidates.items() if errors[name] <= limits.get(name, limit)]
+    return fitting[0] if fitting else lambda: History(model)
+
+
+def _error(name: str, make: Callable[[], History], tokens: Sequence[int], expected: torch.Tensor) -> float:
+    """How far a history is off, as the mean difference of logits relative to how much they vary; infinity if it does not work."""
+    spread = float((expected - expected.mean()).abs().mean())
+    try:
+        error = float((_trial(make(), tokens) - expected).abs().mean()) / max(spread, 1e-30)
+    except Exception as failure:  # a foreign model may raise anything; what else there is needs less of it
+        logger.debug("history %r does not work for this model: %s", name, failure)
+        return math.inf
+    logger.debug("history %r is off by %.2g of the logits' spread", name, error)
+    return error
+
+
+def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable[[], History]]:
+    """Kinds that this model may allow, the fastest first."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    try:
+        cache = model.run(tokens[:2]).cache
+    except Exception as failure:  # as in `_error`
+        logger.debug("this model makes no cache: %s", failure)
+        return {}
+    if cache is None:
+        return {}
+    plain = type(cache) is DynamicCache and all(type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers)
+    found: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
+    return found | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, one_by_one=True)}
+
+
+def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits at every token, with wrong guesses fed and taken back twice on the way."""
+    rows = [history.feed(tokens[:4]).logits]
+    for start, stop in ((4, 7), (7, 9)):
+        history.mark()
+        history.feed([*tokens[start : start + 1], *tokens[:3]])
+        history.rewind(start + 1)
+        history.rewind(start)
+        rows.append(history.feed(tokens[start:stop]).logits)
+    return torch.cat(rows).float()

@@ -1,1 +1,0 @@
-"""The decoder's forward pass on the CPU as compiled code: vectors, tiles, matrices, attention, the pass, and who calls it."""

@@ -1,0 +1,103 @@
+"""What a checkpoint recommends for generation: its end tokens and default sampling parameters.
+
+In:  generation_config.json, with config.json and the tokenizer behind it. Out: GenerationDefaults.
+Not here: what a user asked for (`config.SamplingParams` wins over all of this).
+
+End tokens are those of transformers: a generation_config.json decides alone, even where it names none; only without that file
+config.json decides, for a composite model its text part where the outer part is silent. transformers would never end the output of
+a checkpoint that has no generation_config.json and no end token in config.json. There, and nowhere else, the tokenizer's own end
+token counts, which vLLM takes too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline.config import SamplingParams
+from paceline.errors import CheckpointError, ConfigError
+from paceline.models.loading.tokenizer import read_json
+from paceline.utils import shortened
+
+if TYPE_CHECKING:
+    from paceline.models.loading.tokenizer import Tokenizer
+
+logger = logging.getLogger("paceline")
+
+TEXT_PARTS: Final = ("decoder", "generator", "text_config")
+"""Where config.json of a composite model describes the part that writes text; the first that there is counts."""
+
+SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p")
+"""Keys that count only with `do_sample`, as in transformers."""
+
+ALWAYS: Final = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
+"""Keys that count in any case -> their names in SamplingParams."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Recommendations of a checkpoint.
+
+    Attributes:
+        eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none (see the top of this file).
+        sampling: keyword arguments of SamplingParams, used where a user gives no sampling parameters at all (vLLM's
+            `generation_config="auto"`).
+    """
+
+    eos_ids: tuple[int, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> GenerationDefaults:
+        """Read a checkpoint folder; files that are missing leave their part empty.
+
+        Raises:
+            CheckpointError: a file that cannot be read, or a value of the wrong type or out of range.
+        """
+        path = Path(folder)
+        file = path / "generation_config.json"
+        generation = read_json(file)
+        config = read_json(path / "config.json")
+        declared = generation.get("eos_token_id") if file.is_file() else _of_config(config, tokenizer)
+        if declared in (None, []) and file.is_file() and tokenizer is not None and tokenizer.eos_id is not None:
+            logger.warning("%s names no end token, so outputs end at max_tokens only; add eos_token_id to it", file)
+        _ids(config.get("eos_token_id"), path, least=-1)  # where it does not count, -1 for none is no damage
+        ids, size = _ids(declared, path), config.get("vocab_size")
+        if beyond := [one for one in ids if isinstance(size, int) and one >= size]:
+            logger.warning(
+                "end token %d of %s lies beyond the vocabulary of %d, so it never comes; correct it", beyond[0], path, size
+            )
+        return cls(ids, _sampling(generation, path))
+
+
+def _of_config(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> object:
+    """The end tokens of a checkpoint without generation_config.json."""
+    text = next((config[name] for name in TEXT_PARTS if config.get(name)), None)
+    found = [config.get("eos_token_id"), text.get("eos_token_id") if isinstance(text, Mapping) else None]
+    own = None if tokenizer is None else tokenizer.eos_id
+    return next((value for value in found if value is not None and value != []), own)
+
+
+def _ids(value: object, folder: Path, *, least: int = 0) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= least for one in ids):
+        raise CheckpointError(
+            f"eos_token_id in {folder} must be a token id or a list of them, got {shortened(value)}; correct the file"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The recommended keyword arguments, checked by building SamplingParams from them."""
+    names = dict(ALWAYS) | ({name: name for name in SAMPLED} if generation.get("do_sample") is True else {})
+    found = {ours: generation[theirs] for theirs, ours in names.items() if generation.get(theirs) is not None}
+    try:
+        SamplingParams(**found)
+    except ConfigError as error:
+        raise CheckpointError(f"generation_config.json in {folder}: {error}; correct the file") from error
+    return found

@@ -1,0 +1,194 @@
+"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; formats that are refused, by name.
+
+In: a folder, or a hub id with a revision. Out: a local folder, its config.json. Not here: tensors (models.loading.checkpoint),
+which architectures run how (models.loading.families, models.load).
+
+Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked only for
+configuration, safetensors, tokenizer and generation files at the top of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
+from paceline.models.loading.checkpoint import INDEX, SINGLE
+from paceline.models.loading.tokenizer import read_json
+from paceline.utils import need, shortened
+
+WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+UNWANTED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
+BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
+BUNDLED_PREFIX = "bundled/"
+"""Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HEADLESS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForMaskedLM")
+"""Endings of architectures that hold no language-modelling head."""
+
+
+def check_names(**names: object) -> None:
+    """Refuse what names no model, tokenizer or revision.
+
+    Raises:
+        ConfigError: a value that is neither a text nor a path, nor None; a revision that is no text.
+    """
+    for key, value in names.items():
+        kinds, rule = ((str,), "a branch, tag or commit") if key == "revision" else ((str, Path), "a folder or hub id")
+        need(value is None or isinstance(value, kinds), key, f"be {rule}", value)
+
+
+def resolve(model: str | Path, *, revision: str | None = None, code: bool = False) -> Path:
+    """The local folder of a model, downloaded if it is a hub id that is not in the cache.
+
+    Args:
+        model: a folder, "bundled/NAME" for a model that ships with the package, or a hub id such as "org/name".
+        revision: branch, tag or commit on the hub.
+        code: fetch Python files too (for `trust_remote_code`).
+    Raises:
+        CheckpointError: no such folder or repository, gated, or offline and not in the cache.
+        UnsupportedModelError: a GGUF file. ConfigError: a revision of a local folder.
+    """
+    name = str(model)
+    try:
+        path = Path(name).expanduser()
+        is_folder = bool(name) and path.is_dir()
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such home
+        raise CheckpointError(
+            f"{name[:200]!r} cannot be opened ({getattr(error, 'strerror', None) or error}); check the path"
+        ) from error
+    if is_folder:
+        if revision is not None:
+            raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
+        return path
+    if name.startswith(BUNDLED_PREFIX):
+        return _bundled(name, revision)
+    if name.endswith(".gguf"):
+        raise UnsupportedModelError(
+            f"{name} is a GGUF file, which is not supported; use the safetensors checkpoint it was made from"
+        )
+    if path.is_file():
+        raise CheckpointError(f"{name} is a file; give the folder of a checkpoint, with config.json and safetensors")
+    if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
+        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; check the path")
+    return _download(name, revision, code)
+
+
+def _bundled(name: str, revision: str | None) -> Path:
+    """The folder of a model that ships with the package."""
+    there = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
+    if name.removeprefix(BUNDLED_PREFIX) not in there:
+        known = " or ".join(BUNDLED_PREFIX + one for one in there)
+        raise CheckpointError(f"no model called {name!r} ships with this package; name {known}")
+    if revision is not None:
+        raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} ships with this package; leave it out")
+    return BUNDLED_FOLDER / name.removeprefix(BUNDLED_PREFIX)
+
+
+def _download(name: str, revision: str | None, code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = [*WANTED, *(["*.py"] if code else [])]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNWANTED)))
+    except Exception as error:  # HTTP, cache and validation errors of several libraries
+        raise _explain(error, name, revision) from error
+
+
+def _explain(error: Exception, name: str, revision: str | None) -> CheckpointError:
+    """One line for what went wrong on the way to the hub."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return CheckpointError(
+            f"{name} is gated; accept its terms at https://huggingface.co/{name} and log in with `hf auth login`"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return CheckpointError(f"{name} has no revision {revision!r} on the hub; check the branch, tag or commit")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return CheckpointError(
+            f"no folder and no hub repository is called {name!r}; check the name, or log in with `hf auth login` if it is private"
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        wanted = name if revision is None else f"{name} at revision {revision!r}"
+        if constants.HF_HUB_OFFLINE:
+            return CheckpointError(
+                f"no folder {name!r}, and {wanted} is not (or not whole) in the cache {constants.HF_HUB_CACHE} while "
+                "HF_HUB_OFFLINE is set; unset it to download"
+            )
+        return CheckpointError(
+            f"no folder {name!r}, and the hub cannot be reached to download {wanted}; check the name and the connection"
+        )
+    return CheckpointError(f"{name} cannot be downloaded ({one_line(error)}); check the name and the connection")
+
+
+def one_line(error: Exception, most: int = 200) -> str:
+    """The text of an error of another library, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a checkpoint folder, after refusing what cannot be loaded from this folder.
+
+    Raises:
+        CheckpointError: no config.json, or not readable.
+        UnsupportedModelError: adapters, GGUF, pickled or quantised weights, models without a language-modelling head.
+    """
+    _refuse_formats(folder)
+    config = read_json(folder / "config.json")
+    if not config:
+        raise CheckpointError(f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint")
+    _refuse_quantised(folder, config)
+    architectures = config.get("architectures")
+    names = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    headless = [name for name in names if name.endswith(HEADLESS)]
+    if headless:
+        raise UnsupportedModelError(f"{folder} is a {headless[0]}, which does not write text; use a ForCausalLM checkpoint")
+    return config
+
+
+def _refuse_formats(folder: Path) -> None:
+    weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    if (folder / "adapter_config.json").is_file() and not weights:
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model"
+        raise UnsupportedModelError(
+            f"{folder} holds a LoRA or other adapter, not supported; merge it into {base} (merge_and_unload of peft)"
+        )
+    if weights:
+        return
+    if any(folder.glob("*.gguf")):
+        raise UnsupportedModelError(
+            f"{folder} holds GGUF weights only, which are not supported; use the safetensors checkpoint they were made from"
+        )
+    if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
+        raise UnsupportedModelError(
+            f"{folder} holds pickled weights only, which may run code and are not supported; convert them to safetensors "
+            "(load them with transformers and save_pretrained)"
+        )
+
+
+def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
+    text = config.get("text_config")
+    for owner in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = owner.get(key)
+            if found is not None and not isinstance(found, Mapping):
+                raise CheckpointError(
+                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or float16 "
+                    "checkpoint, or remove the key if the weights are not quantised"
+                )
+            if found is not None:
+                method = found.get("quant_method") or (
+                    "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
+                )
+                raise UnsupportedModelError(
+                    f"{folder} is quantised ({str(method).upper()}), which is not supported; use the bfloat16 or float16 checkpoint"
+                )
+    for name, method in (("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ"), ("hf_quant_config.json", "ModelOpt")):
+        if (folder / name).is_file():
+            raise UnsupportedModelError(
+                f"{folder} is quantised ({method}, {name}), which is not supported; use the bfloat16 or float16 checkpoint"
+            )

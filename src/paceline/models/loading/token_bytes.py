@@ -1,0 +1,78 @@
+"""What each token of a vocabulary writes into a text, as bytes, whatever the tokenizer's kind.
+
+In: a Tokenizer. Out: bytes per id, a leading space included; None for special tokens and unused ids. Not here: encoding and
+decoding of texts (models.loading.tokenizer).
+
+Byte-level vocabularies (GPT-2's) spell every byte as one character; sentencepiece's write a space as U+2581 and lonely bytes as
+<0x00> .. <0xFF>; WordPiece marks what continues a word with "##". Other vocabularies are taken as they read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from paceline.models.loading.tokenizer import Tokenizer
+
+SPACE: Final = "\u2581"
+BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+CONTINUES: Final = "##"
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's spelling: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF: Final[Mapping[str, int]] = _byte_of()
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
+    """Bytes of each id, up to the largest."""
+    spelled = tokenizer.tokens()
+    read = reader_of(tokenizer)
+    found: list[bytes | None] = [None] * (max(spelled, default=-1) + 1)
+    for index, text in spelled.items():
+        if index not in tokenizer.special_ids:
+            found[index] = read(text)
+    return found
+
+
+def reader_of(tokenizer: Tokenizer) -> Callable[[str], bytes]:
+    """How the vocabulary spells: from a token as it is written there to its bytes."""
+    spelled = tokenizer.tokens()
+    signs = "".join(chr(256 + i) for i in range(68))
+    for index, text in spelled.items():
+        if any(sign in text for sign in signs) and all(sign in BYTE_OF for sign in text) and index not in tokenizer.special_ids:
+            plain = bytes(BYTE_OF[sign] for sign in text).decode("utf-8", "replace")
+            if tokenizer.decode([index], False) == plain != text:
+                return byte_level
+    if any(SPACE in text or BYTE.fullmatch(text) for text in spelled.values()):
+        return sentencepiece
+    if any(text.startswith(CONTINUES) and len(text) > len(CONTINUES) for text in spelled.values()):
+        return wordpiece
+    return str.encode
+
+
+def byte_level(text: str) -> bytes:
+    """GPT-2's spelling; a token added as it reads keeps its own bytes."""
+    if all(sign in BYTE_OF for sign in text):
+        return bytes(BYTE_OF[sign] for sign in text)
+    return text.encode("utf-8", "replace")
+
+
+def sentencepiece(text: str) -> bytes:
+    """Sentencepiece's spelling."""
+    if (byte := BYTE.fullmatch(text)) is not None:
+        return bytes([int(byte[1], 16)])
+    return text.replace(SPACE, " ").encode("utf-8", "replace")
+
+
+def wordpiece(text: str) -> bytes:
+    """WordPiece's spelling: what does not continue a word begins with a space."""
+    if text.startswith(CONTINUES) and len(text) > len(CONTINUES):
+        return text[len(CONTINUES) :].encode("utf-8", "replace")
+    return f" {text}".encode("utf-8", "replace")

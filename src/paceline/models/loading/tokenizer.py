@@ -1,0 +1,253 @@
+"""Text to token ids and back, as the checkpoint's own files say.
+
+In:  a checkpoint folder. Out: Tokenizer, which encodes, decodes, names single tokens and renders chat templates.
+Not here: streaming (`engine.detokenize`), hub ids (`models.loading.hub`), sampling defaults (`models.loading.generation_defaults`).
+
+`tokenizer.json` is read with the `tokenizers` library alone, since importing transformers takes seconds; a folder without that file
+goes to transformers' AutoTokenizer, imported only then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.config import SamplingParams
+from paceline.errors import CheckpointError, ConfigError, PromptError
+from paceline.models.loading import chat_template
+from paceline.models.loading.tokenizer_backends import Backend, Fast, Slow
+from paceline.utils import keys_once, reject_unknown, shortened
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint; build it with `Tokenizer.load`.
+
+    Attributes:
+        name: folder it came from, for messages.
+        named: "bos_token", "eos_token", ... -> token, as far as the checkpoint names them.
+        special_ids: ids that `skip_special_tokens` leaves out.
+        bos_id, eos_id: ids of the named tokens, or None.
+        vocab_size: number of tokens, added ones included (the model's head may be padded beyond it).
+    """
+
+    def __init__(self, backend: Backend, *, name: str, named: Mapping[str, str], template: str | None = None) -> None:
+        self.name, self.named, self._backend, self._template = name, dict(named), backend, template
+        self._tokens: dict[int, str] | None = None
+        self._fingerprint: str | None = None
+        self.vocab_size = backend.size()
+        self.special_ids = frozenset(backend.special_ids())
+        self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
+        self.eos_id = backend.index(self.named["eos_token"]) if "eos_token" in self.named else None
+
+    @classmethod
+    def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+        """Read the tokenizer of a checkpoint folder.
+
+        Raises:
+            CheckpointError: no such folder, no tokenizer in it, or a file that cannot be read.
+        """
+        path = Path(folder)
+        if not path.is_dir():
+            raise CheckpointError(f"no tokenizer: {str(path)!r} is not a folder; give a checkpoint folder")
+        if (path / "tokenizer.json").is_file():
+            return _from_json(path)
+        if not any((path / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
+            raise CheckpointError(f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER")
+        return _from_transformers(path, trust_remote_code)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the start and end tokens that the checkpoint adds, if any.
+
+        Raises:
+            PromptError: not a text, or one that is not valid Unicode.
+        """
+        if not isinstance(text, str):
+            raise PromptError(f"a prompt to encode must be a string, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
+        return self._backend.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens)
+
+    def token_text(self, index: int) -> str:
+        """The text of one token as it reads inside a text, a leading space kept; "" for ids beyond the vocabulary."""
+        text, token = self._backend.decode([index], False), self._backend.token(index) or ""
+        return f" {text}" if token.startswith("\u2581") and not text.startswith(" ") else text
+
+    def has_text(self, index: int, skip_special_tokens: bool = True) -> bool:
+        """Whether a token counts when a text is decoded: it is in the vocabulary and not left out as special."""
+        return not (skip_special_tokens and index in self.special_ids) and self._backend.token(index) is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        """The prompt text of a conversation; encode it with `add_special_tokens=False`.
+
+        Args:
+            messages: dicts with "role" and "content".
+            add_generation_prompt: end with the header that makes the model answer.
+            kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
+        Raises:
+            ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
+            CheckpointError: a broken template. PromptError: messages that the template refuses or fails on.
+        """
+        if self._template is None:
+            raise ConfigError(
+                f"{self.name} has no chat template; use generate with a plain prompt, or a chat ('-Instruct') version of the model"
+            )
+        name = f"the chat template of {self.name}"
+        if given := {key: value for key, value in kwargs.items() if value is not None}:
+            self._refuse_unread(name, given, chat_template.variables_of(self._template, name=name))
+        variables = {**self.named, "add_generation_prompt": add_generation_prompt, **given}
+        return chat_template.render(self._template, messages, variables, name=name)
+
+    @staticmethod
+    def _refuse_unread(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+        for key in given:
+            if key in SamplingParams.__dataclass_fields__ and key not in known:
+                raise ConfigError(f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)")
+        reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
+
+    def tokens(self) -> Mapping[int, str]:
+        """id -> token as the vocabulary spells it."""
+        if self._tokens is None:
+            self._tokens = {index: token for token, index in self._backend.vocabulary().items()}
+        return self._tokens
+
+    def fingerprint(self) -> str:
+        """16 hex digits that are equal for equal vocabularies, whatever files they come from."""
+        if self._fingerprint is None:
+            lines = (f"{index} {token}" for index, token in sorted(self.tokens().items()))
+            self._fingerprint = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return self._fingerprint
+
+
+def same_tokenizer(a: Tokenizer, b: Tokenizer) -> str | None:
+    """None if both give the same tokens to the ids they share (sizes may differ), else one sentence about the first difference."""
+    if a is b:
+        return None
+    first, second = a.tokens(), b.tokens()
+    shared = first.keys() & second.keys()
+    if not shared:
+        return f"{a.name} and {b.name} share no token ids"
+    index = min((i for i in shared if first[i] != second[i]), default=None)
+    if index is None:
+        return None
+    return f"token {index} is {first[index]!r} in {a.name} but {second[index]!r} in {b.name}"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no such file.
+
+    Raises:
+        CheckpointError: unreadable, not JSON, not an object, or with a key given twice.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(str(path)))
+    except FileNotFoundError:
+        return {}
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; correct the file, or download the checkpoint again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(found).__name__}; download the checkpoint again")
+    return found
+
+
+def _from_json(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Inner
+
+    path = folder / "tokenizer.json"
+    try:
+        inner = Inner.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path} is no tokenizer ({error}); download the checkpoint again") from error
+    config = read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_json(folder / "special_tokens_map.json")
+    named = {name: text for name in NAMED_TOKENS if (text := _content(config.get(name))) is not None}
+    template = _find_template(folder, config)
+    try:
+        _add_special_tokens(inner, config)
+        inner.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        backend = Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
+        return Tokenizer(backend, name=str(folder), named=named, template=template)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # tokens of the wrong kind, or no Unicode
+        raise CheckpointError(f"tokenizer_config.json in {folder} has unreadable tokens ({error}); download it again") from error
+
+
+def _content(value: object) -> str | None:
+    """The text of a token that a file gives as a string or as the dict of an added token."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _add_special_tokens(inner: Any, config: Mapping[str, Any]) -> None:
+    """Tokens that only the configuration knows to be special, or knows at all, join those of tokenizer.json."""
+    from tokenizers import AddedToken
+
+    known = {token.content: token for token in inner.get_added_tokens_decoder().values()}
+    declared = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        if (text := _content(entry)) is not None and text not in known:
+            flags = {key: bool(entry[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in entry}
+            known[text] = AddedToken(text, special=bool(entry.get("special")), **flags)
+            inner.add_tokens([known[text]])
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    names = [key for key in config if key.endswith("_token") and key not in NAMED_TOKENS]
+    values = [config.get(key) for key in (*NAMED_TOKENS, *names)]
+    values += list(extra.values() if isinstance(extra, Mapping) else extra)
+    texts = [text for value in values if (text := _content(value)) is not None]
+    inner.add_special_tokens([known.get(text) or AddedToken(text, special=True, normalized=False) for text in texts])
+
+
+def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The default chat template: a file of its own wins over the entry in tokenizer_config.json."""
+    if (path := folder / "chat_template.jinja").is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); download the checkpoint again") from error
+    found = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
+    if isinstance(found, Mapping):
+        found = found.get("default")
+    if found is not None and not isinstance(found, str):
+        raise CheckpointError(
+            f"the chat template in {folder} must be a text, got {shortened(found)}; download the checkpoint again"
+        )
+    return found
+
+
+def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        inner = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a tokenizer class raises about its files
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER") from error
+    fast = getattr(inner, "backend_tokenizer", None)
+    clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
+    backend: Backend = Slow(inner) if fast is None else Fast(fast, clean_up=clean_up)
+    named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
+    template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
+    tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)
+    if tokenizer.vocab_size <= len(tokenizer.special_ids):  # some classes make an empty tokenizer where their files are missing
+        raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER")
+    return tokenizer

@@ -1,0 +1,261 @@
+"""The weights of a checkpoint under the decoder's names: fused, checked, cast, read tensor by tensor.
+
+In:  a Checkpoint and the ModelSpec of its config.json. Out: name -> tensor, with these names and shapes (d hidden, i inner,
+v vocabulary, e experts, q and k the widths of all query and of all key-value heads):
+
+    embed.weight (v, d)    final_norm.weight (d,)    head.weight (v, d), unless tied
+    layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
+    layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), .down (d, i), each .weight and perhaps .bias
+    layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
+    layers.N.router.weight (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i)
+
+Not here: files (models.loading.checkpoint), layouts for speed (models.decoder.linear). Stored names may begin with `model.`,
+`language_model.model.` or `model.language_model.`; experts may be stored one by one or stacked.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models.loading.checkpoint import Checkpoint, some
+from paceline.models.spec import ModelSpec
+
+log = logging.getLogger("paceline")
+
+PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector)\.")
+"""Buffers that are computed, and parts of a multimodal model that text does not use."""
+
+FOREIGN: Mapping[str, str] = {
+    "lora_": "LoRA weights; merge the adapter into its base model first",
+    "qweight": "GPTQ or AWQ weights; use the checkpoint in bfloat16 or float16",
+    "weight_scale": "FP8 or other scaled weights; use the checkpoint in bfloat16 or float16",
+    "quant_state": "bitsandbytes weights; use the checkpoint in bfloat16 or float16",
+}
+
+Shape = tuple[int, ...]
+Instead = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One stored tensor and its place: `at` counts along the first free axis of the target, inside `expert` if that is not None."""
+
+    names: tuple[str, ...]
+    shape: Shape
+    at: int = 0
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One canonical tensor, and the alternative lists of pieces that make it."""
+
+    name: str
+    shape: Shape
+    recipes: tuple[tuple[Piece, ...], ...]
+
+
+def targets(spec: ModelSpec) -> Iterator[Target]:
+    """All canonical tensors of a model."""
+    d, v = spec.hidden_size, spec.vocab_size
+    yield _same("embed.weight", (v, d), "embed_tokens.weight")
+    yield _same("final_norm.weight", (d,), "norm.weight")
+    if not spec.tied:
+        yield _same("head.weight", (v, d), "lm_head.weight")
+    for index in range(spec.num_layers):
+        yield from _attention(spec, f"layers.{index}.")
+        yield from _norms(spec, f"layers.{index}.")
+        yield from _experts(spec, f"layers.{index}.") if spec.layers[index].moe else _mlp(spec, f"layers.{index}.")
+
+
+def _same(name: str, shape: Shape, *stored: str) -> Target:
+    return Target(name, shape, ((Piece(stored, shape),),))
+
+
+def _fused(name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str) -> Target:
+    """A tensor stored in parts along its first axis, or as one called `whole`."""
+    pieces, at = [], 0
+    for part, width in widths:
+        pieces.append(Piece((part,), (width, *rest), at))
+        at += width
+    return Target(name, (at, *rest), ((Piece((whole,), (at, *rest)),), tuple(pieces)))
+
+
+def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    at = f"{layer}self_attn."
+    for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.qkv_bias)):
+        if wanted:
+            parts = [(f"{at}{name}_proj.{kind}", width) for name, width in (("q", q), ("k", k), ("v", k))]
+            yield _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}")
+    yield _same(f"{layer}o.weight", (d, q), f"{at}o_proj.weight")
+    if spec.o_bias:
+        yield _same(f"{layer}o.bias", (d,), f"{at}o_proj.bias")
+    if spec.qk_norm is not None:
+        head = (spec.head_dim, spec.head_dim)
+        for name, width in zip("qk", head if spec.qk_norm == "head" else (q, k), strict=True):
+            yield _same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight")
+
+
+def _norms(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    stored = {
+        "pre": {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+        "post": {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"},
+        "sandwich": {
+            "attn_norm": "input_layernorm",
+            "post_attn_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "post_mlp_norm": "post_feedforward_layernorm",
+        },
+    }[spec.norm_placement]
+    for name, source in stored.items():
+        yield _same(f"{layer}{name}.weight", (spec.hidden_size,), f"{layer}{source}.weight")
+
+
+def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    d, inner = spec.hidden_size, spec.intermediate_size
+    for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
+        if wanted:
+            parts = [(f"{layer}mlp.{name}_proj.{kind}", inner) for name in ("gate", "up")]
+            yield _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
+    yield _same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
+    if spec.mlp_bias:
+        yield _same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
+
+
+def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    moe = spec.moe
+    assert moe is not None
+    d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
+    blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
+
+    def one(expert: int, *names: str) -> tuple[str, ...]:
+        return tuple(f"{block}experts.{expert}.{name}.weight" for block in blocks for name in names)
+
+    def whole(name: str, shape: Shape) -> tuple[Piece, ...]:
+        return (Piece(tuple(f"{block}experts.{name}" for block in blocks), shape),)
+
+    yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
+    gates = [Piece(one(e, "gate_proj", "w1"), (inner, d), 0, e) for e in range(count)]
+    ups = [Piece(one(e, "up_proj", "w3"), (inner, d), inner, e) for e in range(count)]
+    shape = (count, 2 * inner, d)
+    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), tuple(gates + ups)))
+    downs = [Piece(one(e, "down_proj", "w2"), (d, inner), 0, e) for e in range(count)]
+    shape = (count, d, inner)
+    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), tuple(downs)))
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> dict[str, int]:
+    """Canonical name -> bytes in `dtype`."""
+    return {target.name: torch.Size(target.shape).numel() * dtype.itemsize for target in targets(spec)}
+
+
+class Names:
+    """A checkpoint's tensors by their names without prefix; remembers which ones nobody asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.stored = {PREFIX.sub("", name): name for name in checkpoint.entries}
+        self.unused = {name for name in self.stored if not IGNORED.search(name)}
+        if len(self.stored) != len(checkpoint.entries):
+            raise CheckpointError(f"{checkpoint.folder}: names that differ only in their prefix; the checkpoint holds two models")
+
+    def find(self, piece: Piece) -> str | None:
+        """The name without prefix under which a piece is stored."""
+        return next((name for name in piece.names if name in self.stored), None)
+
+    def read(self, name: str, piece: Piece) -> torch.Tensor:
+        """The tensor of a piece, its shape checked."""
+        self.unused.discard(name)
+        stored = self.stored[name]
+        if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
+            raise CheckpointError(
+                f"{self.checkpoint.folder}: {stored} has shape {shape}, but config.json asks for {piece.shape}; download both again"
+            )
+        return self.checkpoint.tensor(stored)
+
+
+def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
+    """A tied spec whose files hold another head than the embedding is not tied, whatever config.json says (as in transformers)."""
+    if not spec.tied:
+        return spec
+    names = Names(checkpoint)
+    if not {"lm_head.weight", "embed_tokens.weight"} <= names.stored.keys():
+        return spec
+    shape = (spec.vocab_size, spec.hidden_size)
+    head, embed = (names.read(name, Piece((name,), shape)) for name in ("lm_head.weight", "embed_tokens.weight"))
+    if torch.equal(head, embed):
+        return spec
+    log.warning("%s: config.json ties head and embedding, but the files hold two; both are used", checkpoint.folder)
+    return replace(spec, tied=False)
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    instead: Instead | None = None,
+    lacking: Sequence[str] = (),
+) -> dict[str, torch.Tensor]:
+    """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped files.
+
+    Args:
+        instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
+        lacking: ends of canonical names that this checkpoint does without.
+    Raises:
+        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an adapter.
+    """
+    names = Names(checkpoint)
+    if spec.tied:
+        names.unused.discard("lm_head.weight")
+    weights: dict[str, torch.Tensor] = {}
+    for target in targets(spec):
+        if target.name.endswith(tuple(lacking)):
+            continue
+        recipe = _choose(names, target)
+        out = torch.empty(target.shape, dtype=dtype, device=device)
+        for piece, name in recipe:
+            place = out if piece.expert is None else out[piece.expert]
+            place.narrow(0, piece.at, piece.shape[0]).copy_(names.read(name, piece))
+        weights.update([(target.name, out)] if instead is None else instead(target.name, out))
+    _check_surplus(names)
+    return weights
+
+
+def _choose(names: Names, target: Target) -> list[tuple[Piece, str]]:
+    """The pieces of the first recipe that is stored in full, with their names."""
+    missing: list[str] = []
+    for recipe in target.recipes:
+        found = [(piece, names.find(piece)) for piece in recipe]
+        missing = [piece.names[0] for piece, name in found if name is None]
+        if not missing:
+            return [(piece, name) for piece, name in found if name is not None]
+    _check_foreign(names)
+    raise CheckpointError(
+        f"{names.checkpoint.folder} lacks {some(missing)}; the checkpoint is incomplete or of another architecture"
+    )
+
+
+def _check_foreign(names: Names) -> None:
+    for name in names.unused:
+        for mark, what in FOREIGN.items():
+            if mark in name:
+                raise UnsupportedModelError(f"{names.checkpoint.folder}: {name} belongs to {what}")
+
+
+def _check_surplus(names: Names) -> None:
+    _check_foreign(names)
+    if names.unused:
+        raise CheckpointError(
+            f"{names.checkpoint.folder} holds {some(sorted(names.unused))} which its architecture does not have; "
+            "config.json and weights do not belong together"
+        )
