@@ -94,8 +94,9 @@ def _stepwise(name: str) -> torch.Tensor:
     model, rows = checkpoints.fresh(name), []
     with torch.no_grad():
         out = model(torch.tensor([TEXT[:10]]), use_cache=True)
+        key = next(key for key in ("cache", "past_key_values") if key in out)
         for token in TEXT[10:LONG]:
-            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+            out = model(torch.tensor([[token]]), use_cache=True, **{key: out[key]})
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
 

@@ -31,8 +31,9 @@ def oracle(prompt: list[int], steps: list[int]) -> torch.Tensor:
     model, rows = fresh(NAME), []
     with torch.no_grad():
         out = model(torch.tensor([prompt]), use_cache=True)
+        key = next(key for key in ("cache", "past_key_values") if key in out)
         for token in steps:
-            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+            out = model(torch.tensor([[token]]), use_cache=True, **{key: out[key]})
             rows.append(out.logits[0, -1])
     return torch.stack(rows)
 

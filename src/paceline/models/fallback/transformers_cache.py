@@ -46,14 +46,14 @@ class CausalModel:
     """One way to call any AutoModelForCausalLM.
 
     Attributes:
-        cache_key: the argument and output that carries the cache ("past_key_values", "cache_params"), or None.
+        cache_key: the argument and output that carries the cache ("cache", "past_key_values", "cache_params"), or None.
         num_layers: layers that can be tapped, 0 if they were not found.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
         known = inspect.signature(model.forward).parameters
         self.model, self.device = model, device
-        self.cache_key = next((key for key in ("past_key_values", "cache_params") if key in known), None)
+        self.cache_key = next((key for key in ("cache", "past_key_values", "cache_params") if key in known), None)
         self._short_head = "logits_to_keep" in known
         self._layers = _decoder_layers(model)
         self.num_layers = len(self._layers)
