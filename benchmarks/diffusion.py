@@ -29,7 +29,7 @@ from paceline.bench import diffusion, diffusion_constrained
 from paceline.bench.diffusion_caches import caches, with_times
 from paceline.bench.diffusion_lines import Line, defaults
 from paceline.bench.diffusion_plot import draw, pyplot
-from paceline.diffusion.token_text import TokenTexts
+from paceline.diffusion import TokenTexts
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer

@@ -32,11 +32,7 @@ from common import save
 from lark import Lark
 
 import paceline
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.grammar_check import GrammarCheck
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.token_text import TokenTexts
+from paceline.diffusion import Canvas, GrammarCheck, Recipe, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
 from paceline.models.denoiser import Call
 from paceline.models.loading import Tokenizer

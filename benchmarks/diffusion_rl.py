@@ -24,9 +24,7 @@ import torch
 from common import RESULTS, kept, save
 
 from paceline.bench.parallel_tasks import Item, items
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe, decode
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer

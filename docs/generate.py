@@ -16,8 +16,7 @@ import typer
 
 from paceline import claims, registry
 from paceline.cli.app import app
-from paceline.diffusion.catalogue import METHODS, PARTS
-from paceline.diffusion.methods import KINDS, part
+from paceline.diffusion import KINDS, METHODS, PARTS, part
 
 HERE = Path(__file__).parent
 

@@ -7,9 +7,7 @@ import pytest
 from paceline import LLM
 from paceline.bench.parallel_tasks import items
 from paceline.cli.options import sampling_params
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe, decode
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import NativeDenoiser, load_denoiser
 from paceline.models.loading import GenerationDefaults, Tokenizer, same_tokenizer

@@ -17,7 +17,7 @@ ALLOWED = {
     "registry": {"errors", "catalogue"},
     "tree": LOW,
     "models": METHODS,
-    "diffusion": METHODS | {"models", "sampling", "grammar"},
+    "diffusion": METHODS | {"models", "engine", "sampling", "grammar"},
     "drafters": METHODS | {"models"},
     "verifiers": METHODS | {"sampling"},
     "controllers": METHODS | {"models"},
@@ -26,11 +26,9 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "models"},
     "claims": LOW,
-    "dllm": METHODS | {"diffusion", "engine", "models", "sampling"},
-    "llm": METHODS | {"dllm", "engine", "models", "sampling", "verifiers", "profiles"},
-    "bench": METHODS
-    | {"diffusion", "dllm", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
-    "cli": METHODS | {"diffusion", "dllm", "llm", "engine", "drafters", "models", "bench"},
+    "llm": METHODS | {"diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
+    "bench": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
+    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -18,9 +18,7 @@ from model import EOS, Net
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Outcome, Recipe, decode
 from paceline.errors import CapabilityError
 from paceline.models.denoiser import Call, Denoiser
 from paceline.models.denoiser import Ints as Ids

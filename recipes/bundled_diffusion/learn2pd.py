@@ -2,7 +2,7 @@
 
 In:  a plain model, which stays as it is, and prompts of the tasks. Out: OUT/filter.safetensors, for method "learn2pd" (option
 `filter`); OUT/records.safetensors, OUT/state.safetensors and OUT/facts.json (how good it is on trajectories it has not seen).
-Not here: decoding with it (`paceline.diffusion.learned`).
+Not here: decoding with it (`paceline.diffusion.commit.learned`).
 
 Static decoding, a slot a round, gives the final text y*. Then the canvas is filled again, "extremely greedily": each step writes
 exactly those slots of the block whose prediction equals y*; where the block's predictions are the same as in the step before, y* is
@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from paceline.bench.parallel_tasks import items
-from paceline.diffusion.learned import BlockFilter
+from paceline.diffusion.commit import BlockFilter
 from paceline.models.denoiser import Call, Denoiser, Ints
 
 TOGETHER = 64
@@ -146,7 +146,7 @@ def collect(options: argparse.Namespace) -> Records:
 
 
 class Mlp(nn.Module):
-    """The filter while it learns; names as `paceline.diffusion.learned.NAMES`."""
+    """The filter while it learns; names as `paceline.diffusion.commit.learned.NAMES`."""
 
     def __init__(self, block_length: int, hidden: int) -> None:
         super().__init__()

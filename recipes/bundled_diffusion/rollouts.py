@@ -22,11 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.bench.parallel_tasks import Item
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Outcome
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.predictions import Predictions
-from paceline.diffusion.trajectory import Round
+from paceline.diffusion import Canvas, Outcome, Predictions, Recipe, Round
 
 
 @dataclass(frozen=True, slots=True)

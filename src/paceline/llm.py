@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.dllm.engine import DiffusionEngine
-from paceline.dllm.refusals import check_kind
+from paceline.diffusion import DiffusionEngine, check_kind
 from paceline.engine import (
     DraftModels,
     Driver,

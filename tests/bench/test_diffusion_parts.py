@@ -14,7 +14,7 @@ from paceline.bench import diffusion_caches, diffusion_constrained, diffusion_pl
 from paceline.bench.diffusion import Bench, Options, scores
 from paceline.bench.diffusion_constrained import Case, broken, constrained
 from paceline.bench.diffusion_lines import parse
-from paceline.diffusion.token_text import TokenTexts
+from paceline.diffusion import TokenTexts
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer
 from tests.models import denoiser_references as layouts

@@ -15,9 +15,7 @@ from paceline.bench.parallel_theory import (
     shuffle_correlation,
     shuffle_success,
 )
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe, decode
 from paceline.errors import ConfigError
 from tests.diffusion.toys import Joint, permutation
 

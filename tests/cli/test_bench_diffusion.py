@@ -52,7 +52,9 @@ def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.diffusion.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1)
+    monkeypatch.setattr(
+        "paceline.diffusion.verify.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
+    )
     found = run("bench", "diffusion", "-m", model, *SMALL, "--length", "16", "-s", "freedave")
     assert found.code == 1, found.out
     assert "freedave is not lossless here (0 of 1 canvases); its speed is withheld" in found.out

@@ -11,7 +11,7 @@ from command import Command, Terminal
 
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
-from paceline.dllm.outputs import DOT
+from paceline.diffusion import DOT
 from tests.tiny_diffusion import write
 
 PROMPT = "a1: "

@@ -8,7 +8,7 @@ import pytest
 from command import Command
 
 from paceline import registry
-from paceline.diffusion.catalogue import METHODS
+from paceline.diffusion import METHODS
 
 NAMES = {name for family in registry.FAMILIES for name in registry.table(family)}
 

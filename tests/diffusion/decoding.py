@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Outcome, Recipe, decode
 from paceline.models.denoiser import Call
 from tests.diffusion.toys import Independent
 

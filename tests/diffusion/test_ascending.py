@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.diffusion.canvas import Canvas
+from paceline.diffusion import Canvas
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import complete, fill
 from tests.diffusion.toys import Independent

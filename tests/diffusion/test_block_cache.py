@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys_t4 import t4

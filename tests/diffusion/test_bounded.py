@@ -5,11 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from paceline.diffusion.base import Step
-from paceline.diffusion.bounded import Bounded
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe, Step, decode
+from paceline.diffusion.commit import Bounded
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import PlannedBlocks, fill, same
 from tests.diffusion.toys import Independent

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.catalogue import METHODS, PARTS
-from paceline.diffusion.learned import block_confidences
-from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import Recipe, options_of, part
+from paceline.diffusion import METHODS, PARTS, Canvas, Outcome, Recipe, decode, options_of, part
+from paceline.diffusion.commit import block_confidences
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import complete, same

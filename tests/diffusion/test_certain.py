@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Toy

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.coherent import entropy
+from paceline.diffusion.commit import entropy
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, Joint

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.diffusion.loop import Outcome
+from paceline.diffusion import Outcome
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, Joint, Toy, permutation
 from tests.diffusion.toys_t4 import t4

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.deviation import deviation, pooled
+from paceline.diffusion import Canvas, deviation, pooled
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Planned, fill
 from tests.diffusion.toys import Toy

@@ -2,9 +2,8 @@
 
 import pytest
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.eoser import Eoser
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe
+from paceline.diffusion.score import Eoser
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent

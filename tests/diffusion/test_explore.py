@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.diffusion.trajectory_measures import BitsToRounds
+from paceline.diffusion import BitsToRounds
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, Joint

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.base import Ending, Step
-from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.freedave import FreeDave
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Ending, Recipe, Status, Step, decode
+from paceline.diffusion.verify import FreeDave
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys import Toy
@@ -271,7 +268,7 @@ def test_a_stop_rule_that_speaks_in_a_draft_ends_nothing(drafts: int) -> None:
 
 
 def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
-    monkeypatch.setattr("paceline.diffusion.quota.Quota.stateless", False)
+    monkeypatch.setattr("paceline.diffusion.commit.quota.Quota.stateless", False)
     with pytest.raises(ConfigError, match="Quota has a memory"):
         fill(t4(), "freedave")
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.catalogue import METHODS
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import METHODS, Canvas, Recipe
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys_t4 import t4

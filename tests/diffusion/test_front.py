@@ -12,11 +12,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
-from paceline.dllm.outputs import DOT, CanvasChunk, DiffusionMetrics
-from paceline.dllm.refusals import ENGINE, SAMPLING
+from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, DiffusionMetrics, Recipe, decode
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, PromptError, UnsupportedModelError
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import hub

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from lark import Lark, UnexpectedInput
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Outcome, Parts, decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Outcome, Parts, Recipe, decode
 from paceline.errors import ConfigError, UnsatisfiableError
 from tests.diffusion.toys import Independent, Toy
 

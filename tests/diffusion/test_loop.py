@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.diffusion.base import Plan
-from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Outcome, Plan, Recipe, Status, decode
 from paceline.errors import ConfigError
 from tests.diffusion.toys import Independent, Joint, permutation
 

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe, decode
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import complete, same
 from tests.diffusion.toys_t4 import t4

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.predictions import Predictions
-from paceline.diffusion.prophet import Prophet
+from paceline.diffusion import Canvas, Predictions, Recipe
+from paceline.diffusion.stop import Prophet
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, complete, fill, same
 from tests.diffusion.toys import Independent, Toy

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.deviation import deviation, pooled
+from paceline.diffusion import Canvas, deviation, pooled
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys_t4 import t4

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.base import Ending, Step
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Ending, Recipe, Step, decode
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Planned, Watched, complete, fill, same

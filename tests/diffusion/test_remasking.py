@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.remdm import Remasking
+from paceline.diffusion import Canvas, Recipe, decode
+from paceline.diffusion.edit import Remasking
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, permutation

@@ -7,11 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.predictions import Predictions
-from paceline.diffusion.scores import Random
-from paceline.diffusion.setting import Setting
-from paceline.diffusion.time_grid import uniform
+from paceline.diffusion import Canvas, Predictions, Setting
+from paceline.diffusion.commit import uniform
+from paceline.diffusion.score import Random
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Toy
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.reblocked import Reblocked
-from paceline.diffusion.tccf import Phases, think_then_answer
+from paceline.diffusion import Phases, Reblocked, think_then_answer
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Watched, fill

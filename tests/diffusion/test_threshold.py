@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.base import Step
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.predictions import Predictions
+from paceline.diffusion import Canvas, Predictions, Recipe, Step
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint
 from tests.diffusion.toys_t4 import t4

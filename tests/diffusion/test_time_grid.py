@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.time_grid import grid
+from paceline.diffusion import Canvas
+from paceline.diffusion.commit import grid
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.catalogue import PARTS
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.predictions import Predictions
+from paceline.diffusion import PARTS, Canvas, Predictions, Recipe, Status
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import paceline
-from paceline.diffusion.token_text import TokenTexts
+from paceline.diffusion import TokenTexts
 from paceline.models.loading import Tokenizer
 
 FOLDER = Path(paceline.__file__).parent / "bundled" / "target"

@@ -5,8 +5,7 @@ from math import log
 import numpy as np
 import pytest
 
-from paceline.diffusion.trajectory import Round, Trajectory
-from paceline.diffusion.trajectory_measures import BitsToRounds, global_ar, local_ar, order_of
+from paceline.diffusion import BitsToRounds, Round, Trajectory, global_ar, local_ar, order_of
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint, permutation

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Layout
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Layout, Recipe
 from tests.diffusion.decoding import Watched, fill
 from tests.diffusion.toys_t4 import t4
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.diffusion.catalogue import METHODS
-from paceline.diffusion.loop import Outcome
-from paceline.diffusion.transition import Transition
+from paceline.diffusion import METHODS, Outcome, Transition
 from tests.diffusion.decoding import Watched, fill, same
 from tests.diffusion.test_catalogue import END, config_of
 from tests.diffusion.toys_t4 import t4

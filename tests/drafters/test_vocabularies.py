@@ -13,8 +13,7 @@ from toys import ToyRunner
 from paceline.drafters.vocab import Numbering, check_shared, open_shared, shared_tokens
 from paceline.errors import DrafterError, UnsupportedModelError
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import Tokenizer, token_bytes
 
 TARGET = Tokenizer.load(BUNDLED / "target")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline import LLM, SamplingParams, SpeculativeConfig, registry
 from paceline.config import EngineConfig
-from paceline.diffusion.catalogue import METHODS
+from paceline.diffusion import METHODS
 
 
 def signature(made: Any) -> list[str]:

@@ -16,13 +16,13 @@ from paceline.models.decoder import (
     PaddedStep,
     Segment,
     SequenceStep,
+    attention,
     can_pack,
     span,
     spare_rows,
     tree_segment,
 )
-from paceline.models.decoder import attention as module
-from paceline.models.decoder.attention import attention
+from paceline.models.decoder import tree_attention as module
 from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")

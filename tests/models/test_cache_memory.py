@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.decoder import Arena, ArenaMemory, NativeCache, cache_memory
-from paceline.models.decoder.cache import BLOCK
+from paceline.models.decoder import BLOCK, Arena, ArenaMemory, NativeCache, cache_memory
 
 
 def memory_of(blocks: int, slots: int = 2048) -> tuple[Arena, ArenaMemory]:

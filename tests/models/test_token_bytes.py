@@ -6,8 +6,7 @@ import pytest
 import tiny_tokenizers
 
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import Tokenizer, token_bytes
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Canvas, Recipe, decode
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.denoiser import Call, load_denoiser
 from paceline.models.loading import Tokenizer

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.predictions import Predictions
+from paceline.diffusion import Predictions
 from tests.diffusion.toys import Joint
 from tests.recipes.loaded import loaded
 from tests.test_recipe_diffusion import net_of

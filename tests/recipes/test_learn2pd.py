@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion.learned import BlockFilter
+from paceline.diffusion.commit import BlockFilter
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint

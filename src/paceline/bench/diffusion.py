@@ -19,11 +19,19 @@ from typing import Any
 from paceline.bench.diffusion_lines import Line
 from paceline.bench.diffusion_summary import Sample, summary, timed
 from paceline.bench.parallel_tasks import TASKS, Item, items
-from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.loop import Outcome, Parts, decode
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.setting import TokenText
-from paceline.diffusion.trajectory_measures import BitsToRounds, global_ar, local_ar, order_of
+from paceline.diffusion import (
+    BitsToRounds,
+    Canvas,
+    Outcome,
+    Parts,
+    Recipe,
+    Status,
+    TokenText,
+    decode,
+    global_ar,
+    local_ar,
+    order_of,
+)
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.models.loading import Tokenizer

@@ -1,6 +1,6 @@
 """Cache policies of diffusion decoding against no cache: what they change, what they save.
 
-In: a `Bench`. Out: a JSON-ready record. Not here: how a deviation is measured (`diffusion.deviation`), tables.
+In: a `Bench`. Out: a JSON-ready record. Not here: how a deviation is measured (`diffusion.cache_deviation`), tables.
 
 A model with full attention is measured under prefix, dual and window caches, which are approximate; a block-causal one under the
 block cache, which claims to be exact: in float32 its canvases and its logits must be those of no cache, bit for bit.
@@ -15,8 +15,7 @@ from typing import Any
 from paceline.bench.diffusion import Bench, Progress
 from paceline.bench.diffusion_lines import Line
 from paceline.bench.diffusion_summary import timed
-from paceline.diffusion.deviation import Deviation, deviation, pooled
-from paceline.diffusion.methods import options_of, part
+from paceline.diffusion import Deviation, deviation, options_of, part, pooled
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
     "prefix": {"cache": "prefix"},

@@ -21,7 +21,7 @@ from paceline.bench.diffusion import Bench, Progress
 from paceline.bench.diffusion_lines import Line
 from paceline.bench.diffusion_summary import wilson
 from paceline.bench.parallel_tasks import TASKS, Item, items
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion import Recipe
 
 QUEUE = r" ?[A-Z][a-z]+(, [A-Z][a-z]+)*"
 GRID = r" ?[1-4] [1-4] [1-4] [1-4]( / [1-4] [1-4] [1-4] [1-4]){3}"

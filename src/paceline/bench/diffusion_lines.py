@@ -11,10 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.catalogue import METHODS
-from paceline.diffusion.methods import Recipe, options_of, part
-from paceline.diffusion.setting import TokenText
+from paceline.diffusion import METHODS, Canvas, Recipe, TokenText, options_of, part
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.utils import json_object, need

@@ -88,7 +88,7 @@ def _open(model: str, options: Options, *, dtype: str, device: str, threads: int
     import torch
 
     from paceline.bench.diffusion import Bench
-    from paceline.diffusion.token_text import TokenTexts
+    from paceline.diffusion import TokenTexts
     from paceline.llm import BUNDLED
     from paceline.models.denoiser import load_denoiser
     from paceline.models.loading import Tokenizer, resolve

@@ -41,8 +41,7 @@ def merged(typed: dict[str, str]) -> dict[str, Any] | str | None:
     single = {name: _value(name, text) for name, text in typed.items() if name != "diffusion_config"}
     if whole is None or not single:
         return whole if whole is not None else single or None
-    from paceline.diffusion.methods import canonical
-    from paceline.dllm.refusals import parse_config
+    from paceline.diffusion import canonical, parse_config
 
     config = parse_config(whole)
     known = {canonical(key): key for key in config}

@@ -12,7 +12,7 @@ import typer
 from paceline.cli.options import with_log_level
 
 if TYPE_CHECKING:
-    from paceline.diffusion.catalogue import Method
+    from paceline.diffusion import Method
     from paceline.registry import Entry
 
 FAMILIES = {
@@ -28,7 +28,7 @@ WIDEST = 100
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False) -> None:
     """List drafters, verifiers and controllers (kind, exactness class, needs, paper), and methods of diffusion decoding."""
     from paceline import registry
-    from paceline.diffusion.catalogue import METHODS
+    from paceline.diffusion import METHODS
 
     tables = {family: registry.table(family) for family in registry.FAMILIES}
     if as_json:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from paceline.dllm.outputs import DiffusionMetrics, Pieces
+    from paceline.diffusion import DiffusionMetrics, Pieces
     from paceline.engine import RequestMetrics
 
 COLOURS = {"green": 32, "cyan": 36, "magenta": 35, "yellow": 33, "blue": 34, "red": 31}
@@ -96,7 +96,7 @@ class StreamPrinter:
         """On a terminal: figures of the request, and what the colours mean."""
         if not self.console.is_terminal:
             return
-        from paceline.dllm.outputs import DiffusionMetrics
+        from paceline.diffusion import DiffusionMetrics
 
         if isinstance(metrics, DiffusionMetrics):
             remark(_of_diffusion(metrics))

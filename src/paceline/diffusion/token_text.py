@@ -5,8 +5,7 @@ In: a `Tokenizer`. Out: a `TokenText`. Not here: decoding of texts (`models.load
 
 from __future__ import annotations
 
-from paceline.models.loading import Tokenizer
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import Tokenizer, token_bytes
 
 
 class TokenTexts:

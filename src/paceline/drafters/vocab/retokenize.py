@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import token_bytes
 
 if TYPE_CHECKING:
     from paceline.models.loading import Tokenizer

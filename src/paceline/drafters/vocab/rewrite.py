@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from paceline.drafters.vocab.retokenize import encoder_of, whole_characters
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import token_bytes
 
 if TYPE_CHECKING:
     from paceline.models.loading import Tokenizer

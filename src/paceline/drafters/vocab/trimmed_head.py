@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import token_bytes
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:

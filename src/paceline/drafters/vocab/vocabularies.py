@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from paceline.errors import DrafterError, UnsupportedModelError
 from paceline.models import MappedRunner
-from paceline.models.loading import BYTE
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import BYTE, token_bytes
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Models

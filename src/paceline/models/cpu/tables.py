@@ -19,7 +19,7 @@ from paceline.models.cpu.matrix import Packed, pack
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.cpu.visible_slots import Ints, address
-from paceline.models.decoder.attention import AttentionShape
+from paceline.models.decoder.tree_attention import AttentionShape
 from paceline.models.loading.quantization import GROUP, form_of
 from paceline.models.spec import ModelSpec
 

@@ -1,6 +1,7 @@
 """Attention at fixed shapes over long contexts: the cached prefix in chunks, the fed inputs apart, merged by log-sum-exp.
 
-In: the uploaded buffers of a bucket (models.cuda.graphs). Out: a `Step` that gives what models.decoder.attention.PaddedStep gives.
+In: the uploaded buffers of a bucket (models.cuda.graphs). Out: a `Step` that gives what models.decoder.tree_attention.PaddedStep
+    gives.
 Not here: capture (models.cuda.graphs), the form that keeps a row's bits on the CPU (models.decoder.strict_attention).
 
 Every row of a sequence sees the same committed slots, so the prefix needs one mask a sequence instead of one a row; only the
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.models.decoder.attention import AttentionShape
 from paceline.models.decoder.blocks import BLOCK
+from paceline.models.decoder.tree_attention import AttentionShape
 
 CHUNK = 1024
 """Positions of a chunk."""
@@ -86,7 +87,7 @@ class ApartStep:
         return (mask if mask.shape[1] == 1 else mask.repeat_interleave(self._shape.groups, 1)).unsqueeze(1)
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """See `models.decoder.attention.Step`; rows are b * n, sequence by sequence."""
+        """See `models.decoder.tree_attention.Step`; rows are b * n, sequence by sequence."""
         shape, cached, kind = self._shape, self._layers[layer], self._kinds[self._shape.kind_of[layer]]
         cached.index_copy_(0, self._write, qkv[:, shape.heads :])
         batch, count, _ = kind.slots.shape

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from paceline.models.cuda.fixed_shape_attention import FROM, ApartStep
-from paceline.models.decoder.attention import AttentionShape, PaddedStep, Step
 from paceline.models.decoder.cache import BLOCK, Arena, blocks_for
 from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, Rotary
 from paceline.models.decoder.segments import Segment
+from paceline.models.decoder.tree_attention import AttentionShape, PaddedStep, Step
 
 MAX_GRAPHS = 96
 MAX_BATCH, MAX_ROWS, MIN_SLOTS = 64, 64, 256

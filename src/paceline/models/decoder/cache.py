@@ -1,7 +1,7 @@
 """The key-value cache: one arena per model, cut into reference-counted blocks; a sequence is a list of blocks.
 
 In: lengths to make room for, forks, paths to keep. Out: slot numbers, and key and value *views* of the arena, so that scoring a
-sequence copies nothing. Not here: what is written (models.decoder.decoder), who may see what (models.decoder.attention).
+sequence copies nothing. Not here: what is written (models.decoder.decoder), who may see what (models.decoder.tree_attention).
 
 A sequence's committed tokens fill its first `length` slots; the root and tree nodes of a step use the slots right behind them as
 scratch. A sequence that shares nothing stays physically contiguous: it grows in place, or moves to a free run of twice its size

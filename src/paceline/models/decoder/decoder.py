@@ -1,11 +1,11 @@
 """The decoder-only transformer, one implementation for all families, driven by a ModelSpec.
 
 In: canonical weights, hidden states, a `Step` (what the rows attend to). Out: hidden states, logits. Not here: caches and masks
-(models.decoder.cache, models.decoder.attention), tokens and sequences (models.decoder.native), checkpoints
+(models.decoder.cache, models.decoder.tree_attention), tokens and sequences (models.decoder.native), checkpoints
 (models.loading.families).
 
 Layers work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
-models.decoder.attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU (arXiv:2002.05202).
+models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU (arXiv:2002.05202).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.models.decoder.attention import AttentionShape, Step
 from paceline.models.decoder.layer_weights import OwnWeights, Weights, head_of
 from paceline.models.decoder.linear import Map, RowInvariance, make_norm
 from paceline.models.decoder.moe import gated_mlp, make_moe
 from paceline.models.decoder.rope import Rope
+from paceline.models.decoder.tree_attention import AttentionShape, Step
 from paceline.models.spec import ModelSpec, RopeSpec
 
 Rotation = tuple[torch.Tensor, torch.Tensor]

@@ -1,7 +1,7 @@
 """A forward pass by PyTorch's operators: the readable form, the oracle, and what runs wherever compiled passes do not.
 
 In: segments with their tokens or hidden states. Out: logits, hidden states, taps. Not here: the layers (models.decoder.decoder),
-attention (models.decoder.attention), compiled passes (models.cpu.compiled_decoder), which take the same arguments.
+attention (models.decoder.tree_attention), compiled passes (models.cpu.compiled_decoder), which take the same arguments.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 
-from paceline.models.decoder.attention import BatchStep, Masks, SequenceStep, Step
 from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
 from paceline.models.decoder.segments import Segment
+from paceline.models.decoder.tree_attention import BatchStep, Masks, SequenceStep, Step
 
 Found = tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]
 

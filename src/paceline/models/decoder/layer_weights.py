@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.models.decoder.attention import AttentionShape
 from paceline.models.decoder.linear import Map, RowInvariance, make_head_norm, make_linear, make_norm
 from paceline.models.decoder.quantized_linear import make_quantized_linear
+from paceline.models.decoder.tree_attention import AttentionShape
 from paceline.models.spec import ModelSpec
 
 Weights = dict[str, torch.Tensor]

@@ -15,7 +15,6 @@ from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
 from paceline.models.cpu.eligibility import fits
 from paceline.models.cuda.graphs import ScoringGraphs
-from paceline.models.decoder.attention import Masks
 from paceline.models.decoder.cache import Arena, NativeCache
 from paceline.models.decoder.cache_memory import ArenaMemory
 from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
@@ -24,6 +23,7 @@ from paceline.models.decoder.layer_weights import Weights
 from paceline.models.decoder.linear import RowInvariance
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.shape_info import bytes_read, fingerprint
+from paceline.models.decoder.tree_attention import Masks
 from paceline.models.loading.quantization import form_of
 from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree

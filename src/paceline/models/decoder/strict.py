@@ -17,11 +17,11 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.cpu.visible_slots import Part, parts_of
-from paceline.models.decoder.attention import SPLIT_ROWS
 from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.decoder.eager import EagerPasses, Found
 from paceline.models.decoder.segments import Segment
 from paceline.models.decoder.strict_attention import products_keep_order
+from paceline.models.decoder.tree_attention import SPLIT_ROWS
 from paceline.models.spec import ModelSpec
 
 TRANSFORMERS = "it runs in transformers, whose sums depend on how a text is fed"

@@ -1,7 +1,7 @@
 """Attention of PyTorch's operators on the CPU that keeps a row's bits: the prefix in chunks, the tree apart, merged by log-sum-exp.
 
 In: one sequence's part of a pass, its cache (keys and values of the fed rows written already), query rows. Out: attention output.
-Not here: the faster form whose bits may depend on other rows (models.decoder.attention), the plan of chunks
+Not here: the faster form whose bits may depend on other rows (models.decoder.tree_attention), the plan of chunks
 (models.decoder.attention_chunks), other devices (models.cuda.fixed_shape_attention).
 
 Chunk k holds the positions k * CHUNK .. (k + 1) * CHUNK - 1. A row at position t sees all chunks before its own as a whole, and of
@@ -26,8 +26,8 @@ import torch
 from paceline.models.decoder.attention_chunks import CHUNK, PIECE, SLACK, Group, Part, plan
 
 if TYPE_CHECKING:
-    from paceline.models.decoder.attention import AttentionShape
     from paceline.models.decoder.segments import Segment
+    from paceline.models.decoder.tree_attention import AttentionShape
 
 LEAST = 4
 """Rows come in multiples of this: some other numbers take another matrix product, with other bits."""

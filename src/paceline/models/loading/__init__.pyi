@@ -23,9 +23,10 @@ from .quantization import quantize_rows as quantize_rows
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import scale_of as scale_of
 from .quantization import unpacked as unpacked
-from .token_bytes import BYTE as BYTE
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import same_tokenizer as same_tokenizer
+from .vocabulary_bytes import BYTE as BYTE
+from .vocabulary_bytes import token_bytes as token_bytes
 from .weights import load_weights as load_weights
 from .weights import targets as targets
 from .weights import untie_if_different as untie_if_different

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.diffusion.base import Plan
+from paceline.diffusion.cache.refreshed import Refreshed
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.refreshed import Refreshed
 from paceline.diffusion.setting import Setting
 
 

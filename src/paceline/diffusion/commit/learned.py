@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
-from paceline.diffusion.quota import Quota
+from paceline.diffusion.commit.quota import Quota
 from paceline.diffusion.setting import Setting
 from paceline.errors import CheckpointError
 from paceline.models.denoiser import Ints

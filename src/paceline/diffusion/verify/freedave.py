@@ -24,7 +24,7 @@ from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.setting import Setting
 from paceline.diffusion.transition import Transition
-from paceline.diffusion.tree_layout import Tree
+from paceline.diffusion.verify.tree_layout import Tree
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Ints
 from paceline.utils import need

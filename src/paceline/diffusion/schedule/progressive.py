@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.diffusion.edged_blocks import EdgedBlocks
+from paceline.diffusion.schedule.edged_blocks import EdgedBlocks
 from paceline.diffusion.setting import Setting
 from paceline.utils import need
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from paceline.diffusion.base import Verification
+from paceline.diffusion.cache.none import Whole
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
 from paceline.diffusion.methods import Recipe
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.setting import Setting
-from paceline.diffusion.whole import Whole
 from paceline.models.denoiser import Call, Denoiser
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.explore import Explore
+from paceline.diffusion.commit.explore import Explore
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.setting import Setting
 from paceline.utils import need

@@ -17,9 +17,9 @@ import numpy as np
 
 from paceline.diffusion.base import Changes, Step
 from paceline.diffusion.canvas import Canvas, Floats, Status
+from paceline.diffusion.commit.time_grid import uniform
 from paceline.diffusion.progress import rounds_of_text, whole_text
 from paceline.diffusion.setting import Setting
-from paceline.diffusion.time_grid import uniform
 from paceline.models.denoiser import Ints
 from paceline.utils import need
 

@@ -6,8 +6,8 @@ Source: the cross-block part of From Bits to Rounds (arXiv:2511.21103).
 
 from __future__ import annotations
 
-from paceline.diffusion.blocks import Blocks
 from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.schedule.blocks import Blocks
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 from paceline.utils import need

@@ -1,7 +1,7 @@
 """Requests on a diffusion language model: canvases for prompts, results shaped as those of every other model.
 
 In: checked requests, a denoiser, a `diffusion_config`. Out: outputs, streams of canvases. Not here: how canvases are filled
-(`paceline.diffusion`), what is refused (`dllm.refusals`), printing.
+(`paceline.diffusion`), what is refused (`diffusion.supported_options`), printing.
 
 `max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything after the first
 token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end from the start. A bias on
@@ -20,13 +20,13 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.final_prefix import Settled
+from paceline.diffusion.logit_bias import Biased
 from paceline.diffusion.loop import Layout, Outcome, Parts, running
 from paceline.diffusion.methods import Recipe
+from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter
+from paceline.diffusion.supported_options import check_engine, check_sampling, honoured, parse_config
 from paceline.diffusion.token_text import TokenTexts
-from paceline.dllm.biased import Biased
-from paceline.dllm.outputs import CanvasChunk, DiffusionMetrics, Painter
-from paceline.dllm.refusals import check_engine, check_sampling, honoured, parse_config
-from paceline.dllm.settled import Settled
 from paceline.engine import CompletionOutput, Request, StopChecker
 from paceline.errors import ConfigError, PromptError
 from paceline.models.denoiser import NativeDenoiser, load_denoiser

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from paceline.diffusion.base import Plan
+from paceline.diffusion.cache.refreshed import Refreshed
 from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.refreshed import Refreshed
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 from paceline.utils import need

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.diffusion.base import Changes, Step
 from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.held_blocks import HeldBlocks
+from paceline.diffusion.schedule.held_blocks import HeldBlocks
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 from paceline.utils import need

@@ -15,8 +15,7 @@ import numpy as np
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.trajectory import Trajectory
 from paceline.engine import RequestMetrics, StreamChunk
-from paceline.models.loading import Tokenizer
-from paceline.models.loading.token_bytes import token_bytes
+from paceline.models.loading import Tokenizer, token_bytes
 
 State = Literal["masked", "written", "new"]
 Pieces = tuple[tuple[str, State], ...]

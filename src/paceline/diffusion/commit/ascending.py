@@ -12,8 +12,8 @@ from math import log2
 import numpy as np
 
 from paceline.diffusion.base import Step
-from paceline.diffusion.edged_blocks import EdgedBlocks
 from paceline.diffusion.progress import whole_text
+from paceline.diffusion.schedule.edged_blocks import EdgedBlocks
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 from paceline.utils import need

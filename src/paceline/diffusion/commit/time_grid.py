@@ -13,8 +13,8 @@ import numpy as np
 
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
+from paceline.diffusion.commit.quota import checked_steps
 from paceline.diffusion.progress import BlockProgress, rounds_of_text, whole_text
-from paceline.diffusion.quota import checked_steps
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 

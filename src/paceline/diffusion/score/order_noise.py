@@ -11,8 +11,8 @@ import numpy as np
 
 from paceline.diffusion.base import Step
 from paceline.diffusion.canvas import Floats
+from paceline.diffusion.commit.time_grid import uniform
 from paceline.diffusion.setting import Setting
-from paceline.diffusion.time_grid import uniform
 from paceline.utils import need
 
 

@@ -6,8 +6,8 @@ Source: LLaDA2.1: Speeding Up Text Diffusion via Token Editing (arXiv:2602.08676
 
 from __future__ import annotations
 
-from paceline.diffusion.blocks import Blocks
 from paceline.diffusion.canvas import Canvas
+from paceline.diffusion.schedule.blocks import Blocks
 from paceline.diffusion.setting import Setting
 
 

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from paceline.diffusion.base import Ending, Plan, Step
+from paceline.diffusion.cache.refreshed import Refreshed
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.progress import end_tokens
-from paceline.diffusion.refreshed import Refreshed
 from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Ints
 from paceline.utils import need

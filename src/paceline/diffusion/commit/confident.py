@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.diffusion.base import Step
+from paceline.diffusion.commit.time_grid import TimeGrid, grid
 from paceline.diffusion.progress import BlockProgress
 from paceline.diffusion.setting import Setting
-from paceline.diffusion.time_grid import TimeGrid, grid
 from paceline.models.denoiser import Ints
 
 

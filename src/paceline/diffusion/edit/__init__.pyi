@@ -1,0 +1,1 @@
+from .remdm import Remasking as Remasking

@@ -1,0 +1,2 @@
+from .eoser import Eoser as Eoser
+from .measures import Random as Random

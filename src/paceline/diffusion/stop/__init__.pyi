@@ -1,0 +1,1 @@
+from .prophet import Prophet as Prophet

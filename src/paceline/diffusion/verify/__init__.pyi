@@ -1,0 +1,1 @@
+from .freedave import FreeDave as FreeDave
