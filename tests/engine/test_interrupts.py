@@ -19,11 +19,17 @@ from paceline.engine import Scheduler
 from paceline.models.decoder import Arena, NativeCache
 
 FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py", "engine/driver.py",
-         "models/cache.py", "models/arena.py", "models/blocks.py", "models/prefixes.py", "models/cache_memory.py",
-         "models/native.py", "drafters/draft_model.py", "drafters/draft_state.py")  # fmt: skip
+         "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/blocks.py", "models/decoder/prefixes.py", "models/decoder/cache_memory.py",
+         "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__
 
-BLOCKS = ("models/cache.py", "models/arena.py", "models/blocks.py", "models/prefixes.py", "models/cache_memory.py")
+BLOCKS = (
+    "models/decoder/cache.py",
+    "models/decoder/arena.py",
+    "models/decoder/blocks.py",
+    "models/decoder/prefixes.py",
+    "models/decoder/cache_memory.py",
+)
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11]]
 
 
