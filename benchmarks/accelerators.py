@@ -1,15 +1,17 @@
 """Trained accelerators of the bundled diffusion model: exact match and model calls, before and after.
 
-usage: accelerators.py [--model NAME=FOLDER ...] [--method NAME_OR_JSON ...] [--count 40] [--part scores|others|plot|all]
+usage: accelerators.py [--model NAME=FOLDER ...] [--method NAME_OR_JSON ...] [--count 40] [--part
+scores|others|plot|all]
 
-scores  held-out prompts of six queue tasks with one right answer, decoded by each method into canvases of the same length
-others  fewer prompts of all other tasks, some of which were not learned or leave a choice: what an accelerator did to them
-plot    exact match against calls, from what is stored
+scores  held-out prompts of six queue tasks with one right answer, decoded by each method into canvases of the same
+length others  fewer prompts of all other tasks, some of which were not learned or leave a choice: what an accelerator
+did to them plot    exact match against calls, from what is stored
 
-The model named `original` is the bundled one, measured where no model is given; its static baseline is what all are compared with,
-prompt by prompt. Each NAME is a part of `results/diffusion_accelerators.json`, measured under the same options or refused.
-`--method` measures these lines only and adds them to those stored. A line with weights of its own, as a trained filter, belongs
-under a name of its own, even if its FOLDER is the bundled one. All in float32 on the CPU; no clock decides.
+The model named `original` is the bundled one, measured where no model is given; its static baseline is what all are
+compared with, prompt by prompt. Each NAME is a part of `results/diffusion_accelerators.json`, measured under the same
+options or refused. `--method` measures these lines only and adds them to those stored. A line with weights of its own,
+as a trained filter, belongs under a name of its own, even if its FOLDER is the bundled one. All in float32 on the CPU;
+no clock decides.
 
 The recipes report on test prompts of seed 0; the prompts here are drawn with another seed.
 """
@@ -82,7 +84,11 @@ def brief(line: dict[str, Any]) -> dict[str, Any]:
 
 def best(lines: Mapping[str, Any], least: float) -> dict[str, Any] | None:
     """The line of fewest calls whose exact match is at least `least`; the higher one of equals."""
-    fine = [(one["calls"], -one["score"]["value"], name) for name, one in lines.items() if one["score"]["value"] >= least - 1e-9]
+    fine = [
+        (one["calls"], -one["score"]["value"], name)
+        for name, one in lines.items()
+        if one["score"]["value"] >= least - 1e-9
+    ]
     if not fine:
         return None
     calls, score, name = min(fine)
@@ -90,25 +96,38 @@ def best(lines: Mapping[str, Any], least: float) -> dict[str, Any] | None:
 
 
 def conclusions(models: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each model the best line within SLACK of the original's static baseline, and the original's calls over its calls."""
+    """Of each model the best line within SLACK of the original's static baseline, and the original's calls over its
+    calls.
+    """
     least = models[ORIGINAL]["lines"]["static"]["score"]["value"] - SLACK
     found = {name: best(one["lines"], least) for name, one in models.items()}
     free = found[ORIGINAL]
     assert free is not None
-    ratios = {name: one and {**one, "fewer_calls_than_training_free": free["calls"] / one["calls"]} for name, one in found.items()}
+    ratios = {
+        name: one and {**one, "fewer_calls_than_training_free": free["calls"] / one["calls"]}
+        for name, one in found.items()
+    }
     return {"least_score": least, "best": ratios}
 
 
 def run_of(given: argparse.Namespace, count: int, tasks: Sequence[str]) -> dict[str, Any]:
     """What must be equal for models to be compared."""
-    return {"tasks": list(tasks), "count": count, "length": given.length, "block_length": given.block_length, "seed": given.seed}
+    return {
+        "tasks": list(tasks),
+        "count": count,
+        "length": given.length,
+        "block_length": given.block_length,
+        "seed": given.seed,
+    }
 
 
 def known(given: argparse.Namespace, part: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """What is stored under these options."""
     found: dict[str, Any] = kept(RESULT, given.results).get(part, {})
     if found and found["options"] != run:
-        sys.exit(f"{RESULT}.json was measured with {found['options']}, not {dict(run)}: give the same options, or --fresh")
+        sys.exit(
+            f"{RESULT}.json was measured with {found['options']}, not {dict(run)}: give the same options, or --fresh"
+        )
     return dict(found.get("models", {}))
 
 
@@ -122,9 +141,13 @@ def baseline_of(given: argparse.Namespace, models: Mapping[str, Any], tasks: Seq
 
 
 def restored(task: str, raw: Mapping[str, str]) -> list[Sample]:
-    """What the record of a task holds of its texts: whether each is right, its calls and tokens; nothing else is compared."""
+    """What the record of a task holds of its texts: whether each is right, its calls and tokens; nothing else is
+    compared.
+    """
     each = zip(raw["right"], raw["calls"].split(), raw["tokens"].split(), strict=True)
-    return [Sample(task, right == "1", int(tokens), 0, int(calls), 0, 0, 0.0, 0.0, 0.0, ()) for right, calls, tokens in each]
+    return [
+        Sample(task, right == "1", int(tokens), 0, int(calls), 0, 0, 0.0, 0.0, 0.0, ()) for right, calls, tokens in each
+    ]
 
 
 def scores(given: argparse.Namespace, part: str, tasks: Sequence[str], count: int, lines: Sequence[Line]) -> None:
@@ -193,7 +216,9 @@ def pair(text: str) -> tuple[str, Path]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=pair, action="append", help="NAME=FOLDER; the bundled one, as original, by default")
+    parser.add_argument(
+        "--model", type=pair, action="append", help="NAME=FOLDER; the bundled one, as original, by default"
+    )
     parser.add_argument("--method", action="append", help="a name or a JSON object: these lines only")
     parser.add_argument("--part", choices=["scores", "others", "plot", "all"], default="all")
     parser.add_argument("--count", type=int, default=40, help="prompts of each task (%(default)s)")

@@ -3,13 +3,14 @@
 usage: acceptance_rules.py [--model smollm2] [--data FOLDER] [--prompts 8] [--places 2] [--temperatures 0.25,0.5,0.75,1]
                            [--drafts 1,2,3,4,6,8] [--plot-only]
 
-The target writes after prompts at each temperature; at places spread over what it writes, p and q are its distribution and that
-of a draft model, and every rule's acceptance is worked out from them. SmolLM2's draft model is its own int4 copy, which is closer
-to it than a smaller model would be; look at `--model bundled` too. FOLDER holds published prompt sets (`methods.py`); without it
-the prompts that ship with the package are taken.
+The target writes after prompts at each temperature; at places spread over what it writes, p and q are its distribution
+and that of a draft model, and every rule's acceptance is worked out from them. SmolLM2's draft model is its own int4
+copy, which is closer to it than a smaller model would be; look at `--model bundled` too. FOLDER holds published prompt
+sets (`methods.py`); without it the prompts that ship with the package are taken.
 
-Exits with 1 if a rule is above the optimum of its drafts or if draws without replacement are worse than draws with it. Prints
-acceptance by task and temperature. Results: `results/acceptance_rules_MODEL.json`, means over the places of a task, and `.png`.
+Exits with 1 if a rule is above the optimum of its drafts or if draws without replacement are worse than draws with it.
+Prints acceptance by task and temperature. Results: `results/acceptance_rules_MODEL.json`, means over the places of a
+task, and `.png`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def prompts_by_task(llm: LLM, given: argparse.Namespace) -> dict[str, list[list[
     return {task: prompts[: given.prompts] for task, prompts in found.items()}
 
 
-def pairs(llm: LLM, draft: Any, prompts: Sequence[list[int]], temperature: float, places: int) -> Iterator[tuple[Any, Any]]:
+def pairs(
+    llm: LLM, draft: Any, prompts: Sequence[list[int]], temperature: float, places: int
+) -> Iterator[tuple[Any, Any]]:
     """(v,) p and q at places of what the target writes after each prompt."""
     params = SamplingParams(temperature=temperature, max_tokens=WRITTEN, ignore_eos=True, seed=0)
     size = llm.runner.info.vocab_size
@@ -66,7 +69,9 @@ def pairs(llm: LLM, draft: Any, prompts: Sequence[list[int]], temperature: float
             yield p_tv[place], q_tv[place]
 
 
-def measure(given: argparse.Namespace, model: Model, temperatures: Sequence[float], drafts: Sequence[int]) -> dict[str, Any]:
+def measure(
+    given: argparse.Namespace, model: Model, temperatures: Sequence[float], drafts: Sequence[int]
+) -> dict[str, Any]:
     """Acceptance at every place by temperature, number of drafts and rule."""
     llm = model.open(seed=0)
     models, options = llm.models, model.draft
@@ -74,13 +79,20 @@ def measure(given: argparse.Namespace, model: Model, temperatures: Sequence[floa
     tasks, rng = prompts_by_task(llm, given), np.random.default_rng(0)
     cells = []
     for temperature in temperatures:
-        rows = [(task, *pair) for task, ids in tasks.items() for pair in pairs(llm, draft, ids, temperature, given.places)]
+        rows = [
+            (task, *pair) for task, ids in tasks.items() for pair in pairs(llm, draft, ids, temperature, given.places)
+        ]
         for number in drafts:
             found: dict[str, list[float]] = {name: [rule(p, q, number) for _, p, q in rows] for name, rule in others()}
             sampled = [failures(p, q, number, rng) for _, p, q in rows]
             found[REJECTION_WITHOUT] = [1.0 - float(one.mean()) for one in sampled]
             errors = [float(one.std(ddof=1) / len(one) ** 0.5) if len(one) > 1 else 0.0 for one in sampled]
-            cell = {"temperature": temperature, "drafts": number, "tasks": [task for task, *_ in rows], "acceptance": found}
+            cell = {
+                "temperature": temperature,
+                "drafts": number,
+                "tasks": [task for task, *_ in rows],
+                "acceptance": found,
+            }
             cells.append({**cell, "standard_errors": {REJECTION_WITHOUT: errors}})
             print(f"temperature {temperature:g}, {number} drafts: {len(rows)} places", file=sys.stderr)
     data = "shipped prompts" if given.data is None else list(FILES)
@@ -106,12 +118,18 @@ def means(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for cell in cells:
         where = {
-            task: [i for i, one in enumerate(cell["tasks"]) if task in (one, ALL)] for task in [*dict.fromkeys(cell["tasks"]), ALL]
+            task: [i for i, one in enumerate(cell["tasks"]) if task in (one, ALL)]
+            for task in [*dict.fromkeys(cell["tasks"]), ALL]
         }
         values = {rule: np.array(each) for rule, each in cell["acceptance"].items()}
-        made = {task: {rule: round(float(each[here].mean()), 5) for rule, each in values.items()} for task, here in where.items()}
+        made = {
+            task: {rule: round(float(each[here].mean()), 5) for rule, each in values.items()}
+            for task, here in where.items()
+        }
         places = {task: len(here) for task, here in where.items()}
-        found.append({"temperature": cell["temperature"], "drafts": cell["drafts"], "places": places, "acceptance": made})
+        found.append(
+            {"temperature": cell["temperature"], "drafts": cell["drafts"], "places": places, "acceptance": made}
+        )
     return found
 
 
@@ -139,10 +157,14 @@ STYLES: dict[str, tuple[str, str]] = {
 
 
 def plot(cells: Sequence[Mapping[str, Any]], path: Path, plt: Any) -> None:
-    """Above, acceptance by drafts for each temperature; below, by temperature for numbers of drafts; `plt` is `pyplot`."""
+    """Above, acceptance by drafts for each temperature; below, by temperature for numbers of drafts; `plt` is
+    `pyplot`.
+    """
     temperatures, drafts = (sorted({cell[key] for cell in cells}) for key in ("temperature", "drafts"))
     some = [number for number in drafts if number > 1][: len(temperatures)]
-    figure, axes = plt.subplots(2, len(temperatures), figsize=(3.9 * len(temperatures), 7.6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        2, len(temperatures), figsize=(3.9 * len(temperatures), 7.6), layout="constrained", squeeze=False
+    )
     mean = {(c["temperature"], c["drafts"], rule): c["acceptance"][ALL][rule] for c in cells for rule in STYLES}
     for column, temperature in enumerate(temperatures):
         for rule, (colour, dashes) in STYLES.items():
@@ -161,7 +183,9 @@ def plot(cells: Sequence[Mapping[str, Any]], path: Path, plt: Any) -> None:
         row[0].set_ylabel("acceptance")
     for axis in axes[1][len(some) :]:
         axis.set_visible(False)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
     figure.savefig(path, dpi=72)
     plt.close(figure)
 

@@ -1,12 +1,13 @@
 """What attention costs as the context grows: plain steps, chains and trees, form against form.
 
-Forms alternate in one process on the same cache of random keys and values. On the CPU, in PyTorch's operators: `dense` (one masked
-call) and `invariant` (chunks, with sums in the order of positions). `compiled`, the passes that the library takes where it can, is
-to be timed in a process of its own, since the two keep each other's threads waiting. On CUDA, as captured graphs: `dense` and
-`apart` (prefix and tree apart, merged). Every form is compared with `dense` before anything is timed.
+Forms alternate in one process on the same cache of random keys and values. On the CPU, in PyTorch's operators: `dense`
+(one masked call) and `invariant` (chunks, with sums in the order of positions). `compiled`, the passes that the library
+takes where it can, is to be timed in a process of its own, since the two keep each other's threads waiting. On CUDA, as
+captured graphs: `dense` and `apart` (prefix and tree apart, merged). Every form is compared with `dense` before
+anything is timed.
 
-usage: attention.py [--model 291m] [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5] [--threads 2]
-       [--device cpu] [--forms dense invariant] [--name attention]
+usage: attention.py [--model 291m] [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5]
+       [--threads 2] [--device cpu] [--forms dense invariant] [--name attention]
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ FORMS = ("dense", "invariant", "compiled", "apart")
 DEFAULT = {"cpu": ["dense", "invariant"], "cuda": ["dense", "apart"]}
 NEVER = 2**40
 ROOT, TOLERANCE = 7, 0.1
-"""Tolerance: root mean square difference of logits in units of their standard deviation; in bfloat16 every form is 0.02 to 0.035
-away from float32 on this model, since 24 layers round."""
+"""Tolerance: root mean square difference of logits in units of their standard deviation; in bfloat16 every form is 0.02
+to 0.035 away from float32 on this model, since 24 layers round.
+"""
 
 
 def passes_of(runner: NativeRunner, folder: Path) -> dict[str, Passes]:
@@ -130,7 +132,10 @@ def measure(case: Case, forms: list[str], rows: list[int], repeats: int) -> dict
         apart = max(apart, *(difference(scorer(), dense) for scorer in scorers.values()))
         runs |= {f"{form} {name}": scorer for form, scorer in scorers.items()}
     if apart > TOLERANCE:
-        sys.exit(f"outputs differ by {apart:.3f} standard deviations of the logits, {TOLERANCE} are allowed; nothing was timed")
+        sys.exit(
+            f"outputs differ by {apart:.3f} standard deviations of the logits, {TOLERANCE} are allowed; nothing was "
+            f"timed"
+        )
     seconds = alternate(runs, repeats, progress=False)
     against = {
         f"dense_over_{form}": {name: ratio(seconds[f"dense {name}"], seconds[f"{form} {name}"]) for name in trees}
@@ -142,7 +147,9 @@ def measure(case: Case, forms: list[str], rows: list[int], repeats: int) -> dict
         "difference": apart,
         **against,
         "tree_over_chain": {
-            f"{form} {n}": ratio(seconds[f"{form} tree {n}"], seconds[f"{form} chain {n}"]) for form in forms for n in rows
+            f"{form} {n}": ratio(seconds[f"{form} tree {n}"], seconds[f"{form} chain {n}"])
+            for form in forms
+            for n in rows
         },
     }
 
@@ -151,7 +158,10 @@ def show(context: int, batch: int, found: dict[str, Any]) -> None:
     names = list(dict.fromkeys(name.split(" ", 1)[1] for name in found["seconds"]))
     print(f"context {context}, batch {batch} (milliseconds; difference {found['difference']:.4f})")
     for form in [form for form in FORMS if f"{form} plain" in found["seconds"]]:
-        print(f"  {form:10}" + "".join(f"{name} {1e3 * median(found['seconds'][f'{form} {name}']):.1f}   " for name in names))
+        print(
+            f"  {form:10}"
+            + "".join(f"{name} {1e3 * median(found['seconds'][f'{form} {name}']):.1f}   " for name in names)
+        )
 
 
 def main() -> None:
@@ -184,7 +194,11 @@ def main() -> None:
             cases.append({"context": context, "batch": batch, **found})
     save(
         given.name,
-        {"bytes_per_second": read_bandwidth(device=given.device), "weight_bytes": runner.info.weight_bytes, "cases": cases},
+        {
+            "bytes_per_second": read_bandwidth(device=given.device),
+            "weight_bytes": runner.info.weight_bytes,
+            "cases": cases,
+        },
         given.folder,
     )
 

@@ -2,9 +2,9 @@
 
 usage: batches.py [--model smollm2] [--threads 2] [--repeats 5] [--tokens 64] [--requests 16] [--batches 1,2,4,8,16]
 
-Every batch size decodes the same requests with both settings, after warming both up, in groups as large as the batch: each group
-with one and then the other, the second one first in every second repeat. Outputs must be equal, or differ first at a near tie
-(counted); otherwise nothing is timed. Results: `results/batches_MODEL.json`.
+Every batch size decodes the same requests with both settings, after warming both up, in groups as large as the batch:
+each group with one and then the other, the second one first in every second repeat. Outputs must be equal, or differ
+first at a near tie (counted); otherwise nothing is timed. Results: `results/batches_MODEL.json`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def provenance() -> dict[str, Any]:
     """Machine, versions, command, commit: what a figure must come with."""
     made = machine.provenance(seed=0)
     here, script = made["machine"], f"python benchmarks/{Path(sys.argv[0]).name}"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return {
         "command": made["command"].replace("paceline", script, 1),
         "date": made["date"],
@@ -91,7 +93,9 @@ def read_bandwidth(device: str = "cpu") -> float:
 
 
 def random_llama(folder: Path) -> Path:
-    """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in bfloat16."""
+    """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in
+    bfloat16.
+    """
     return open_folder("291m", folder)
 
 
@@ -105,11 +109,11 @@ def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts:
 
     Args:
         name: of the file, without its ending.
-        result: what it holds, beside what is added here: `provenance`, of this run, and `parts`, part -> provenance of the run that
-            made it; "earlier" for what was there before parts were told apart.
+        result: what it holds, beside what is added here: `provenance`, of this run, and `parts`, part -> provenance of
+            the run that made it; "earlier" for what was there before parts were told apart.
         folder: where it lies.
-        parts: what this run made, where the rest comes from the file (`kept`) and keeps the provenance that it has there. Without
-            any, this run made everything.
+        parts: what this run made, where the rest comes from the file (`kept`) and keeps the provenance that it has
+            there. Without any, this run made everything.
     """
     folder.mkdir(exist_ok=True)
     path, made = folder / f"{name}.json", provenance()

@@ -1,10 +1,12 @@
-"""What retrieval costs: memory and time to build a datastore, to keep it open and to look something up; and the table of `aded`.
+"""What retrieval costs: memory and time to build a datastore, to keep it open and to look something up; and the table
+of `aded`.
 
-The texts are the Python sources of this interpreter and its packages, in the tokens of the model; every twentieth file is
-held out, and look-ups are asked for at places in these.
+The texts are the Python sources of this interpreter and its packages, in the tokens of the model; every twentieth file
+is held out, and look-ups are asked for at places in these.
 
-usage: datastore.py FOLDER [--model smollm2] [--tokens 1000000 10000000]     measures; FOLDER keeps the ids and the datastores
-       datastore.py FOLDER --calibrate [SOURCES...]        prints how often the next token was seen, by match length and count
+usage: datastore.py FOLDER [--model smollm2] [--tokens 1000000 10000000]     measures; FOLDER keeps the ids and the
+       datastores datastore.py FOLDER --calibrate [SOURCES...]        prints how often the next token was seen, by match
+       length and count
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ def table(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
 
 
 def calibrate(folder: Path) -> None:
-    """How often the next token of held-out text was among those seen after the longest match, by its length and their count."""
+    """How often the next token of held-out text was among those seen after the longest match, by its length and their
+    count.
+    """
     store, held_out = Datastore(folder / "calibration"), np.load(folder / "held_out.npy")
     hits, asked = np.zeros((len(TRUST), LONGEST_MATCH + 1)), np.zeros((len(TRUST), LONGEST_MATCH + 1))
     rng = np.random.default_rng(0)

@@ -1,8 +1,9 @@
-"""What the scripts that decode share: the model of `--model`, prompts, decoding in groups, agreement with plain decoding.
+"""What the scripts that decode share: the model of `--model`, prompts, decoding in groups, agreement with plain
+decoding.
 
-`--model` is `smollm2` (the default: SmolLM2-135M-Instruct, made by `real_models.py`), `bundled` (the pair of the demo, 6M
-parameters), `291m` (random weights of that size, for costs that do not depend on content) or a folder. SmolLM2's package holds no
-smaller model, so that its draft model, where a script needs one, is an int4 copy of itself.
+`--model` is `smollm2` (the default: SmolLM2-135M-Instruct, made by `real_models.py`), `bundled` (the pair of the demo,
+6M parameters), `291m` (random weights of that size, for costs that do not depend on content) or a folder. SmolLM2's
+package holds no smaller model, so that its draft model, where a script needs one, is an int4 copy of itself.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class Model:
     def open(self, **options: Any) -> LLM:
         """The model without drafts, and without keeping prefixes unless `options` say so."""
         folder = None if self.name == "bundled" else self.folder
-        return LLM(folder, **{"tokenizer": self.tokenizer, "speculative_config": None, "enable_prefix_caching": False} | options)
+        return LLM(
+            folder,
+            **{"tokenizer": self.tokenizer, "speculative_config": None, "enable_prefix_caching": False} | options,
+        )
 
 
 def add_model(parser: argparse.ArgumentParser, default: str = "smollm2") -> None:
     """The flag `--model`."""
-    parser.add_argument("--model", default=default, metavar="MODEL", help="smollm2, bundled, 291m or a folder (%(default)s)")
+    parser.add_argument(
+        "--model", default=default, metavar="MODEL", help="smollm2, bundled, 291m or a folder (%(default)s)"
+    )
 
 
 def model_of(name: str) -> Model:
@@ -80,7 +86,9 @@ def model_of(name: str) -> Model:
 
 
 def prompts_of(llm: LLM, requests: int) -> list[Ids]:
-    """So many of the shipped prompts as token ids, in an order that mixes the tasks, from the first again if there are too few."""
+    """So many of the shipped prompts as token ids, in an order that mixes the tasks, from the first again if there are
+    too few.
+    """
     messages = [prompt.prompt for prompt in bundled_prompts()]
     return [asked(llm, messages[5 * i % len(messages)]) for i in range(requests)]
 
@@ -106,7 +114,9 @@ def asked(llm: LLM, message: str) -> Ids:
 
 
 def run(llm: LLM, prompts: list[Ids], params: SamplingParams | list[SamplingParams]) -> list[Any]:
-    """The results of one call; under a name of its own each time, so that no drafter profits from its earlier answers."""
+    """The results of one call; under a name of its own each time, so that no drafter profits from its earlier
+    answers.
+    """
     turn = f"run {next(RUNS)}"
     found = llm.generate([{"prompt_token_ids": ids, "cache_salt": turn} for ids in prompts], params)
     for one in found:
@@ -122,7 +132,8 @@ def decode(llm: LLM, prompts: list[Ids], params: SamplingParams) -> list[Ids]:
 def counted(found: list[Any]) -> dict[str, float]:
     """What was drafted and accepted for results of `run`."""
     drafted, accepted, steps = (
-        sum(getattr(one.metrics, key) for one in found) for key in ("num_draft_tokens", "num_accepted_tokens", "num_steps")
+        sum(getattr(one.metrics, key) for one in found)
+        for key in ("num_draft_tokens", "num_accepted_tokens", "num_steps")
     )
     return {
         "drafted": drafted,

@@ -1,20 +1,21 @@
 """`auto` against plain decoding and every fixed length along the acceptance dial, by batch size, in turn, in one run.
 
-usage: dial.py [--model smollm2] [--threads 2] [--screening 2] [--repeats 5] [--batches 1,4,16] [--acceptance 0,0.5,0.8,0.95]
+usage: dial.py [--model smollm2] [--threads 2] [--screening 2] [--repeats 5] [--batches 1,4,16] [--acceptance
+0,0.5,0.8,0.95]
                [--spread 0] [--fixed 1,2,4,8,15] [--extra NAME=JSON ...] [--tokens 64] [--requests 4] [--plot-only]
 
-The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is always wrong
-and always sure, the worst drafter there is. With `--spread 1` the probability differs from node to node, evenly around the chosen
-one. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths decode the same requests, batch
-after batch, each in an order drawn anew, after warming up. `--extra` adds a setting, as trees: `--extra 'dyspec 16={"controller":
-"fixed", "num_speculative_tokens": 16, "tree_policy": "dyspec"}'`.
+The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is
+always wrong and always sure, the worst drafter there is. With `--spread 1` the probability differs from node to node,
+evenly around the chosen one. Every cell is a batch size and an acceptance: plain decoding, `auto` and the fixed lengths
+decode the same requests, batch after batch, each in an order drawn anew, after warming up. `--extra` adds a setting, as
+trees: `--extra 'dyspec 16={"controller": "fixed", "num_speculative_tokens": 16, "tree_policy": "dyspec"}'`.
 
-Outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. After a few turns
-(`--screening`) plain decoding, `auto` and the settings within 15 % of the best go on by themselves for `--repeats` further turns,
-and ratios are taken of those alone: so the time goes where it decides something, and the best fixed setting (plain decoding
-counts as length 0), the one with the best median, did not win by its luck among many. Ratios are paired, with 95 % bootstrap
-intervals. A cell whose batch is smaller decodes `--requests`. Every cell is written when it is done, and a run that is stopped
-goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
+Outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. After a
+few turns (`--screening`) plain decoding, `auto` and the settings within 15 % of the best go on by themselves for
+`--repeats` further turns, and ratios are taken of those alone: so the time goes where it decides something, and the
+best fixed setting (plain decoding counts as length 0), the one with the best median, did not win by its luck among
+many. Ratios are paired, with 95 % bootstrap intervals. A cell whose batch is smaller decodes `--requests`. Every cell
+is written when it is done, and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -73,11 +74,15 @@ class Dial:
         spread: float = 0.0,
         extra: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Seconds of every setting at one batch size and acceptance; after `screening` turns, if any, of the contenders alone."""
+        """Seconds of every setting at one batch size and acceptance; after `screening` turns, if any, of the contenders
+        alone.
+        """
         oracle: dict[str, Any] = {"method": "corrupted_oracle", "continuations": self.records, "acceptance": acceptance}
         oracle |= {"spread": spread} | (ALWAYS_WRONG if acceptance == 0.0 else {})
         named = {"plain": None, "auto": {"controller": "auto", **oracle}}
-        named |= {f"fixed {number}": {"controller": "fixed", "num_speculative_tokens": number, **oracle} for number in fixed}
+        named |= {
+            f"fixed {number}": {"controller": "fixed", "num_speculative_tokens": number, **oracle} for number in fixed
+        }
         named |= {name: {**oracle, **options} for name, options in (extra or {}).items()}
         settings = {name: self.plain.with_speculative_config(config) for name, config in named.items()}
         groups = [self.prompts[first : first + batch] for first in range(0, max(batch, self.requests), batch)]
@@ -102,8 +107,10 @@ class Dial:
         }
 
     def turns(self, settings: dict[str, LLM], groups: list[list[Ids]], repeats: int) -> dict[str, list[float]]:
-        """Seconds of every setting, a number a repeat. All settings decode a group before the next one comes, for a machine's speed
-        may change within a second, and in an order drawn anew, for what ran just before leaves its traces."""
+        """Seconds of every setting, a number a repeat. All settings decode a group before the next one comes, for a
+        machine's speed may change within a second, and in an order drawn anew, for what ran just before leaves its
+        traces.
+        """
         seconds: dict[str, list[float]] = {name: [0.0] * repeats for name in settings}
         rng, names = np.random.default_rng(0), list(settings)
         for turn in range(repeats * len(groups)):
@@ -136,9 +143,9 @@ def words(cell: dict[str, Any]) -> str:
     over, best = cell["auto over plain"], cell["auto over the best fixed"]
     rates = ", ".join(f"{name} {rate:.0f}" for name, rate in cell["tokens_per_second"].items())
     return (
-        f"batch {cell['batch']:2d}, acceptance {cell['acceptance']:g}: tokens/s {rates}; auto / plain {over['median']:.2f} "
-        f"({over['low']:.2f} to {over['high']:.2f}), auto / {cell['best fixed']} {best['median']:.2f} ({best['low']:.2f} to "
-        f"{best['high']:.2f})"
+        f"batch {cell['batch']:2d}, acceptance {cell['acceptance']:g}: tokens/s {rates}; auto / plain "
+        f"{over['median']:.2f} ({over['low']:.2f} to {over['high']:.2f}), auto / {cell['best fixed']} "
+        f"{best['median']:.2f} ({best['low']:.2f} to {best['high']:.2f})"
     )
 
 
@@ -169,7 +176,10 @@ def _lines(axes: Any, points: list[tuple[float, dict[str, float]]]) -> None:
     """A line a setting through its values at each acceptance."""
     shades = cycle(pyplot().get_cmap("Blues")([0.35 + 0.13 * i for i in range(6)]))
     for name in points[0][1]:
-        look = {"auto": {"color": "#d62728", "linewidth": 2.6, "marker": "o"}, "plain": {"color": "#777777", "linestyle": "--"}}
+        look = {
+            "auto": {"color": "#d62728", "linewidth": 2.6, "marker": "o"},
+            "plain": {"color": "#777777", "linestyle": "--"},
+        }
         style = look.get(name) or {"color": next(shades), "marker": "s", "markersize": 4}
         axes.plot([x for x, _ in points], [values[name] for _, values in points], label=name, **style)
     axes.set(ylim=(0, None))
@@ -211,7 +221,9 @@ def measure(given: argparse.Namespace) -> None:
             place = {"batch": batch, "acceptance": acceptance}
             if any((place | asked).items() <= old.items() for old in known):
                 continue
-            cell = asked | dial.cell(batch, acceptance, fixed, given.repeats, given.screening, spread=given.spread, extra=extra)
+            cell = asked | dial.cell(
+                batch, acceptance, fixed, given.repeats, given.screening, spread=given.spread, extra=extra
+            )
             cells = [old for old in known if not place.items() <= old.items()] + [cell]
             part = f"batch {batch}, acceptance {acceptance:g}"
             save(name, {"model": model.weights, "cells": cells}, given.folder, parts=[part])

@@ -1,18 +1,20 @@
 """Decoding methods of the bundled diffusion models: score against calls and wall time; caches; constraints.
 
-usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion] [--count 20] [--timed 13]
+usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion] [--count 20]
+[--timed 13]
                     [--only ass,eoser_ass]
 
 scores       exact answers on held-out prompts, model calls, slots, length, information: no clock decides them
 caches       prefix, dual and window caches against none: deviation; the exact block cache: none at all
-times        seconds of each method in turn with the static baseline, of each cache in turn with none, on some of the prompts
-constrained  JSON schemas and regular expressions: share of texts that parse, cost of a round
-plot         score against calls and against time, from what is stored
+times        seconds of each method in turn with the static baseline, of each cache in turn with none, on some of the
+prompts constrained  JSON schemas and regular expressions: share of texts that parse, cost of a round plot         score
+against calls and against time, from what is stored
 
-All in float32; only times and constrained want a calm machine. Every part is stored by itself in `results/diffusion.json`, with the
-command and machine that made it, so that one can be made anew; `results/diffusion.png` and `results/block_diffusion.png` are the
-plots. A line that claims to be lossless must write the canvas of the static baseline on every prompt, a constrained text must
-parse, and the block cache must be bit-equal: otherwise nothing is stored.
+All in float32; only times and constrained want a calm machine. Every part is stored by itself in
+`results/diffusion.json`, with the command and machine that made it, so that one can be made anew;
+`results/diffusion.png` and `results/block_diffusion.png` are the plots. A line that claims to be lossless must write
+the canvas of the static baseline on every prompt, a constrained text must parse, and the block cache must be bit-equal:
+otherwise nothing is stored.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def scores(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> di
     document = diffusion.scores(bench, asked(lines, given), progress) | {"skipped": skipped}
     refuse(diffusion.broken(document))
     document["lines"] = {name: brief(line) for name, line in document["lines"].items()}
-    return found | {"methods": merged(found["methods"], document, [line.name for line in lines]) if given.only else document}
+    return found | {
+        "methods": merged(found["methods"], document, [line.name for line in lines]) if given.only else document
+    }
 
 
 def brief(line: dict[str, Any]) -> dict[str, Any]:
@@ -92,12 +96,16 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
     known = found["methods"]["lines"]
     lines = [line for line in asked(lines_of(bench)[0], given) if line.name in known]
     measured = diffusion.times(bench, lines, progress)
-    measured = {name: one and {key: value for key, value in one.items() if key != "raw"} for name, one in measured.items()}
+    measured = {
+        name: one and {key: value for key, value in one.items() if key != "raw"} for name, one in measured.items()
+    }
     if given.only:
         before = {name: line.get("times") for name, line in known.items()}
         measured = before | {name: one for name, one in measured.items() if name != lines[0].name}
     made = {"methods": diffusion.with_times(found["methods"], measured)}
-    return found | made if given.only else found | made | {"caches": with_times(bench, found.get("caches", {}), progress)}
+    return (
+        found | made if given.only else found | made | {"caches": with_times(bench, found.get("caches", {}), progress)}
+    )
 
 
 def cached(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +115,9 @@ def cached(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> di
 
 
 def constrained(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = diffusion_constrained.constrained(bench_of(folder, given, given.count), progress, prompts=given.constrained_count)
+    made = diffusion_constrained.constrained(
+        bench_of(folder, given, given.count), progress, prompts=given.constrained_count
+    )
     refuse(diffusion_constrained.broken(made))
     return found | {"constrained": made}
 
@@ -118,7 +128,9 @@ MAKE = {"scores": scores, "times": times, "caches": cached, "constrained": const
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
-    parser.add_argument("--models", default="diffusion,block_diffusion", help="bundled, or folders, between commas (%(default)s)")
+    parser.add_argument(
+        "--models", default="diffusion,block_diffusion", help="bundled, or folders, between commas (%(default)s)"
+    )
     parser.add_argument("--count", type=int, default=20, help="prompts of each task (%(default)s)")
     parser.add_argument("--only", default="", help="scores or times of these lines alone, into a record that is there")
     parser.add_argument("--timed", type=int, default=13, help="of all prompts, how many are timed (%(default)s)")

@@ -2,8 +2,8 @@
 
 usage: diffusion_constraints.py [--texts 3] [--lengths 32,64]
 
-For each constraint (a flat JSON schema, a recursive one, any JSON value, a grammar of sums, a regular expression), with the
-vocabulary of the bundled target:
+For each constraint (a flat JSON schema, a recursive one, any JSON value, a grammar of sums, a regular expression), with
+the vocabulary of the bundled target:
 
 tables  seconds to make them (once for a constraint and a vocabulary), automata states, kinds of tokens, joins
 check   milliseconds of one test of a tentative token, by how much of the canvas is written
@@ -141,7 +141,9 @@ class Bench:
             canvas.put(slot, MASKED)
         return 1e3 * median(seconds)
 
-    def rounds(self, config: dict[str, Any], truth: Callable[[str], object], length: int, texts: int) -> dict[str, float]:
+    def rounds(
+        self, config: dict[str, Any], truth: Callable[[str], object], length: int, texts: int
+    ) -> dict[str, float]:
         seconds, rounds, tests, rejections, completions, parsed = 0.0, 0, 0, 0, 0, 0
         for seed in range(texts):
             toy, canvas, parts = self.parts(length, config, seed)
@@ -150,7 +152,9 @@ class Bench:
             [outcome] = decode([canvas], toy, [parts])
             assert outcome.error is None
             tokens = outcome.canvas.output
-            text = "".join(self.texts(token) or "" for token in tokens[: tokens.index(self.end) if self.end in tokens else None])
+            text = "".join(
+                self.texts(token) or "" for token in tokens[: tokens.index(self.end) if self.end in tokens else None]
+            )
             truth(text)
             parsed += 1
             rounds += len(outcome.trajectory.rounds)

@@ -1,11 +1,13 @@
-"""Learn2PD's filter, coupled-GRPO and CJ-GRPO on the bundled diffusion model: exact match and model calls, before and after.
+"""Learn2PD's filter, coupled-GRPO and CJ-GRPO on the bundled diffusion model: exact match and model calls, before and
+after.
 
 usage: diffusion_rl.py [--model NAME=FOLDER ...] [--filter OUT_OF_LEARN2PD] [--count 40]
 
-Each NAME is measured under fast decoding (one, two and four calls, ascending steps with and without EOSER, thresholds) and under
-the static baseline of a slot a call, and is kept as a part of `results/diffusion_rl.json`; `original`, the bundled model, is
-measured where no model and no filter are given, and must be there before others, whose differences are to it, prompt by prompt.
-`--filter` adds the filter at several thresholds and its own facts. FOLDERs are written by `recipes/bundled_diffusion/write.py`.
+Each NAME is measured under fast decoding (one, two and four calls, ascending steps with and without EOSER, thresholds)
+and under the static baseline of a slot a call, and is kept as a part of `results/diffusion_rl.json`; `original`, the
+bundled model, is measured where no model and no filter are given, and must be there before others, whose differences
+are to it, prompt by prompt. `--filter` adds the filter at several thresholds and its own facts. FOLDERs are written by
+`recipes/bundled_diffusion/write.py`.
 
 Prompts are of the test split, with another seed than the recipes' reports. All in float32 on the CPU; no clock decides.
 """
@@ -81,7 +83,10 @@ def bits(right: Mapping[str, str], tasks: tuple[str, ...]) -> np.ndarray[Any, np
 def summed(right: Mapping[str, str], calls: Mapping[str, float]) -> dict[str, Any]:
     """Exact match of each task, of those with one right answer and of those with several; mean calls."""
     exact = {task: round(digits.count("1") / len(digits), 4) for task, digits in right.items()}
-    means = {name: round(float(bits(right, tasks).mean()), 4) for name, tasks in (("one_answer", ONE_ANSWER), ("several", SEVERAL))}
+    means = {
+        name: round(float(bits(right, tasks).mean()), 4)
+        for name, tasks in (("one_answer", ONE_ANSWER), ("several", SEVERAL))
+    }
     return {"exact": exact, **means, "calls": round(float(np.mean(list(calls.values()))), 3)}
 
 
@@ -97,7 +102,9 @@ def difference(after: Mapping[str, str], before: Mapping[str, str]) -> dict[str,
     }
 
 
-def measured(model: Model, lines: Mapping[str, dict[str, Any]], name: str, before: Mapping[str, Any] | None) -> dict[str, Any]:
+def measured(
+    model: Model, lines: Mapping[str, dict[str, Any]], name: str, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """All lines of a model; with `before`, the gain over the same line of the original, or over its static baseline."""
     found = {}
     for line, config in lines.items():

@@ -1,7 +1,7 @@
 """Random weights made on the device, and both engines around them without a second copy of most.
 
-In: a shape. Out: canonical weights, an LLM around them, transformers' Llama around the same memory. Not here: what is measured with
-them (gpu_shapes.py), checkpoints on disk (`paceline.bench.random_model`).
+In: a shape. Out: canonical weights, an LLM around them, transformers' Llama around the same memory. Not here: what is
+measured with them (gpu_shapes.py), checkpoints on disk (`paceline.bench.random_model`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Weights = dict[str, torch.Tensor]
 
 
 def random_weights(spec: ModelSpec, device: torch.device, seed: int = 0) -> Weights:
-    """Canonical weights in bfloat16 under which a token decides the next one: t + 1, or t with its last bit turned if tied."""
+    """Canonical weights in bfloat16 under which a token decides the next one: t + 1, or t with its last bit turned if
+    tied.
+    """
     generator, weights = torch.Generator(device).manual_seed(seed), {}
     for target in targets(spec):
         out = torch.empty(target.shape, dtype=torch.bfloat16, device=device)

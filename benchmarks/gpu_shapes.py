@@ -1,21 +1,24 @@
-"""Random-weights Llamas of 1B and 8B in bfloat16: plain decoding, the acceptance dial and transformers, in turn, in one run.
+"""Random-weights Llamas of 1B and 8B in bfloat16: plain decoding, the acceptance dial and transformers, in turn, in one
+run.
 
-usage: gpu_shapes.py [--device cuda] [--shapes 8b,1b] [--batches 1,8] [--acceptance 0.8,0.95,0.5] [--fixed 3,7,15] [--tokens 64]
+usage: gpu_shapes.py [--device cuda] [--shapes 8b,1b] [--batches 1,8] [--acceptance 0.8,0.95,0.5] [--fixed 3,7,15]
+[--tokens 64]
                      [--repeats 3] [--budget 240] [--folder results]
 
 plain         tokens/s of whole calls and seconds of a step, each with its share of the memory-bandwidth limit
-dial          `auto` and fixed lengths against plain decoding, drafts being right with a chosen probability (see dial.py)
-transformers  `generate` with a dynamic cache, a static one, and a static one compiled, against plain decoding
+dial          `auto` and fixed lengths against plain decoding, drafts being right with a chosen probability (see
+dial.py) transformers  `generate` with a dynamic cache, a static one, and a static one compiled, against plain decoding
 
-The weights are made on the device; transformers gets views of them and we a second copy of those of attention. In a random model
-the best two tokens are often nearly tied, and where engines round differently their texts part at once; here the embedding
-outweighs the layers, and every token follows from the one before. Outputs must equal those of plain decoding, or differ first at a
-near tie (counted); otherwise a cell keeps the reason in place of times, as it does where transformers fails. transformers rounds
-differently at every layer: a tie is twice as wide there, and equal tokens are counted.
+The weights are made on the device; transformers gets views of them and we a second copy of those of attention. In a
+random model the best two tokens are often nearly tied, and where engines round differently their texts part at once;
+here the embedding outweighs the layers, and every token follows from the one before. Outputs must equal those of plain
+decoding, or differ first at a near tie (counted); otherwise a cell keeps the reason in place of times, as it does where
+transformers fails. transformers rounds differently at every layer: a tie is twice as wide there, and equal tokens are
+counted.
 
-Every cell is written when it is done, those that say most first, and a run that was stopped goes on where it was, on the same
-device. Ends with 0 when all is done, 75 when the budget of seconds is spent before, 1 where outputs were wrong. The shape `tiny`
-tries everything on the CPU. Results: `results/gpu_shapes_DEVICE.json`.
+Every cell is written when it is done, those that say most first, and a run that was stopped goes on where it was, on
+the same device. Ends with 0 when all is done, 75 when the budget of seconds is spent before, 1 where outputs were
+wrong. The shape `tiny` tries everything on the CPU. Results: `results/gpu_shapes_DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ def compiled_frames() -> int:
 
 
 class Shape(Dial):
-    """One shape for both engines, its requests, and what plain decoding says to them; see `Dial`, whose attributes it makes itself.
+    """One shape for both engines, its requests, and what plain decoding says to them; see `Dial`, whose attributes it
+    makes itself.
 
     Args:
         most: the largest batch.
@@ -85,7 +89,9 @@ class Shape(Dial):
         self.plain = GivenLLM(spec, weights, name=name, device=device, most=most)
         self.tokens, self.params = tokens, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         generator = torch.Generator().manual_seed(1)
-        self.prompts = [torch.randint(0, shape.vocab, (PROMPT,), generator=generator).tolist() for _ in range(max(most, REQUESTS))]
+        self.prompts = [
+            torch.randint(0, shape.vocab, (PROMPT,), generator=generator).tolist() for _ in range(max(most, REQUESTS))
+        ]
         self.reference = [decode(self.plain, [prompt], self.params)[0] for prompt in self.prompts]
         self.records = {tuple(ids): made for ids, made in zip(self.prompts, self.reference, strict=True)}
 
@@ -174,7 +180,12 @@ class Shape(Dial):
         if wrong := [one for one in found if one is not None and not one.near_tie]:
             raise SystemExit(f"transformers differs outside near ties, nothing is timed: {wrong[:2]}")
         equal = sum(a == b for _, ours, own in pairs for a, b in zip(ours, own, strict=True))
-        return {"prompts": len(pairs), "identical": found.count(None), "equal_tokens": equal, "tokens": sum(map(len, made))}
+        return {
+            "prompts": len(pairs),
+            "identical": found.count(None),
+            "equal_tokens": equal,
+            "tokens": sum(map(len, made)),
+        }
 
     def measure(self, batch: int, part: Part, fixed: list[int], repeats: int) -> dict[str, Any]:
         """One cell; where outputs are wrong, the reason and no times."""
@@ -205,7 +216,9 @@ def parts(batches: Sequence[int], acceptance: Sequence[float]) -> Iterator[tuple
 
 def line(cell: dict[str, Any]) -> str:
     """One line on a cell."""
-    place = f"{cell['shape']} batch {cell['batch']} {cell['kind']} {cell['setting'] if cell['setting'] is not None else ''}".strip()
+    place = (
+        f"{cell['shape']} batch {cell['batch']} {cell['kind']} {cell['setting'] if cell['setting'] is not None else ''}"
+    ).strip()
     if "reason" in cell:
         return f"{place}: {cell['reason']}"
     if cell["kind"] == "dial":
@@ -239,7 +252,9 @@ class Run:
                 continue
             sizes = TINY if name == "tiny" else random_model.parse(name)
             shape = shape or Shape(name, sizes, given.device, max(batches), given.tokens)
-            self.keep({**shape.measure(batch, part, [int(one) for one in given.fixed.split(",")], given.repeats), **key})
+            self.keep(
+                {**shape.measure(batch, part, [int(one) for one in given.fixed.split(",")], given.repeats), **key}
+            )
 
     def keep(self, cell: dict[str, Any]) -> None:
         """Write a cell beside those that are known, in place of an older one of the same name."""
@@ -257,7 +272,9 @@ def main() -> None:
     parser.add_argument("--shapes", default="8b,1b")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--acceptance", default="0.8,0.95,0.5")
-    parser.add_argument("--fixed", default="3,7,15", help="fixed lengths; with the last token they fill fixed shapes of 4, 8, 16")
+    parser.add_argument(
+        "--fixed", default="3,7,15", help="fixed lengths; with the last token they fill fixed shapes of 4, 8, 16"
+    )
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=240.0, help="seconds after which no cell is begun")

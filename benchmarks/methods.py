@@ -1,16 +1,19 @@
-"""Every method on published prompts with a real model: first a screening of all, then the best of them again beside `auto`.
+"""Every method on published prompts with a real model: first a screening of all, then the best of them again beside
+`auto`.
 
-usage: methods.py --data FOLDER [--model DIR] [--threads 2] [--sets spec-bench,humaneval,mt-redundant,gsm8k] [--prompts 12]
-                  [--tokens 128] [--screening 4] [--screening-tokens 64] [--keep 3] [--repeats 1] [--extra NAME=JSON ...]
-                  [--only NAME,NAME] [--name methods]
+usage: methods.py --data FOLDER [--model DIR] [--threads 2] [--sets spec-bench,humaneval,mt-redundant,gsm8k] [--prompts
+12]
+                  [--tokens 128] [--screening 4] [--screening-tokens 64] [--keep 3] [--repeats 1] [--extra NAME=JSON
+                  ...] [--only NAME,NAME] [--name methods]
 
-FOLDER holds `spec-bench/question*.jsonl`, `humaneval/*.jsonl`, `mt-redundant/*.jsonl` and `gsm8k/test*.jsonl`. Prompts go through
-the chat template, as single requests at temperature 0; a second turn follows plain decoding's first answer, whatever the setting.
-All settings decode a prompt before the next one comes, in an order drawn anew. The screening decodes `--screening` conversations
-of each set with everything; plain decoding, `auto` and the `--keep` fastest of each set then decode `--prompts`. Outputs must equal
-those of plain decoding, or differ first at a near tie (counted); otherwise nothing is reported. Figures are total times, prompts
-included, their ratios paired by prompt, with 95 % bootstrap intervals. Default model: SmolLM2-135M-Instruct, dequantised from
-Q4_1 (`real_models.py`). Results: `results/NAME.json`.
+FOLDER holds `spec-bench/question*.jsonl`, `humaneval/*.jsonl`, `mt-redundant/*.jsonl` and `gsm8k/test*.jsonl`. Prompts
+go through the chat template, as single requests at temperature 0; a second turn follows plain decoding's first answer,
+whatever the setting. All settings decode a prompt before the next one comes, in an order drawn anew. The screening
+decodes `--screening` conversations of each set with everything; plain decoding, `auto` and the `--keep` fastest of each
+set then decode `--prompts`. Outputs must equal those of plain decoding, or differ first at a near tie (counted);
+otherwise nothing is reported. Figures are total times, prompts included, their ratios paired by prompt, with 95 %
+bootstrap intervals. Default model: SmolLM2-135M-Instruct, dequantised from Q4_1 (`real_models.py`). Results:
+`results/NAME.json`.
 """
 
 from __future__ import annotations
@@ -116,7 +119,9 @@ class Bench:
                 made.append(Piece(name, one.id, ids, output.token_ids))
         return made
 
-    def run(self, names: Sequence[str], pieces: Sequence[Piece], tokens: int, repeats: int) -> dict[str, list[list[Timing]]]:
+    def run(
+        self, names: Sequence[str], pieces: Sequence[Piece], tokens: int, repeats: int
+    ) -> dict[str, list[list[Timing]]]:
         """Setting -> piece -> repeat."""
         rng = np.random.default_rng(0)
         found: dict[str, list[list[Timing]]] = {name: [[] for _ in pieces] for name in names}
@@ -135,7 +140,11 @@ class Bench:
         output = self.llms[name].generate(prompt, _params(tokens))[0]
         seconds, ids = perf_counter() - start, output.outputs[0].token_ids
         same = ids == piece.answer[: len(ids)]
-        if not same and (where := first_difference(self.plain.runner, piece.ids, piece.answer, ids)) and not where.near_tie:
+        if (
+            not same
+            and (where := first_difference(self.plain.runner, piece.ids, piece.answer, ids))
+            and not where.near_tie
+        ):
             sys.exit(f"{name} differs from plain decoding outside near ties, nothing is reported: {where}")
         return Timing(seconds, len(ids), output.metrics.num_steps, same)
 
@@ -145,7 +154,9 @@ def _params(tokens: int) -> SamplingParams:
 
 
 def summary(found: Mapping[str, list[list[Timing]]], base: str = "plain") -> dict[str, dict[str, float]]:
-    """Setting -> tokens/s, tokens a pass, time of `base` over its own with an interval over prompts, the share of equal outputs."""
+    """Setting -> tokens/s, tokens a pass, time of `base` over its own with an interval over prompts, the share of equal
+    outputs.
+    """
     rng = np.random.default_rng(0)
     draws = rng.integers(0, len(found[base]), (2000, len(found[base])))
 
@@ -174,13 +185,17 @@ def show(title: str, table: Mapping[str, Mapping[str, float]]) -> None:
     for name, row in sorted(table.items(), key=lambda item: -item[1]["over plain"]):
         print(
             f"  {name:28s} {row['tokens_per_second']:6.1f} tokens/s, {row['over plain']:.3f} "
-            f"({row['low']:.2f} to {row['high']:.2f}), {row['tokens_per_pass']:.2f} tokens a pass, {row['identical']:.2f} identical"
+            f"({row['low']:.2f} to {row['high']:.2f}), {row['tokens_per_pass']:.2f} tokens a pass, "
+            f"{row['identical']:.2f} identical"
         )
 
 
 def measure(bench: Bench, given: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The screening of all settings, and the choice of each set measured again."""
-    result: dict[str, Any] = {"weights": WEIGHTS if given.model is None else str(given.model.name), "settings": dict(settings)}
+    result: dict[str, Any] = {
+        "weights": WEIGHTS if given.model is None else str(given.model.name),
+        "settings": dict(settings),
+    }
     always = [name for name in settings if name == "plain" or name.startswith("auto")]
     tables: dict[str, Any] = defaultdict(dict)
     for name in given.sets.split(","):
@@ -190,7 +205,9 @@ def measure(bench: Bench, given: argparse.Namespace, settings: Mapping[str, Any]
             screened = summary(bench.run(list(settings), pieces, given.screening_tokens, 1))
             show(f"screening of {name}, {len(pieces)} requests", screened)
             tables["screening"][name] = screened
-            others = sorted((one for one in screened if one not in always), key=lambda one: -screened[one]["over plain"])
+            others = sorted(
+                (one for one in screened if one not in always), key=lambda one: -screened[one]["over plain"]
+            )
             picked = always + others[: given.keep]
         if given.prompts:
             pieces = bench.pieces(given.data, name, given.prompts, given.tokens)

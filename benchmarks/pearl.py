@@ -1,10 +1,12 @@
 """Drafting while the target scores against drafting before it: PEARL and the sequential pair on the same threads.
 
-usage: pearl.py [--model bundled --draft bundled] [--threads 2] [--repeats 5] [--tokens 64] [--windows 2,4,6] [--batches 1,4]
+usage: pearl.py [--model bundled --draft bundled] [--threads 2] [--repeats 5] [--tokens 64] [--windows 2,4,6] [--batches
+1,4]
 
-Greedy: `draft_model` (one after the other) and `pearl` with overlap, for windows of the same lengths, `pearl` left to choose, and
-plain decoding. It takes a pair of checkpoints, of which only the bundled one ships; give two folders for another. Settings take
-turns. Tokens are compared with plain decoding's before anything is timed. Ratios are medians of pairs with 95 % bootstrap
+Greedy: `draft_model` (one after the other) and `pearl` with overlap, for windows of the same lengths, `pearl` left to
+choose, and plain decoding. It takes a pair of checkpoints, of which only the bundled one ships; give two folders for
+another. Settings take turns. Tokens are compared with plain decoding's before anything is timed. Ratios are medians of
+pairs with 95 % bootstrap
 intervals. Results: `results/pearl_MODEL.json`.
 """
 
@@ -56,7 +58,10 @@ def measure(model: Model, batch: int, given: argparse.Namespace) -> dict[str, An
     }
     seconds = alternate({name: runs(llm) for name, llm in llms.items()}, given.repeats)
     for name, took in seconds.items():
-        found[name] |= {"tokens_per_second": PROMPTS * given.tokens / median(took), "over_plain": ratio(seconds[PLAIN], took)}
+        found[name] |= {
+            "tokens_per_second": PROMPTS * given.tokens / median(took),
+            "over_plain": ratio(seconds[PLAIN], took),
+        }
         if name.startswith("pearl"):
             found[name]["over_the_sequential_pair"] = ratio(seconds[f"draft_model, {name.split(', ')[1]}"], took)
     return found

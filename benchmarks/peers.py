@@ -1,16 +1,19 @@
-"""Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in one run.
+"""Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in
+one run.
 
-usage: peers.py [--model smollm2] [--threads 2] [--repeats 3] [--batches 1,8] [--tokens 64] [--prompts 8] [--only large,prompts]
+usage: peers.py [--model smollm2] [--threads 2] [--repeats 3] [--batches 1,8] [--tokens 64] [--prompts 8] [--only
+large,prompts]
                 [--peers all] [--documents FOLDER] [--quick] [--data FOLDER]
 
 prompts  the model on the shipped prompts, the bundled one with its draft model where an engine takes one
-data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose files lie in --data as they are published
-large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of all alike
+data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose files lie in --data as they are
+published large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt
+lookup of all alike
 
-Each part is one run of `paceline bench`, whose document and report go to --documents (megabytes; a temporary folder by default).
-`results/peers.json` keeps of every part and batch size how our plain decoding does against the fastest plain peer, our best
-speculative setting against the best setting of every peer, and how many tokens a pass of the target yields under each. Make the
-peers first: `paceline bench peers install all`.
+Each part is one run of `paceline bench`, whose document and report go to --documents (megabytes; a temporary folder by
+default). `results/peers.json` keeps of every part and batch size how our plain decoding does against the fastest plain
+peer, our best speculative setting against the best setting of every peer, and how many tokens a pass of the target
+yields under each. Make the peers first: `paceline bench peers install all`.
 """
 
 from __future__ import annotations
@@ -28,8 +31,16 @@ from methods import FILES
 from paceline.bench import document, duel
 from paceline.cli.main import main as paceline
 
-LOOKUPS = ("ngram", '{"method": "ngram", "num_speculative_tokens": 8}', '{"method": "ngram", "num_speculative_tokens": 15}')
-DRAFTS = ("draft_model", '{"method": "draft_model", "num_speculative_tokens": 4}', '{"method": ["ngram", "draft_model"]}')
+LOOKUPS = (
+    "ngram",
+    '{"method": "ngram", "num_speculative_tokens": 8}',
+    '{"method": "ngram", "num_speculative_tokens": 15}',
+)
+DRAFTS = (
+    "draft_model",
+    '{"method": "draft_model", "num_speculative_tokens": 4}',
+    '{"method": ["ngram", "draft_model"]}',
+)
 HALF = (
     '{"name": "llama.cpp", "method": "plain", "dtype": "float16"}',
     '{"name": "llama.cpp", "method": "ngram", "dtype": "float16"}',
@@ -85,7 +96,9 @@ def claims(made: dict[str, Any]) -> list[dict[str, Any]]:
         record: dict[str, Any] = {"workload": workload, "batch": batch}
         record["plain over the fastest plain peer"] = _duel(duel.fastest(plain), duel.fastest(bases))
         record["best over the best of every peer"] = {name: _duel(best, peer) for name, peer in made_by.items()}
-        record["withheld"] = {f"{peer['name']} {peer['setting']}": peer["reason"] for peer in theirs if peer["reason"] is not None}
+        record["withheld"] = {
+            f"{peer['name']} {peer['setting']}": peer["reason"] for peer in theirs if peer["reason"] is not None
+        }
         record["tokens per target pass"] = {cell["setting"]: cell["mean_acceptance_length"] for cell in ours} | {
             f"{peer['name']} {peer['setting']}": peer["mean_acceptance_length"] for peer in theirs
         }

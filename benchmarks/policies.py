@@ -1,11 +1,14 @@
-"""Policies of drafting length side by side: on a draft model, on prompt lookup, and along the acceptance dial, in one run.
+"""Policies of drafting length side by side: on a draft model, on prompt lookup, and along the acceptance dial, in one
+run.
 
-usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--dial 0.5,0.8,0.95] [--plot-only]
+usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--dial 0.5,0.8,0.95]
+[--plot-only]
 
-Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that rotates, so that
-every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or differ first at a near tie
-(counted); otherwise nothing is timed. All policies have their published defaults; "fixed" has 4 and 8 tokens. "oracle length"
-knows how much of each draft will be accepted (`bench.oracle_length`). Results: `results/policies_MODEL.json`, `.png`.
+Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that
+rotates, so that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or
+differ first at a near tie (counted); otherwise nothing is timed. All policies have their published defaults; "fixed"
+has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted (`bench.oracle_length`). Results:
+`results/policies_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -47,10 +50,14 @@ class Group:
         agreement: how many outputs were the same as plain decoding's.
     """
 
-    def __init__(self, plain: LLM, drafter: Mapping[str, Any], prompts: list[Ids], reference: list[Ids], tokens: int) -> None:
+    def __init__(
+        self, plain: LLM, drafter: Mapping[str, Any], prompts: list[Ids], reference: list[Ids], tokens: int
+    ) -> None:
         self.plain, self.prompts, self.reference = plain, prompts, reference
         self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        self.settings = {PLAIN: plain} | {name: plain.with_speculative_config({**drafter, **p}) for name, p in POLICIES.items()}
+        self.settings = {PLAIN: plain} | {
+            name: plain.with_speculative_config({**drafter, **p}) for name, p in POLICIES.items()
+        }
         self.oracle = OracleLength()
         self.settings[ORACLE] = _controlled(plain.with_speculative_config(dict(drafter)), self.oracle)
         self.lengths = self._record(_controlled(plain.with_speculative_config(dict(drafter)), LengthRecorder(48)))
@@ -129,7 +136,11 @@ def measure(given: argparse.Namespace, model: Model, dial: Sequence[float]) -> d
     records = {tuple(ids): made for ids, made in zip(prompts, reference, strict=True)}
     drafters: dict[str, dict[str, Any]] = {"draft model": model.draft, "ngram": {"method": "ngram"}}
     for acceptance in dial:
-        drafters[f"dial {acceptance:g}"] = {"method": "corrupted_oracle", "acceptance": acceptance, "continuations": records}
+        drafters[f"dial {acceptance:g}"] = {
+            "method": "corrupted_oracle",
+            "acceptance": acceptance,
+            "continuations": records,
+        }
     groups = {name: Group(plain, drafter, prompts, reference, given.tokens) for name, drafter in drafters.items()}
     for group in groups.values():
         group.check()
@@ -180,7 +191,9 @@ def lines(axes: Any, found: Mapping[str, Any], figures: str) -> None:
         estimates = [found["groups"][f"dial {acceptance:g}"][name][figures] for acceptance in found["dial"]]
         value, low, high = ([one[key] for one in estimates] for key in ("value", "low", "high"))
         width = 2.6 if name == "auto" else 1.5
-        axes.plot(found["dial"], value, line, color=colour, marker=marker or None, label=name, linewidth=width, markersize=5)
+        axes.plot(
+            found["dial"], value, line, color=colour, marker=marker or None, label=name, linewidth=width, markersize=5
+        )
         if name in ("auto", ORACLE):
             axes.fill_between(found["dial"], low, high, color=colour, alpha=0.10, linewidth=0)
     axes.set(xlabel="acceptance: chance that the next drafted token is right", ylim=(0, None))
@@ -190,7 +203,9 @@ def bars(axes: Any, groups: Mapping[str, Any]) -> None:
     """Times plain decoding under the draft model and, hatched, under prompt lookup."""
     names = [name for name in STYLE if name != PLAIN]
     for offset, (drafter, hatch) in enumerate((("draft model", ""), ("ngram", "///"))):
-        table = np.array([[groups[drafter][name]["over_plain"][key] for key in ("value", "low", "high")] for name in names])
+        table = np.array(
+            [[groups[drafter][name]["over_plain"][key] for key in ("value", "low", "high")] for name in names]
+        )
         errors = np.abs(table[:, 1:] - table[:, :1]).T
         colours = [STYLE[name][0] for name in names]
         places = np.arange(len(names)) + 0.4 * offset
@@ -222,7 +237,10 @@ def main() -> None:
         for name, one in group.items():
             rate, over, drafting = one["tokens_per_second"]["value"], one["over_plain"], one["drafting"]
             interval = f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f}) times plain"
-            print(f"{drafter:12s} {name:14s} {rate:6.0f} tokens/s, {interval}, {drafting['tokens_per_pass']:.2f} tokens a pass")
+            print(
+                f"{drafter:12s} {name:14s} {rate:6.0f} tokens/s, {interval}, {drafting['tokens_per_pass']:.2f} tokens "
+                f"a pass"
+            )
     plot(found, path.with_suffix(".png"), plt)
 
 

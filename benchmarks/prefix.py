@@ -2,10 +2,10 @@
 
 usage: prefix.py [--model smollm2] [--requests 8] [--prefix 1000] [--own 12] [--tokens 32] [--repeats 3] [--threads 2]
 
-The beginning is made of the shipped prompts; each request ends with tokens of its own. *together*: all requests in one call; *one
-by one*: a call for each, as in a chat. Kept prefixes are given up before every run, so that the first request of each run
-computes everything. Outputs with and without must be equal to the bit of every logprob, otherwise nothing is timed. Results:
-`results/prefix_MODEL.json`.
+The beginning is made of the shipped prompts; each request ends with tokens of its own. *together*: all requests in one
+call; *one by one*: a call for each, as in a chat. Kept prefixes are given up before every run, so that the first
+request of each run computes everything. Outputs with and without must be equal to the bit of every logprob, otherwise
+nothing is timed. Results: `results/prefix_MODEL.json`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def must_agree(ways: dict[str, Way]) -> None:
             raise SystemExit(f"outputs differ ({name} against off), nothing is timed")
 
 
-def measure(on: LLM, off: LLM, prompts: Sequence[list[int]], tokens: int, repeats: int, *, together: bool) -> dict[str, Any]:
+def measure(
+    on: LLM, off: LLM, prompts: Sequence[list[int]], tokens: int, repeats: int, *, together: bool
+) -> dict[str, Any]:
     """Seconds of every run and to every first token, and the ratios without / with."""
     ways = {"on": Way(on, prompts, tokens, together=together), "off": Way(off, prompts, tokens, together=together)}
     must_agree(ways)

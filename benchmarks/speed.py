@@ -1,15 +1,17 @@
 """Speed against transformers with the same weights, dtype, device and threads, greedy, batch 1, in one run.
 
-usage: speed.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 3] [--prompts 24] [--tokens 64] [--only large,demo]
+usage: speed.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 3] [--prompts 24] [--tokens 64] [--only
+large,demo]
 
-demo    the shipped prompts: Paceline plain and `auto` against transformers' generation, plain, with prompt lookup, and on the
-        bundled pair with its draft model
-large   a random 291M Llama in bfloat16: plain decoding against `generate`, the share of the memory-bandwidth limit, and the cost of
-        scoring trees
+demo    the shipped prompts: Paceline plain and `auto` against transformers' generation, plain, with prompt lookup, and
+        on the bundled pair with its draft model
+large   a random 291M Llama in bfloat16: plain decoding against `generate`, the share of the memory-bandwidth limit, and
+        the cost of scoring trees
 
-Prompts go through the chat template; settings decode each prompt in turn, in an order that rotates. Outputs must be equal, or
-differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for, and other models, stay as they are
-in `results/speed_DEVICE.json`, which says of every part which run made it; `table.py` writes the table of the README from it.
+Prompts go through the chat template; settings decode each prompt in turn, in an order that rotates. Outputs must be
+equal, or differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for, and other
+models, stay as they are in `results/speed_DEVICE.json`, which says of every part which run made it; `table.py` writes
+the table of the README from it.
 """
 
 from __future__ import annotations
@@ -43,12 +45,16 @@ def open_transformers(folder: Path) -> Any:
 @torch.inference_mode()
 def hf_generate(model: Any, ids: list[int], tokens: int, **options: Any) -> list[int]:
     inputs = torch.tensor([ids], device=DEVICE)
-    out = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens, do_sample=False, **options)
+    out = model.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens, do_sample=False, **options
+    )
     return out[0, len(ids) :].tolist()
 
 
 def ours(llm: LLM, ids: list[int], tokens: int, turn: str = "") -> list[int]:
-    """The tokens of one request; what it taught a drafter stays within its turn, so that nobody copies an earlier answer."""
+    """The tokens of one request; what it taught a drafter stays within its turn, so that nobody copies an earlier
+    answer.
+    """
     prompt = {"prompt_token_ids": ids, "cache_salt": turn} if turn else {"prompt_token_ids": ids}
     (found,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=tokens))
     return found.outputs[0].token_ids
@@ -83,7 +89,9 @@ def large(repeats: int) -> dict[str, Any]:
             "share_of_limit": weights / median(limits) / step,
             "share_of_limit_generate": rates["paceline plain"] * weights / median(limits),
         },
-        "tree_cost": {f"{n} nodes": median(turn[i] / turn[0] for turn in turns) for i, n in enumerate((0, 1, 3, 7, 15))},
+        "tree_cost": {
+            f"{n} nodes": median(turn[i] / turn[0] for turn in turns) for i, n in enumerate((0, 1, 3, 7, 15))
+        },
     }
 
 
@@ -121,7 +129,10 @@ def demo(model: Model, repeats: int, prompts: int, tokens: int) -> dict[str, Any
     agreement = {name: must_agree(off, ids, base, found, units=UNITS, what=name) for name, found in outputs.items()}
     seconds = rotated(runs, ids, repeats)
     found: dict[str, Any] = {"weights": model.weights, "tokens": tokens, "agreement": agreement}
-    groups = {"all": list(range(len(ids))), "with repetition": [i for i, prompt in enumerate(picked) if prompt.repetitive]}
+    groups = {
+        "all": list(range(len(ids))),
+        "with repetition": [i for i, prompt in enumerate(picked) if prompt.repetitive],
+    }
     for group, chosen in groups.items():
         if chosen:
             found[group] = figures(seconds, outputs, chosen)
@@ -148,7 +159,9 @@ def figures(seconds: dict[str, list[list[float]]], outputs: dict[str, list[Ids]]
     return {
         "prompts": len(chosen),
         "tokens_per_second": {name: 1 / median(values) for name, values in per_token.items()},
-        f"speedup of {AUTO} over": {name: ratio(values, per_token[AUTO]) for name, values in per_token.items() if name != AUTO},
+        f"speedup of {AUTO} over": {
+            name: ratio(values, per_token[AUTO]) for name, values in per_token.items() if name != AUTO
+        },
         "seconds_per_token": per_token,
     }
 

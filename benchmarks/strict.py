@@ -3,15 +3,15 @@
 usage: strict.py count [--model smollm2] [--tokens 500] [--dtypes ...] [--batches ...] [--drafters ...] [--threads N]
        strict.py cost [--model smollm2] [--repeats 3]
 
-*count*: what differs. The model decodes requests plainly, one after the other. Then every drafter of the registry that has what
-it needs decodes the same requests at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside running ones.
-Every second request asks for logprobs, which are compared bit by bit. Further rows are requests with seeds at temperature 0.8,
-PyTorch's operators in their strict form, and a control that must differ, if only in logprobs: those operators in their fastest
-form.
+*count*: what differs. The model decodes requests plainly, one after the other. Then every drafter of the registry that
+has what it needs decodes the same requests at batch 1, 4 and 3; requests join and leave, so that prompts are fed beside
+running ones. Every second request asks for logprobs, which are compared bit by bit. Further rows are requests with
+seeds at temperature 0.8, PyTorch's operators in their strict form, and a control that must differ, if only in logprobs:
+those operators in their fastest form.
 
-Counts are taken in rounds of up to ROUND tokens for each row, and written after each with the commit; a run that is stopped goes on
-where it was. *cost*: seconds with and without, in turn. Results: `results/strict_MODEL.json`. The bundled target, whose step takes
-0.2 ms, can be asked for 100,000 tokens.
+Counts are taken in rounds of up to ROUND tokens for each row, and written after each with the commit; a run that is
+stopped goes on where it was. *cost*: seconds with and without, in turn. Results: `results/strict_MODEL.json`. The
+bundled target, whose step takes 0.2 ms, can be asked for 100,000 tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ Request = tuple[list[int], SamplingParams]
 
 
 def requests(llm: LLM, turn: int, tokens: int, temperature: float = 0.0) -> list[Request]:
-    """Beginnings of the bundled prompts, so many that their outputs have `tokens` tokens; other ones in every round `turn`."""
+    """Beginnings of the bundled prompts, so many that their outputs have `tokens` tokens; other ones in every round
+    `turn`.
+    """
     texts = [llm.tokenizer.encode(prompt.prompt) for prompt in bundled_prompts()]
     found: list[Request] = []
     left, number = tokens, turn * len(texts)
@@ -51,7 +53,9 @@ def requests(llm: LLM, turn: int, tokens: int, temperature: float = 0.0) -> list
         ids, length = texts[number % len(texts)], min(left, LENGTHS[number % len(LENGTHS)])
         shorter = ids[: max(2, len(ids) - 3 * (number // len(texts)))]
         logprobs = 0 if number % 2 else None
-        params = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, logprobs=logprobs, seed=number)
+        params = SamplingParams(
+            temperature=temperature, max_tokens=length, ignore_eos=True, logprobs=logprobs, seed=number
+        )
         found.append((shorter, params))
         left, number = left - length, number + 1
     return found
@@ -76,20 +80,27 @@ def bits(output: RequestOutput) -> list[bytes]:
 
 
 def compare(plain: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> dict[str, int]:
-    """Counts of what differs; tokens behind an output's first difference belong to another text and count as different."""
+    """Counts of what differs; tokens behind an output's first difference belong to another text and count as
+    different.
+    """
     tokens = [(a.outputs[0].token_ids, b.outputs[0].token_ids) for a, b in zip(plain, other, strict=True)]
     same = [
-        next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b))) for a, b in tokens
+        next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
+        for a, b in tokens
     ]
     probabilities = [(bits(a), bits(b)) for a, b in zip(plain, other, strict=True)]
-    steps, accepted = (sum(getattr(one.metrics, name) for one in other) for name in ("num_steps", "num_accepted_tokens"))
+    steps, accepted = (
+        sum(getattr(one.metrics, name) for one in other) for name in ("num_steps", "num_accepted_tokens")
+    )
     return {
         "outputs": len(tokens),
         "identical": sum(a == b for a, b in tokens),
         "tokens": sum(len(a) for a, _ in tokens),
         "different_tokens": sum(max(len(a), len(b)) - n for (a, b), n in zip(tokens, same, strict=True)),
         "logprobs": sum(len(a) for a, _ in probabilities),
-        "different_logprobs": sum(len(a) != len(b) or sum(x != y for x, y in zip(a, b, strict=False)) for a, b in probabilities),
+        "different_logprobs": sum(
+            len(a) != len(b) or sum(x != y for x, y in zip(a, b, strict=False)) for a, b in probabilities
+        ),
         "steps": steps,
         "accepted": accepted,
     }
@@ -108,7 +119,9 @@ class Strict:
     def count(self, tokens: int, dtypes: Sequence[str], batches: Sequence[int], drafters: Sequence[str]) -> None:
         """All counts, on PyTorch's present number of threads."""
         loaded = {(dtype, batch): self._open(dtype, batch) for dtype in dtypes for batch in (1, *batches)}
-        operators = {(dtype, e): self._open(dtype, 4, e, compiled=False) for dtype in dtypes for e in ("auto", "strict")}
+        operators = {
+            (dtype, e): self._open(dtype, 4, e, compiled=False) for dtype in dtypes for e in ("auto", "strict")
+        }
         names = [(batch, name) for batch in batches for name in drafters if (batch, name) != (1, "plain")]
         size = min(tokens, ROUND)
         for turn in range(-(-tokens // size)):
@@ -133,7 +146,9 @@ class Strict:
         for batch, name in left:
             if name in known:
                 llm = loaded[dtype, batch].with_speculative_config(known[name])
-                self._add(_key(dtype, batch, name), compare(plain, decode(llm, given, plain if name == "prediction" else ())))
+                self._add(
+                    _key(dtype, batch, name), compare(plain, decode(llm, given, plain if name == "prediction" else ()))
+                )
 
     def _seeds(self, loaded: Mapping[tuple[str, int], LLM], dtype: str, turn: int, size: int) -> None:
         """One short round of drafters of points above temperature 0."""
@@ -147,13 +162,18 @@ class Strict:
             self._add(key, compare(plain, decode(llm, given)))
 
     def _operators(self, llm: LLM, dtype: str, size: int) -> None:
-        """One short round on PyTorch's operators: their fastest form, which must differ, or their strict form, which must not."""
+        """One short round on PyTorch's operators: their fastest form, which must differ, or their strict form, which
+        must not.
+        """
         key = _key(dtype, 4, "corrupted_oracle", passes="operators", exactness=str(llm.exactness))
         if self._rounds(key):
             return
         given = requests(llm, 0, size)
         plain = [decode(llm, [one])[0] for one in given]
-        self._add(key, compare(plain, decode(llm.with_speculative_config(settings(plain, self.model)["corrupted_oracle"]), given)))
+        self._add(
+            key,
+            compare(plain, decode(llm.with_speculative_config(settings(plain, self.model)["corrupted_oracle"]), given)),
+        )
 
     def _open(self, dtype: str, batch: int, exactness: str = "strict", *, compiled: bool = True) -> LLM:
         fits = native.fits
@@ -181,7 +201,9 @@ class Strict:
         save(self.name, known | {"model": self.model.weights, "count": rows}, self.folder, parts=["count"])
 
     def cost(self, repeats: int) -> None:
-        """Seconds of strict against automatic mode, on compiled passes (the same in both) and on PyTorch's operators."""
+        """Seconds of strict against automatic mode, on compiled passes (the same in both) and on PyTorch's
+        operators.
+        """
         found: dict[str, Any] = {}
         for dtype in ("bfloat16", "float32"):
             for compiled in (True, False):
@@ -197,10 +219,14 @@ class Strict:
         """Of one request of 128 tokens; models are loaded anew twice, since where their memory lies counts too."""
         seconds: dict[str, list[float]] = {"auto": [], "strict": []}
         for order in (("auto", "strict"), ("strict", "auto")):
-            llms = {name: self._open(dtype, 4, name, compiled=compiled).with_speculative_config(config) for name in order}
+            llms = {
+                name: self._open(dtype, 4, name, compiled=compiled).with_speculative_config(config) for name in order
+            }
             ids = requests(llms["auto"], 0, 1)[0][0]
             given = [(ids, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))]
-            found = alternate({name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False)
+            found = alternate(
+                {name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False
+            )
             for name in seconds:
                 seconds[name] += found[name]
         return seconds

@@ -2,9 +2,9 @@
 
 In: what plain decoding said. Out: names and settings. Not here: decoding, counting (`strict`).
 
-Beside the bundled target, drafters that want a model which Paceline does not bundle are given one whose guesses mostly fail: an
-adapter of random weights, and the bundled draft under shuffled token ids. What they guess is not the point; that it does not show
-is.
+Beside the bundled target, drafters that want a model which Paceline does not bundle are given one whose guesses mostly
+fail: an adapter of random weights, and the bundled draft under shuffled token ids. What they guess is not the point;
+that it does not show is.
 """
 
 from __future__ import annotations

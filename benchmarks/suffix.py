@@ -1,15 +1,18 @@
 """SuffixDecoding: look-ups, updates and memory against cached tokens, and an agent-like load.
 
-usage: suffix.py [--model smollm2] [--data FOLDER] [--threads 2] [--repeats 3] [--tasks 2] [--tokens 128] [--only tree,load]
+usage: suffix.py [--model smollm2] [--data FOLDER] [--threads 2] [--repeats 3] [--tasks 2] [--tokens 128] [--only
+tree,load]
 
-tree   microseconds of a proposal and of taking in and forgetting a token, bytes a token, at 1,000 to 1,000,000 cached tokens
-load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every turn as a new
-       tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a near tie. Kinds:
-       *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed token, to be written
-       on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times with and without the prompt's.
+tree   microseconds of a proposal and of taking in and forgetting a token, bytes a token, at 1,000 to 1,000,000 cached
+tokens load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every
+turn as a new
+       tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a near tie.
+       Kinds: *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed
+       token, to be written on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times
+       with and without the prompt's.
 
-FOLDER holds published prompt sets (`methods.py`); without it the shipped prompts make the load. Texts of `tree` are synthetic.
-Results: `results/suffix_MODEL.json`.
+FOLDER holds published prompt sets (`methods.py`); without it the shipped prompts make the load. Texts of `tree` are
+synthetic. Results: `results/suffix_MODEL.json`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ EDITED = (1 / 6, 1 / 4, 1 / 3, 1 / 2)  # of an answer, where the changed token s
 METHODS: dict[str, Any] = {
     "suffix": {"method": "suffix"},
     "suffix, 12 tokens": {"method": "suffix", "num_speculative_tokens": 12},
-    "suffix, 24 tokens, depth 64": {"method": "suffix", "num_speculative_tokens": 24, "suffix_decoding_max_tree_depth": 64},
+    "suffix, 24 tokens, depth 64": {
+        "method": "suffix",
+        "num_speculative_tokens": 24,
+        "suffix_decoding_max_tree_depth": 64,
+    },
     "ngram, 12 tokens": {"method": "ngram", "num_speculative_tokens": 12},
     "auto": {"method": "auto"},
 }
@@ -136,9 +143,16 @@ def agent_load(plain: LLM, messages: list[str], tokens: int) -> list[tuple[str, 
 def decode(llm: LLM, ids: list[int], tokens: int, tenant: str = "default") -> tuple[list[int], float, float, int]:
     """The output, seconds, seconds without those up to the first token, passes of the target."""
     start = perf_counter()
-    (found,) = llm.generate({"prompt_token_ids": ids, "cache_salt": tenant}, SamplingParams(temperature=0.0, max_tokens=tokens))
+    (found,) = llm.generate(
+        {"prompt_token_ids": ids, "cache_salt": tenant}, SamplingParams(temperature=0.0, max_tokens=tokens)
+    )
     seconds = perf_counter() - start
-    return found.outputs[0].token_ids, seconds, seconds - (found.metrics.time_to_first_token or 0.0), found.metrics.num_steps
+    return (
+        found.outputs[0].token_ids,
+        seconds,
+        seconds - (found.metrics.time_to_first_token or 0.0),
+        found.metrics.num_steps,
+    )
 
 
 def load(plain: LLM, messages: list[str], repeats: int, tokens: int) -> dict[str, Any]:
@@ -171,7 +185,9 @@ def summary(runs: dict[str, list[list[tuple[list[int], float, float, int]]]], pi
         total = {name: [sum(turn[i][column] for i in picked) for turn in turns] for name, turns in runs.items()}
         result[what] = {
             "tokens_per_second": {name: result["tokens"] / median(values) for name, values in total.items()},
-            "speedup over plain": {name: ratio(total["plain"], values) for name, values in total.items() if name != "plain"},
+            "speedup over plain": {
+                name: ratio(total["plain"], values) for name, values in total.items() if name != "plain"
+            },
         }
     steps = {name: sum(turns[-1][i][3] for i in picked) for name, turns in runs.items()}
     return {**result, "tokens_per_step": {name: result["tokens"] / max(1, count) for name, count in steps.items()}}

@@ -1,15 +1,16 @@
 """What SWIFT's search costs, what it earns, and after how many tokens it is paid back.
 
-usage: swift_search.py --data FOLDER [--model smollm2] [--task gsm8k] [--prompts 4] [--tokens 128] [--repeats 2] [--threads 2]
+usage: swift_search.py --data FOLDER [--model smollm2] [--task gsm8k] [--prompts 4] [--tokens 128] [--repeats 2]
+[--threads 2]
                        [--ratio 0.45]
 
-A stream of prompts is decoded plainly, by SWIFT that searches, by SWIFT that keeps its first set, and by SWIFT that begins with
-the set that a search found, in turn; every repeat searches anew. Noted are the seconds of each stream, the seconds that replays
-and proposals of sets took within it, how many sets were tried, and the matchness of the first and of the best one. What the
-search earns is the difference between a stream with the first set and one with the found set; a search that found nothing better
-is never paid back, and one that costs more than a whole stream earns is paid back only later. Outputs must equal those of plain
-decoding, or differ first at a near tie (counted). FOLDER holds the published prompt sets (`methods.py`). Results:
-`results/swift_search_MODEL.json`.
+A stream of prompts is decoded plainly, by SWIFT that searches, by SWIFT that keeps its first set, and by SWIFT that
+begins with the set that a search found, in turn; every repeat searches anew. Noted are the seconds of each stream, the
+seconds that replays and proposals of sets took within it, how many sets were tried, and the matchness of the first and
+of the best one. What the search earns is the difference between a stream with the first set and one with the found set;
+a search that found nothing better is never paid back, and one that costs more than a whole stream earns is paid back
+only later. Outputs must equal those of plain decoding, or differ first at a near tie (counted). FOLDER holds the
+published prompt sets (`methods.py`). Results: `results/swift_search_MODEL.json`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Watched:
         self.seconds += perf_counter() - start
 
 
-def stream(llm: LLM, prompts: list[list[int]], params: SamplingParams, salt: str) -> tuple[list[list[int]], list[float], list[int]]:
+def stream(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams, salt: str
+) -> tuple[list[list[int]], list[float], list[int]]:
     """Outputs, seconds and steps of each prompt, one after the other."""
     outputs, seconds, steps = [], [], []
     for prompt in prompts:
@@ -60,7 +63,9 @@ def stream(llm: LLM, prompts: list[list[int]], params: SamplingParams, salt: str
     return outputs, seconds, steps
 
 
-def once(plain: LLM, engines: dict[str, Watched], prompts: list[list[int]], params: SamplingParams, salt: str) -> dict[str, Any]:
+def once(
+    plain: LLM, engines: dict[str, Watched], prompts: list[list[int]], params: SamplingParams, salt: str
+) -> dict[str, Any]:
     """All streams once; the last one begins with what the first found."""
     reference, plain_seconds, _ = stream(plain, prompts, params, salt)
     found: dict[str, Any] = {PLAIN: {"seconds": plain_seconds}}
@@ -77,13 +82,17 @@ def once(plain: LLM, engines: dict[str, Watched], prompts: list[list[int]], para
         scores = list(search._scores.values())
         if name == SEARCHES and not scores:
             sys.exit("the texts ended before SWIFT tried a set of layers; give more --tokens or --prompts")
-        tried = {"tried": len(scores), "first_matchness": scores[0], "matchness": search.score} if name == SEARCHES else {}
+        tried = (
+            {"tried": len(scores), "first_matchness": scores[0], "matchness": search.score} if name == SEARCHES else {}
+        )
         found[name] = own | tried | {"left_out": sorted(search.best)}
     return found
 
 
 def figures(runs: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
-    """Medians over the repeats: microseconds a token, the search's share of its stream, tokens until it is paid back."""
+    """Medians over the repeats: microseconds a token, the search's share of its stream, tokens until it is paid
+    back.
+    """
     per_token = {name: float(np.median([sum(run[name]["seconds"]) for run in runs])) / tokens for name in runs[0]}
     cost = float(np.median([run[SEARCHES]["searching"] for run in runs]))
     earned = per_token[FIRST] - per_token[FOUND]
@@ -92,7 +101,9 @@ def figures(runs: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
         "search_milliseconds": round(1e3 * cost, 2),
         "search_share_of_its_stream": round(cost / (per_token[SEARCHES] * tokens), 4),
         "sets_tried": int(np.median([run[SEARCHES]["tried"] for run in runs])),
-        "matchness_of_first_and_best": [round(float(np.median([run[SEARCHES][key] for run in runs])), 3) for key in MATCHNESS],
+        "matchness_of_first_and_best": [
+            round(float(np.median([run[SEARCHES][key] for run in runs])), 3) for key in MATCHNESS
+        ],
         "earned_microseconds_a_token": round(1e6 * earned, 2),
         "paid_back_after_tokens": round(cost / earned) if earned > 0 else None,
         "times_plain": {name: round(per_token[PLAIN] / per_token[name], 3) for name in per_token},
@@ -107,12 +118,18 @@ def run(given: argparse.Namespace) -> None:
     plain = model.open(threads=given.threads)
     prompts = published(plain, given.data, given.task, given.prompts)
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
-    engines = {name: Watched(plain, given.ratio, steps=1000 if name == SEARCHES else 0) for name in (SEARCHES, FIRST, FOUND)}
+    engines = {
+        name: Watched(plain, given.ratio, steps=1000 if name == SEARCHES else 0) for name in (SEARCHES, FIRST, FOUND)
+    }
     once(plain, engines, prompts[:1], params, "warm-up")
     runs = [once(plain, engines, prompts, params, f"turn {repeat}") for repeat in range(given.repeats)]
     asked = {key: getattr(given, key) for key in ("task", "prompts", "tokens", "repeats", "threads", "ratio")}
     found = figures(runs, given.tokens * len(prompts))
-    save(f"swift_search_{model.name}", {"asked": asked, "model": model.weights, "figures": found, "runs": runs}, given.folder)
+    save(
+        f"swift_search_{model.name}",
+        {"asked": asked, "model": model.weights, "figures": found, "runs": runs},
+        given.folder,
+    )
     for name, value in found.items():
         print(f"{name}: {value}")
 

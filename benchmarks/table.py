@@ -32,8 +32,8 @@ def table(result: dict) -> str:
     rates = result["large"]["tokens_per_second"]
     rows.append(f"| {NAMES['large']} | {rates['transformers']:.0f} | | {rates['paceline plain']:.0f} | | |")
     head = (
-        "| tokens/s | transformers | transformers, best drafts | Paceline plain | Paceline | over its own plain (95 %) |\n"
-        "|---|---|---|---|---|---|"
+        "| tokens/s | transformers | transformers, best drafts | Paceline plain | Paceline | over its own plain (95 "
+        "%) |\n|---|---|---|---|---|---|"
     )
     return "\n".join([head, *rows, "", f"{note(result)} Raw results in `benchmarks/results/`."])
 

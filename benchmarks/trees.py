@@ -2,11 +2,12 @@
 
 usage: trees.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--nodes 4,8,16] [--plot-only]
 
-Chains and every tree policy of a draft model (on SmolLM2 its own int4 copy, which is nearly always right, so that look at
-`--model bundled` too) decode each prompt in turn with plain decoding, in an order that rotates, so that every ratio compares runs
-made next to each other. Greedy outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise
-nothing is timed. "tokens per pass" is the mean acceptance length; above temperature 0 it is counted only. The controller "ppd"
-chooses its size by itself. Trees on the acceptance dial: `dial.py --extra`. Results: `results/trees_MODEL.json`, `.png`.
+Chains and every tree policy of a draft model (on SmolLM2 its own int4 copy, which is nearly always right, so that look
+at `--model bundled` too) decode each prompt in turn with plain decoding, in an order that rotates, so that every ratio
+compares runs made next to each other. Greedy outputs must equal those of plain decoding, or differ first at a near tie
+(counted); otherwise nothing is timed. "tokens per pass" is the mean acceptance length; above temperature 0 it is
+counted only. The controller "ppd" chooses its size by itself. Trees on the acceptance dial: `dial.py --extra`. Results:
+`results/trees_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def settings_of(draft: Mapping[str, Any], nodes: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Name of a setting -> its speculative_config; "static" has the best shape of each size by the chances of `PRIOR`."""
+    """Name of a setting -> its speculative_config; "static" has the best shape of each size by the chances of
+    `PRIOR`.
+    """
     found = {}
     for name, options in POLICIES.items():
         for number in nodes:
@@ -69,7 +72,11 @@ def measure(given: argparse.Namespace, model: Model, nodes: Sequence[int]) -> di
     for name, llm in llms.items():
         outputs, drafting = one_by_one(llm, prompts, greedy)
         agreement = must_agree(plain, prompts, reference, outputs)
-        found[name] = {"agreement": agreement, "greedy": drafting, "temperature 1": one_by_one(llm, prompts * 4, warm)[1]}
+        found[name] = {
+            "agreement": agreement,
+            "greedy": drafting,
+            "temperature 1": one_by_one(llm, prompts * 4, warm)[1],
+        }
     seconds = timed(llms, prompts, greedy, given.repeats)
     base_pr = np.array(seconds[PLAIN])
     tokens_pr = np.full_like(base_pr, given.tokens)
@@ -81,7 +88,9 @@ def measure(given: argparse.Namespace, model: Model, nodes: Sequence[int]) -> di
     return {"model": model.weights, "draft": model.draft["method"], **fields, "nodes": list(nodes), "settings": found}
 
 
-def timed(llms: Mapping[str, LLM], prompts: Sequence[Ids], params: SamplingParams, repeats: int) -> dict[str, list[list[float]]]:
+def timed(
+    llms: Mapping[str, LLM], prompts: Sequence[Ids], params: SamplingParams, repeats: int
+) -> dict[str, list[list[float]]]:
     """Seconds by setting, prompt and repeat."""
     names = list(llms)
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in names}
@@ -116,8 +125,12 @@ def plot(found: Mapping[str, Any], path: Path, plt: Any) -> None:
         axes[2].fill_between(nodes, low, high, color=colour, alpha=0.12, linewidth=0)
     axes[2].axhline(settings[PPD]["over_plain"]["value"], color="#000000", linestyle=":", label=PPD)
     axes[2].axhline(1.0, color="#777777", linestyle="--", linewidth=1)
-    for axis, title in zip(axes, ("Tokens per pass, greedy", "Tokens per pass, temperature 1", "Times plain, greedy"), strict=True):
-        axis.set(title=title, xlabel="nodes of the budget", xscale="log", xticks=nodes, xticklabels=nodes, ylim=(0, None))
+    for axis, title in zip(
+        axes, ("Tokens per pass, greedy", "Tokens per pass, temperature 1", "Times plain, greedy"), strict=True
+    ):
+        axis.set(
+            title=title, xlabel="nodes of the budget", xscale="log", xticks=nodes, xticklabels=nodes, ylim=(0, None)
+        )
         axis.minorticks_off()
     axes[2].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=80)
@@ -144,7 +157,10 @@ def main() -> None:
         over, lengths = one["over_plain"], [one[key]["tokens_per_pass"] for key in ("greedy", "temperature 1")]
         ratio = f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f}) times plain"
         rate = one["tokens_per_second"]["value"]
-        print(f"{name:20s} {lengths[0]:.2f} tokens a pass, {lengths[1]:.2f} at temperature 1, {rate:.0f} tokens/s, {ratio}")
+        print(
+            f"{name:20s} {lengths[0]:.2f} tokens a pass, {lengths[1]:.2f} at temperature 1, {rate:.0f} tokens/s, "
+            f"{ratio}"
+        )
     plot(found, path.with_suffix(".png"), plt)
 
 

@@ -1,5 +1,5 @@
-"""Writes docs/methods.md from the registries and the docstrings of what they name, docs/cli.md from the command line itself, and
-docs/exactness.md from what is claimed of every method.
+"""Writes docs/methods.md from the registries and the docstrings of what they name, docs/cli.md from the command line
+itself, and docs/exactness.md from what is claimed of every method.
 
 usage: python docs/generate.py
 """
@@ -39,31 +39,32 @@ Written by `python docs/generate.py` from the command line itself; `paceline VER
     paceline bench peers list
     paceline datastore build docs/ --output team.datastore
 
-Text goes to standard output and everything else to standard error, so that pipes hold text only. On a terminal, accepted guesses
-are coloured by the drafter that made them; `NO_COLOR` turns colours off. A prompt from a file or a pipe is UTF-8 text; the newline
-that ends it is left out. What is not given on the command line comes from the checkpoint's `generation_config.json`; where that
-says nothing, `generate` and `chat` decode greedily and write at most 256 tokens.
+Text goes to standard output and everything else to standard error, so that pipes hold text only. On a terminal,
+accepted guesses are coloured by the drafter that made them; `NO_COLOR` turns colours off. A prompt from a file or a
+pipe is UTF-8 text; the newline that ends it is left out. What is not given on the command line comes from the
+checkpoint's `generation_config.json`; where that says nothing, `generate` and `chat` decode greedily and write at most
+256 tokens.
 
 | exit code | meaning |
 |---|---|
 | 0 | fine |
 | 1 | a check failed: texts differ (`demo`, `bench`), the claim does not hold (`verify`), a setup is wrong (`doctor`) |
-| 2 | bad input: one line on standard error says what was wrong, what was found and what to do; text produced before is kept |
+| 2 | bad input: one line on standard error says what was wrong, what was found, what to do; earlier text is kept |
 | 70 | a bug of ours, still one line; please report it |
 | 130 | interrupted with Ctrl-C; the text so far is shown (with `--json`, the object so far) |
 | 141 | the reader of a pipe went away |
 
-`paceline --version` prints the version. `--log-level debug`, `info`, `warning` (the default) or `error` may stand before or after
-the verb. `python -m paceline` is the same command.
+`paceline --version` prints the version. `--log-level debug`, `info`, `warning` (the default) or `error` may stand
+before or after the verb. `python -m paceline` is the same command.
 """
 
 
-DIFFUSION = """Methods for diffusion language models, chosen by the key `method` of `diffusion_config` (`LLM(diffusion_config=...)`,
-`paceline generate --diffusion-config`). Each is a composition of parts; every part can be replaced by name, and every other key is
-an option of the parts chosen. What the table leaves out is as usual: schedule `blocks`, score `confidence`, commit `quota`, no
-cache, no verification. A block-causal model takes the exact block cache where nothing else is said. Papers mostly decode in blocks
-of 32 slots; under full attention the whole text is one block here unless `block_length` says otherwise, since a text may have any
-length and blocks must divide it."""
+DIFFUSION = """Methods for diffusion language models, chosen by the key `method` of `diffusion_config`
+(`LLM(diffusion_config=...)`, `paceline generate --diffusion-config`). Each is a composition of parts; every part can be
+replaced by name, and every other key is an option of the parts chosen. What the table leaves out is as usual: schedule
+`blocks`, score `confidence`, commit `quota`, no cache, no verification. A block-causal model takes the exact block
+cache where nothing else is said. Papers mostly decode in blocks of 32 slots; under full attention the whole text is one
+block here unless `block_length` says otherwise, since a text may have any length and blocks must divide it."""
 USUAL = {"schedule": "blocks", "score": "confidence", "commit": "quota", "cache": "none", "verification": "none"}
 
 
@@ -84,9 +85,13 @@ def _diffusion() -> list[str]:
     for name, method in METHODS.items():
         chosen = {kind: getattr(method, kind) for kind in KINDS}
         parts = [f"{kind} `{chosen[kind]}`" for kind in KINDS if chosen[kind] not in (None, USUAL.get(kind))]
-        parts += [f"modifier `{one}`" for one in method.modifiers] + [f"`{key}={value!r}`" for key, value in method.options.items()]
+        parts += [f"modifier `{one}`" for one in method.modifiers] + [
+            f"`{key}={value!r}`" for key, value in method.options.items()
+        ]
         writes = "the static baseline's text" if method.lossless else "a text of its own"
-        lines.append(f"| `{name}` | {writes} | {method.needs or 'nothing'} | {', '.join(parts) or 'as usual'} | {method.paper} |")
+        lines.append(
+            f"| `{name}` | {writes} | {method.needs or 'nothing'} | {', '.join(parts) or 'as usual'} | {method.paper} |"
+        )
     lines += ["", "### Parts of diffusion methods", ""]
     for kind, table in PARTS.items():
         for name in table:
@@ -102,9 +107,23 @@ def _section(family: str, name: str, entry: registry.Entry) -> list[str]:
     facts += [f"- Needs: {', '.join(entry.needs)}"] if entry.needs else []
     facts += [f"- Source: {entry.paper}"]
     if family == "drafters":
-        facts += [f"- As published, and by default where it is named alone: `{json.dumps({'method': name, **entry.published})}`"]
+        facts += [
+            f"- As published, and by default where it is named alone: "
+            f"`{json.dumps({'method': name, **entry.published})}`"
+        ]
     options = inspect.getdoc(found) or ""
-    return [f"### `{name}`", "", module.split("\n\n")[0].replace("\n", " "), "", *facts, "", "```text", options, "```", ""]
+    return [
+        f"### `{name}`",
+        "",
+        module.split("\n\n")[0].replace("\n", " "),
+        "",
+        *facts,
+        "",
+        "```text",
+        options,
+        "```",
+        "",
+    ]
 
 
 def cli() -> str:

@@ -28,7 +28,12 @@ def adapter_weights(width: int, *, scale: float = 0.3, seed: int = 0, mute: bool
 def written_adapter(weights: Mapping[str, torch.Tensor], width: int, heads: int = 2, **config: Any) -> str:
     """Path of an adapter in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-adapter-"))
-    shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width // heads}
+    shape = {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": width // heads,
+    }
     rest = {"num_hidden_layers": 1, "intermediate_size": 4 * width, "vocab_size": 11, "rms_norm_eps": 1e-6}
     llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps({**llama, **shape, **rest, **config}))

@@ -1,7 +1,7 @@
 """Drafters that try to harm a decoder: none of them may change a token, the output law, or another request.
 
-In: a vocabulary, for some a toy target. Out: trees that are wrong, broken or too large, and exceptions. All are made as an engine
-makes drafters, from `DrafterArgs`, so that `"adversaries:Liar"` works as a method.
+In: a vocabulary, for some a toy target. Out: trees that are wrong, broken or too large, and exceptions. All are made as
+an engine makes drafters, from `DrafterArgs`, so that `"adversaries:Liar"` works as a method.
 """
 
 from __future__ import annotations
@@ -99,7 +99,11 @@ class Gambler(Adversary):
         rows = rng.dirichlet(np.full(self.args.vocab_size, 0.3), size=steps)
         tokens = [int(rng.choice(self.args.vocab_size, p=row)) for row in rows]
         trials = {i - 1: (Trial(i, torch.from_numpy(row.astype(np.float32))),) for i, row in enumerate(rows)}
-        return TokenTree.build(tokens, range(-1, steps - 1), trials=trials, sources=self.args.index) if steps else EMPTY_TREE
+        return (
+            TokenTree.build(tokens, range(-1, steps - 1), trials=trials, sources=self.args.index)
+            if steps
+            else EMPTY_TREE
+        )
 
 
 class Maximal(Adversary):
@@ -125,7 +129,14 @@ def broken(tokens: Sequence[int], parents: Sequence[int], confidence: Sequence[f
     depths = [1] * n
     for i, parent in enumerate(parents):
         depths[i] = 1 if parent < 0 or parent >= i else depths[parent] + 1
-    columns = {"tokens": tokens, "parents": parents, "depths": depths, "sources": [0] * n, "slots": [-1] * n, "kinds": [0] * n}
+    columns = {
+        "tokens": tokens,
+        "parents": parents,
+        "depths": depths,
+        "sources": [0] * n,
+        "slots": [-1] * n,
+        "kinds": [0] * n,
+    }
     ints = {name: np.asarray(values, np.int32) for name, values in columns.items()}
     return TokenTree(**ints, confidence=np.asarray(confidence, np.float32))
 

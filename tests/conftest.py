@@ -1,4 +1,6 @@
-"""Settings of the whole suite: one thread (results of float sums then do not depend on the machine), a fixed seed, no network."""
+"""Settings of the whole suite: one thread (results of float sums then do not depend on the machine), a fixed seed, no
+network.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ class Numbers:
         return self.words
 
 
-def write(path: Path, documents: Sequence[Sequence[int]], *, tokenizer: Numbers | None = None, shard_tokens: int = 4096) -> Path:
+def write(
+    path: Path, documents: Sequence[Sequence[int]], *, tokenizer: Numbers | None = None, shard_tokens: int = 4096
+) -> Path:
     with Writer(path, tokenizer or Numbers(), shard_tokens=shard_tokens) as writer:
         for document in documents:
             writer.add(document)
@@ -34,5 +36,9 @@ def write(path: Path, documents: Sequence[Sequence[int]], *, tokenizer: Numbers 
 def written(documents: Sequence[Sequence[int]], shard_tokens: int = 4096) -> str:
     """Path of a datastore in a folder of its own."""
     return str(
-        write(Path(tempfile.mkdtemp(prefix="paceline-datastore-")) / "texts.datastore", documents, shard_tokens=shard_tokens)
+        write(
+            Path(tempfile.mkdtemp(prefix="paceline-datastore-")) / "texts.datastore",
+            documents,
+            shard_tokens=shard_tokens,
+        )
     )

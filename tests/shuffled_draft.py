@@ -1,4 +1,6 @@
-"""The bundled draft model with all token ids shuffled: a draft with another tokenizer that shares every token of the target."""
+"""The bundled draft model with all token ids shuffled: a draft with another tokenizer that shares every token of the
+target.
+"""
 
 from __future__ import annotations
 

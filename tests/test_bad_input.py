@@ -1,4 +1,5 @@
-"""Whatever is wrong with what a user gives: one clear line, exit code 2, nothing loaded or decoded in vain, no traceback.
+"""Whatever is wrong with what a user gives: one clear line, exit code 2, nothing loaded or decoded in vain, no
+traceback.
 
 The table at the top is the promise; the loops at the end look for leaks in broken files.
 """
@@ -75,7 +76,10 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "not in the cache": (("generate", "x", "-m", "nobody/nothing"), "HF_HUB_OFFLINE"),
     "missing tokenizer": (("generate", "x", "--tokenizer", MISSING), "no folder"),
     "revision of a folder": (("generate", "x", "-m", "/", "--revision", "main"), "revision='main' applies to hub ids"),
-    "dtype": (("generate", "x", "--dtype", "float8"), "dtype must be one of auto, float32, bfloat16, float16, got 'float8'"),
+    "dtype": (
+        ("generate", "x", "--dtype", "float8"),
+        "dtype must be one of auto, float32, bfloat16, float16, got 'float8'",
+    ),
     "device": (("generate", "x", "--device", "tpu"), "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
     "device number": (("generate", "x", "--device", "cuda:99999999999"), "CUDA devices"),
     "no threads": (("generate", "x", "--threads", "0"), "threads must be an integer in 1..1024, got 0"),
@@ -99,10 +103,16 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "no outputs": (("generate", "x", "--n", "0"), "n must be an integer in 1..128, got 0"),
     "empty stop": (("generate", "x", "--stop", ""), "stop must be a string or a list of non-empty strings"),
     "empty bad word": (("generate", "x", "--bad-words", ""), "bad_words must be"),
-    "stop token": (("generate", "x", "--stop-token-ids", "-1"), "stop_token_ids must be an integer of 0 or more, got -1"),
+    "stop token": (
+        ("generate", "x", "--stop-token-ids", "-1"),
+        "stop_token_ids must be an integer of 0 or more, got -1",
+    ),
     "stop token out of range": (("generate", "x", "--stop-token-ids", "999999999"), "stop_token_ids"),
     "bias no JSON": (("generate", "x", "--logit-bias", "{"), "--logit-bias is not JSON (Expecting property name"),
-    "bias twice": (("generate", "x", "--logit-bias", '{"1": 1, "1": 2}'), "--logit-bias must have each key once, and '1' stands"),
+    "bias twice": (
+        ("generate", "x", "--logit-bias", '{"1": 1, "1": 2}'),
+        "--logit-bias must have each key once, and '1' stands",
+    ),
     "bias a list": (("generate", "x", "--logit-bias", "[1]"), "--logit-bias must be a JSON object or null, got '[1]'"),
     "bias of a word": (("generate", "x", "--logit-bias", '{"a": 1}'), "logit_bias token id must be an integer"),
     "bias too large": (("generate", "x", "--logit-bias", '{"1": 1e9}'), "logit_bias[1] must be in -100..100"),
@@ -113,31 +123,63 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "method no object": (("generate", "x", "-s", "[]"), "speculative_config must be a JSON object or null, got '[]'"),
     "nested too deep": (("generate", "x", "-s", "[" * 100_000), "speculative_config cannot be read"),
-    "number too long": (("generate", "x", "-s", '{"posterior_alpha": ' + "9" * 5000 + "}"), "speculative_config cannot be read"),
+    "number too long": (
+        ("generate", "x", "-s", '{"posterior_alpha": ' + "9" * 5000 + "}"),
+        "speculative_config cannot be read",
+    ),
     "unknown method": (("generate", "x", "-s", '{"method": "ngrm"}'), "unknown drafter 'ngrm'; did you mean ngram?"),
-    "unknown method of a missing model": (("generate", "x", "-m", MISSING, "-s", '{"method": "ngrm"}'), "did you mean ngram?"),
+    "unknown method of a missing model": (
+        ("generate", "x", "-m", MISSING, "-s", '{"method": "ngrm"}'),
+        "did you mean ngram?",
+    ),
     "unknown option": (
         ("generate", "x", "-s", '{"method": "ngram", "prompt_lookup_mx": 3}'),
         "does not know 'prompt_lookup_mx'; did you mean prompt_lookup_max",
     ),
-    "option of nobody": (("generate", "x", "-s", '{"method": ["ngram"], "prompt_lookup_max": 3}'), "put it into the entry"),
-    "policy in an entry": (("generate", "x", "-s", '{"method": [{"method": "ngram", "controller": "fixed"}]}'), "beside the list"),
-    "unknown controller": (("generate", "x", "-s", '{"controller": "autoo"}'), "unknown controller 'autoo'; did you mean auto?"),
+    "option of nobody": (
+        ("generate", "x", "-s", '{"method": ["ngram"], "prompt_lookup_max": 3}'),
+        "put it into the entry",
+    ),
+    "policy in an entry": (
+        ("generate", "x", "-s", '{"method": [{"method": "ngram", "controller": "fixed"}]}'),
+        "beside the list",
+    ),
+    "unknown controller": (
+        ("generate", "x", "-s", '{"controller": "autoo"}'),
+        "unknown controller 'autoo'; did you mean auto?",
+    ),
     "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "acceptance_method must be one of"),
-    "too many guesses": (("generate", "x", "-s", '{"num_speculative_tokens": 100000}'), "num_speculative_tokens must be"),
-    "the same method twice": (("generate", "x", "-s", '{"method": ["ngram", "ngram"]}'), "'ngram' would draft the same twice"),
-    "the same key twice": (("generate", "x", "-s", '{"method": "ngram", "method": "suffix"}'), "have each key once, and 'method'"),
+    "too many guesses": (
+        ("generate", "x", "-s", '{"num_speculative_tokens": 100000}'),
+        "num_speculative_tokens must be",
+    ),
+    "the same method twice": (
+        ("generate", "x", "-s", '{"method": ["ngram", "ngram"]}'),
+        "'ngram' would draft the same twice",
+    ),
+    "the same key twice": (
+        ("generate", "x", "-s", '{"method": "ngram", "method": "suffix"}'),
+        "have each key once, and 'method'",
+    ),
     "missing draft model": (("generate", "x", "-s", '{"model": "/no/such/folder"}'), "no folder '/no/such/folder'"),
-    "no such plugin": (("generate", "x", "-s", '{"method": "no.such:Drafter"}'), "cannot import drafter 'no.such:Drafter'"),
+    "no such plugin": (
+        ("generate", "x", "-s", '{"method": "no.such:Drafter"}'),
+        "cannot import drafter 'no.such:Drafter'",
+    ),
     "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
     "no class but a function": (
         ("generate", "x", "-s", '{"method": "os:system"}'),
-        "'os:system' names no drafter class: <built-in function system> does not derive from paceline.drafters.base.Drafter",
+        "'os:system' names no drafter class: <built-in function system> does not derive from "
+        "paceline.drafters.base.Drafter",
     ),
-    "a class of something else": (("generate", "x", "-s", '{"method": "subprocess:Popen"}'), "Popen'> does not derive from"),
+    "a class of something else": (
+        ("generate", "x", "-s", '{"method": "subprocess:Popen"}'),
+        "Popen'> does not derive from",
+    ),
     "no controller": (
         ("generate", "x", "-s", '{"controller": "json:dumps"}'),
-        "has no plan, select, observe, forget; give module:Class of a class with the methods of paceline.controllers.base",
+        "has no plan, select, observe, forget; give module:Class of a class with the methods of "
+        "paceline.controllers.base",
     ),
     "no controller of a missing model": (
         ("generate", "x", "-m", MISSING, "-s", '{"controller": "os:abort"}'),
@@ -155,7 +197,10 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "taps of no list": (("generate", "x", "-s", '{"method": "bad_taps:Word"}'), "must be a tuple of layers in -1.."),
     "taps too deep": (("generate", "x", "-s", '{"method": "bad_taps:TooDeep"}'), "must be a tuple of layers in -1.."),
-    "taps of no layer": (("generate", "x", "-s", '{"method": "bad_taps:Fraction"}'), "must be a tuple of layers in -1.."),
+    "taps of no layer": (
+        ("generate", "x", "-s", '{"method": "bad_taps:Fraction"}'),
+        "must be a tuple of layers in -1..",
+    ),
     "no drafter": (("generate", "x", "-s", '{"method": "builtins:str"}'), "'builtins:str' names no drafter class"),
     "demo of nothing": (("demo", "--max-tokens", "0"), "--max-tokens"),
     "verify of nothing": (("verify", "--samples", "-1"), "--samples"),
@@ -223,9 +268,18 @@ PROMPTS: dict[str, tuple[Any, str]] = {
     "None among prompts": (["a", None], "a prompt must be"),
     "a dict of nothing": ({}, "a prompt dict needs"),
     "a dict with a wrong prompt": ({"prompt": 5}, "a prompt dict needs"),
-    "a dict with ids that are text": ({"prompt_token_ids": "abc"}, "prompt_token_ids must be a list of token ids, got 'abc'"),
-    "a text and other ids": ({"prompt": "a", "prompt_token_ids": [5]}, "[5] are not the token ids of 'a'; give one of them"),
-    "a number as prediction": ({"prompt": "a", "prediction": 5}, "prediction must be a text, a list of token ids or {'type'"),
+    "a dict with ids that are text": (
+        {"prompt_token_ids": "abc"},
+        "prompt_token_ids must be a list of token ids, got 'abc'",
+    ),
+    "a text and other ids": (
+        {"prompt": "a", "prompt_token_ids": [5]},
+        "[5] are not the token ids of 'a'; give one of them",
+    ),
+    "a number as prediction": (
+        {"prompt": "a", "prediction": 5},
+        "prediction must be a text, a list of token ids or {'type'",
+    ),
     "a prediction out of range": (
         {"prompt": "a", "prediction": [10**9]},
         "prediction token ids must be integers in 0..8191, got 10000",
@@ -291,8 +345,14 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
         lambda _: SpeculativeConfig("ngram"),
         'SpeculativeConfig: all arguments are keyword-only, e.g. method="ngram"; its arguments are method',
     ),
-    "no dict of parameters": (lambda _: SamplingParams.from_dict(None), "SamplingParams.from_dict must get a dict, got None"),
-    "a list of parameters": (lambda _: SamplingParams.from_dict([1]), "SamplingParams.from_dict must get a dict, got [1]"),
+    "no dict of parameters": (
+        lambda _: SamplingParams.from_dict(None),
+        "SamplingParams.from_dict must get a dict, got None",
+    ),
+    "a list of parameters": (
+        lambda _: SamplingParams.from_dict([1]),
+        "SamplingParams.from_dict must get a dict, got [1]",
+    ),
     "from_dict of nothing": (
         lambda _: SamplingParams.from_dict(),
         "SamplingParams.from_dict: missing a required argument: 'given'",
@@ -306,15 +366,24 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
         "LLM.save_tables does not know 'folde'; did you mean folder?",
     ),
     "no messages": (lambda llm: llm.chat_ids(nope=1), "LLM.chat_ids: missing a required argument: 'messages'"),
-    "defaults by place": (lambda llm: llm.default_sampling_params(0), "default_sampling_params: all arguments are keyword-only"),
+    "defaults by place": (
+        lambda llm: llm.default_sampling_params(0),
+        "default_sampling_params: all arguments are keyword-only",
+    ),
     "unknown argument": (lambda _: LLM(modle="x"), "LLM does not know 'modle'; did you mean model?"),
-    "far from any argument": (lambda _: LLM(gpu_memory_utilization=0.9), "LLM does not know 'gpu_memory_utilization'; known are"),
+    "far from any argument": (
+        lambda _: LLM(gpu_memory_utilization=0.9),
+        "LLM does not know 'gpu_memory_utilization'; known are",
+    ),
     "arguments by place": (lambda _: LLM("x", "y"), "LLM: too many positional arguments"),
     "key of a config": (
         lambda _: SpeculativeConfig(metod="ngram"),
         "SpeculativeConfig does not know 'metod'; did you mean method or model?",
     ),
-    "unknown in generate": (lambda llm: llm.generate("a", sampling_param=None), "LLM.generate does not know 'sampling_param'"),
+    "unknown in generate": (
+        lambda llm: llm.generate("a", sampling_param=None),
+        "LLM.generate does not know 'sampling_param'",
+    ),
     "unknown in stream": (lambda llm: llm.stream("a", params=None), "LLM.stream does not know 'params'"),
     "nothing to generate": (lambda llm: llm.generate(), "LLM.generate: missing a required argument: 'prompts'"),
     "unknown in chat": (lambda llm: llm.chat(TALK, max_tokens=5), "'max_tokens' is a sampling parameter"),
@@ -331,7 +400,10 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     ),
     "tables into a number": (lambda llm: llm.save_tables(5), "folder must be the path of a folder, got 5"),
     "stream of rows": (lambda llm: llm.stream(np.array([[1, 2], [3, 4]])), "stream takes one prompt, got a list of 2"),
-    "stream of dicts": (lambda llm: llm.stream([{"prompt": "a"}, {"prompt": "b"}]), "stream takes one prompt, got a list of 2"),
+    "stream of dicts": (
+        lambda llm: llm.stream([{"prompt": "a"}, {"prompt": "b"}]),
+        "stream takes one prompt, got a list of 2",
+    ),
 }
 TALK = [{"role": "user", "content": "a"}]
 
@@ -356,13 +428,23 @@ def test_a_type_error_from_within_stays_one(monkeypatch: pytest.MonkeyPatch, llm
 
 
 def test_signatures_are_seen_through() -> None:
-    for function, known in ((LLM, "speculative_config"), (LLM.generate, "sampling_params"), (SamplingParams, "temperature")):
+    for function, known in (
+        (LLM, "speculative_config"),
+        (LLM.generate, "sampling_params"),
+        (SamplingParams, "temperature"),
+    ):
         assert known in inspect.signature(function).parameters
 
 
 @pytest.mark.parametrize("text", [False, True], ids=["dict", "JSON"])
 def test_none_is_not_given_for_keys_of_vllm(llm: LLM, text: bool) -> None:
-    given = {"method": "ngram", "quantization": None, "draft_tensor_parallel_size": None, "prompt_lookup_max": None, "model": None}
+    given = {
+        "method": "ngram",
+        "quantization": None,
+        "draft_tensor_parallel_size": None,
+        "prompt_lookup_max": None,
+        "model": None,
+    }
     parsed = SpeculativeConfig.parse(json.dumps(given) if text else given)
     assert parsed == SpeculativeConfig(method="ngram")
     llm.with_speculative_config(given)
@@ -408,9 +490,15 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),
     "config too deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "cannot be read as JSON"),
     "endless layers": (lambda f: edit_json(f / "config.json", num_hidden_layers=10**30), "'num_hidden_layers' must be"),
-    "a negative window": (lambda f: edit_json(f / "config.json", sliding_window=-4), "'sliding_window' must be an integer in 1"),
+    "a negative window": (
+        lambda f: edit_json(f / "config.json", sliding_window=-4),
+        "'sliding_window' must be an integer in 1",
+    ),
     "dtype unknown": (lambda f: edit_json(f / "config.json", dtype="zzz"), "'dtype' must be one of float32, bfloat16"),
-    "end token a word": (lambda f: edit_json(f / "config.json", eos_token_id="x"), "must be a token id or a list of them, got 'x'"),
+    "end token a word": (
+        lambda f: edit_json(f / "config.json", eos_token_id="x"),
+        "must be a token id or a list of them, got 'x'",
+    ),
     "yarn without factor": (
         lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
         "rope type 'yarn' needs 'factor'",
@@ -419,7 +507,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: edit_json(f / "config.json", layer_types=["full_attention"] * 3),
         "'layer_types' must be a list of 2 entries",
     ),
-    "architecture unknown": (lambda f: edit_json(f / "config.json", model_type="martian", architectures=["Martian"]), "martian"),
+    "architecture unknown": (
+        lambda f: edit_json(f / "config.json", model_type="martian", architectures=["Martian"]),
+        "martian",
+    ),
     "a classifier": (
         lambda f: edit_json(f / "config.json", architectures=["LlamaForSequenceClassification"]),
         "does not write text",
@@ -428,13 +519,22 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: edit_json(f / "tokenizer_config.json", chat_template=5),
         "the chat template in",
     ),
-    "template no text": (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja cannot be read"),
-    "GPTQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"}), "is quantised (GPTQ)"),
+    "template no text": (
+        lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"),
+        "chat_template.jinja cannot be read",
+    ),
+    "GPTQ": (
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"}),
+        "is quantised (GPTQ)",
+    ),
     "AWQ": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq"}), "is quantised (AWQ)"),
     "FP8": (lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "fp8"}), "is quantised (FP8)"),
     "GGUF": (lambda f: rename(f, "model.safetensors", "model.gguf"), "GGUF"),
     "LoRA": (
-        lambda f: [rename(f, "config.json", "adapter_config.json"), rename(f, "model.safetensors", "adapter_model.safetensors")],
+        lambda f: [
+            rename(f, "config.json", "adapter_config.json"),
+            rename(f, "model.safetensors", "adapter_model.safetensors"),
+        ],
         "adapter",
     ),
     "pickles": (lambda f: rename(f, "model.safetensors", "pytorch_model.bin"), "pickled weights"),
@@ -456,7 +556,10 @@ def test_checkpoints(run: Command, folder: Path, case: str) -> None:
     ("template", "line"),
     [
         ("{% if %}", "cannot be read (Expected an expression, got 'end of statement block' at line 1); repair it"),
-        ("{{ nothing.at }}", "failed on these messages (UndefinedError: 'nothing' is undefined); change the messages, repair"),
+        (
+            "{{ nothing.at }}",
+            "failed on these messages (UndefinedError: 'nothing' is undefined); change the messages, repair",
+        ),
         ("{{ raise_exception('no\nway') }}", "refused the messages: no way"),
     ],
 )
@@ -467,7 +570,9 @@ def test_broken_chat_templates(run: Command, folder: Path, template: str, line: 
         assert found.line.startswith(f"the chat template of {folder} {line}")
 
 
-def test_an_environment_that_says_neither_on_nor_off(run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_says_neither_on_nor_off(
+    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PACELINE_PROFILE", "flase")
     found = run("generate", "x", "-m", folder, *FAST)
     assert (found.code, found.out) == (2, "")
@@ -475,7 +580,8 @@ def test_an_environment_that_says_neither_on_nor_off(run: Command, folder: Path,
 
 
 @pytest.mark.parametrize(
-    ("weights", "line"), [("model.gguf", "holds GGUF weights only"), ("adapter_model.safetensors", "holds a LoRA or other adapter")]
+    ("weights", "line"),
+    [("model.gguf", "holds GGUF weights only"), ("adapter_model.safetensors", "holds a LoRA or other adapter")],
 )
 def test_what_is_refused_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
     (tmp_path / weights).write_bytes(b"GGUF")

@@ -37,14 +37,18 @@ def script() -> Iterator[ModuleType]:
 
 
 def lines(**figures: tuple[float, float]) -> dict[str, Any]:
-    return {name: {"calls": calls, "score": {"value": score}, "difference": None} for name, (calls, score) in figures.items()}
+    return {
+        name: {"calls": calls, "score": {"value": score}, "difference": None}
+        for name, (calls, score) in figures.items()
+    }
 
 
 def test_the_best_line_has_the_fewest_calls_of_those_that_are_right_enough(script: ModuleType) -> None:
     original = lines(static=(32, 0.95), fast=(2, 0.945), careful=(2, 0.95), wrong=(1, 0.93))
     tuned = lines(static=(32, 0.96), fast=(1.25, 0.94), wrong=(1, 0.9399))
     models = {
-        name: {"lines": found} for name, found in (("original", original), ("tuned", tuned), ("bad", lines(static=(32, 0.5))))
+        name: {"lines": found}
+        for name, found in (("original", original), ("tuned", tuned), ("bad", lines(static=(32, 0.5))))
     }
     found = script.conclusions(models)["best"]
     assert found["original"]["line"] == "careful"

@@ -1,4 +1,6 @@
-"""Result files of the benchmarks: every part says which run made it, and the table of the README quotes the runs of its rows."""
+"""Result files of the benchmarks: every part says which run made it, and the table of the README quotes the runs of its
+rows.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def texts(denoiser: NativeDenoiser, tokenizer: Tokenizer, prompts: list[str]) ->
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     whole = [16 + -(len(ids) + 16) % (denoiser.block_length or 1) for ids in encoded]
     ends, mask = denoiser.eos_token_ids, denoiser.mask_token_id
-    canvases = [Canvas.of(ids, n, mask_token_id=mask, eos_token_ids=ends) for ids, n in zip(encoded, whole, strict=True)]
+    canvases = [
+        Canvas.of(ids, n, mask_token_id=mask, eos_token_ids=ends) for ids, n in zip(encoded, whole, strict=True)
+    ]
     outcomes = decode(canvases, denoiser, [Recipe("static").parts(denoiser, canvas) for canvas in canvases])
     outputs = [outcome.canvas.output for outcome in outcomes]
     return [tokenizer.decode(output[: output.index(3)] if 3 in output else output) for output in outputs]
@@ -67,7 +69,10 @@ def texts(denoiser: NativeDenoiser, tokenizer: Tokenizer, prompts: list[str]) ->
 def test_they_do_the_tasks_of_their_cards(task: str, model: tuple[str, NativeDenoiser, Tokenizer]) -> None:
     name, denoiser, tokenizer = model
     asked = items(task, split="test", count=10, seed=7)
-    right = sum(item.right(text) for item, text in zip(asked, texts(denoiser, tokenizer, [i.prompt for i in asked]), strict=True))
+    right = sum(
+        item.right(text)
+        for item, text in zip(asked, texts(denoiser, tokenizer, [i.prompt for i in asked]), strict=True)
+    )
     card = (BUNDLED / name / "README.md").read_text(encoding="utf-8")
     [claimed] = re.findall(rf"\| {task} \| \w+ \| (\d+)% \|", card)
     assert right >= 10 * int(claimed) / 100 - 3

@@ -37,8 +37,27 @@ class Part:
 
 
 FINE: list[dict[str, Any]] = [
-    {"count": 1, "share": 1, "on": True, "name": "x", "shape": "tree", "ids": [1], "rows": [[1], (2,)], "table": {}, "rule": abs},
-    {"share": None, "name": Path("x"), "rows": None, "rule": None, "odd": None, "free": object(), "other": 5, "unknown": 5},
+    {
+        "count": 1,
+        "share": 1,
+        "on": True,
+        "name": "x",
+        "shape": "tree",
+        "ids": [1],
+        "rows": [[1], (2,)],
+        "table": {},
+        "rule": abs,
+    },
+    {
+        "share": None,
+        "name": Path("x"),
+        "rows": None,
+        "rule": None,
+        "odd": None,
+        "free": object(),
+        "other": 5,
+        "unknown": 5,
+    },
 ]
 
 

@@ -65,9 +65,18 @@ def test_defaults_are_vllms_and_forms_are_normalised() -> None:
 
 
 BAD_FORMS: list[Callable[[Any], Any]] = [
-    *(lambda value, key=key: SamplingParams(**{key: value}) for key in ("logit_bias", "stop", "temperature", "n", "seed")),
-    *(lambda value, key=key: EngineConfig(**{key: value}) for key in ("dtype", "device", "exactness", "quantization", "threads")),
-    *(lambda value, key=key: SpeculativeConfig(**{key: value}) for key in ("method", "acceptance_method", "options", "model")),
+    *(
+        lambda value, key=key: SamplingParams(**{key: value})
+        for key in ("logit_bias", "stop", "temperature", "n", "seed")
+    ),
+    *(
+        lambda value, key=key: EngineConfig(**{key: value})
+        for key in ("dtype", "device", "exactness", "quantization", "threads")
+    ),
+    *(
+        lambda value, key=key: SpeculativeConfig(**{key: value})
+        for key in ("method", "acceptance_method", "options", "model")
+    ),
     *(lambda value, key=key: SpeculativeConfig.parse({key: value}) for key in ("method", "acceptance_method", "model")),
     SpeculativeConfig.parse,
 ]
@@ -132,17 +141,22 @@ def test_the_speculative_dialect() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"dtype": "int3"}, {"device": "tpu"}, {"threads": 0}, {"max_model_len": 1}, {"max_num_seqs": 0}, {"seed": 1.5}]
+    "given",
+    [{"dtype": "int3"}, {"device": "tpu"}, {"threads": 0}, {"max_model_len": 1}, {"max_num_seqs": 0}, {"seed": 1.5}],
 )
 def test_bad_engine_sizes_are_named(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(given))):
         EngineConfig(**given)
 
 
-@pytest.mark.parametrize("given", [{"temperature": np.float32(0.5)}, {"max_tokens": np.int64(3)}, {"top_p": torch.tensor(0.5)}])
+@pytest.mark.parametrize(
+    "given", [{"temperature": np.float32(0.5)}, {"max_tokens": np.int64(3)}, {"top_p": torch.tensor(0.5)}]
+)
 def test_numbers_of_other_libraries_are_named(given: dict[str, Any]) -> None:
     (name,) = given
-    with pytest.raises(ConfigError, match=rf"{name} must be a plain number of Python's \(x\.item\(\) makes one\), got "):
+    with pytest.raises(
+        ConfigError, match=rf"{name} must be a plain number of Python's \(x\.item\(\) makes one\), got "
+    ):
         SamplingParams(**given)
     assert getattr(SamplingParams(**{name: given[name].item()}), name) == given[name]
 

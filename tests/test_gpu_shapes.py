@@ -1,4 +1,6 @@
-"""The benchmark of large shapes, on a tiny one: both engines hold the same weights, cells are kept, wrong outputs give no times."""
+"""The benchmark of large shapes, on a tiny one: both engines hold the same weights, cells are kept, wrong outputs give
+no times.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from paceline.bench.settings import dial_registered
 from paceline.tree import TokenTree
 
 MODULES = ("common", "real_models", "methods", "decoding", "dial", "given_weights", "gpu_shapes")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
 TOKENS = 8
 
 
@@ -91,7 +96,9 @@ def test_cells_are_written_and_kept(
     monkeypatch.setattr(script, "Shape", lambda name, *rest: made.append(name) or tied)
     monkeypatch.setattr(script, "read_bandwidth", lambda device: 1e9)
     words = f"gpu_shapes.py --device {tied.device} --shapes tiny --batches 1,2 --acceptance 0.8 --fixed 1 --repeats 1"
-    monkeypatch.setattr(sys, "argv", [*words.split(), "--tokens", str(TOKENS), "--folder", str(tmp_path), "--budget", "0"])
+    monkeypatch.setattr(
+        sys, "argv", [*words.split(), "--tokens", str(TOKENS), "--folder", str(tmp_path), "--budget", "0"]
+    )
     with pytest.raises(SystemExit) as spent:
         script.main()
     assert (spent.value.code, made) == (script.UNFINISHED, [])

@@ -28,7 +28,8 @@ ALLOWED = {
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "models"},
     "claims": LOW,
     "llm": METHODS | {"diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
-    "bench": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
+    "bench": METHODS
+    | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
     "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench"},
     "__init__": METHODS | {"llm", "engine", "sampling"},
     "__main__": {"cli"},

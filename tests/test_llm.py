@@ -60,7 +60,9 @@ def decoded(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams) -> 
 
 @pytest.mark.parametrize("parameter", PARAMETERS)
 @pytest.mark.parametrize("method", METHODS)
-def test_greedy_tokens_are_equal_in_float32(plain: LLM, prompts: list[dict[str, Any]], method: str, parameter: str) -> None:
+def test_greedy_tokens_are_equal_in_float32(
+    plain: LLM, prompts: list[dict[str, Any]], method: str, parameter: str
+) -> None:
     fast = plain.with_speculative_config(METHODS[method])
     params = SamplingParams(temperature=0.0, max_tokens=32, **PARAMETERS[parameter])
     assert decoded(fast, prompts, params) == decoded(plain, prompts, params)
@@ -75,7 +77,9 @@ def test_greedy_tokens_are_equal_on_every_prompt(plain: LLM, method: str) -> Non
 
 @pytest.mark.parametrize("parameter", [*PARAMETERS, *SAMPLED])
 @pytest.mark.parametrize("method", ["ngram", "draft points"])
-def test_point_drafts_give_the_tokens_of_the_seed(plain: LLM, prompts: list[dict[str, Any]], method: str, parameter: str) -> None:
+def test_point_drafts_give_the_tokens_of_the_seed(
+    plain: LLM, prompts: list[dict[str, Any]], method: str, parameter: str
+) -> None:
     config = METHODS["ngram"] if method == "ngram" else METHODS["draft tree"] | {"draft_sample_method": "greedy"}
     params = SamplingParams(temperature=0.8, max_tokens=24, seed=11, **(PARAMETERS | SAMPLED)[parameter])
     assert decoded(plain.with_speculative_config(config), prompts[:4], params) == decoded(plain, prompts[:4], params)

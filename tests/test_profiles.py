@@ -19,7 +19,12 @@ from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir, switched_on
 
 HERE = Conditions(
-    model="m" * 16, device="cpu AVX512", dtype="float32", threads=2, machine="x", versions={"torch": "2", "paceline": "1"}
+    model="m" * 16,
+    device="cpu AVX512",
+    dtype="float32",
+    threads=2,
+    machine="x",
+    versions={"torch": "2", "paceline": "1"},
 )
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
@@ -66,7 +71,9 @@ def test_a_later_one_replaces_it() -> None:
         ({"versions": {"torch": "2", "paceline": "2"}}, "measured with paceline 1, now 2"),
     ],
 )
-def test_elsewhere_it_is_ignored_with_one_line(change: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_elsewhere_it_is_ignored_with_one_line(
+    change: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     stored()
     with caplog.at_level(logging.INFO, "paceline"):
         assert find(replace(HERE, **change)) is None
@@ -107,7 +114,13 @@ def test_a_broken_file_is_ignored_with_one_line(text: str, caplog: pytest.LogCap
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"speculative_config": {"num_speculative_tokens": -1}}, {"threads": 0}, {"threads": "2"}, {"drafts": []}, {"extra": 1}],
+    [
+        {"speculative_config": {"num_speculative_tokens": -1}},
+        {"threads": 0},
+        {"threads": "2"},
+        {"drafts": []},
+        {"extra": 1},
+    ],
 )
 def test_wrong_values_are_ignored_with_one_line(wrong: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     edit_json(stored().path, **wrong)
@@ -206,7 +219,9 @@ class TestPickUp:
     def test_a_prediction_is_drafted_from_although_the_choice_reads_none(
         self, llm: LLM, config: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
+        monkeypatch.setattr(
+            Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)]
+        )
         monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
         stored(config, here=Conditions.of(llm.runner.info, BUNDLED / "target"), threads=torch.get_num_threads())
         tuned, params = LLM(dtype="float32"), SamplingParams(temperature=0, max_tokens=24)

@@ -18,7 +18,9 @@ def test_every_public_name_is_in_the_reference_and_nothing_else_is() -> None:
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert not undocumented(text)
     table = text.split("## `LLM`")[0]
-    named = {n for row in table.splitlines() if row.startswith("| `") for n in re.findall(r"`([A-Z]\w+)`", row.split("|")[1])}
+    named = {
+        n for row in table.splitlines() if row.startswith("| `") for n in re.findall(r"`([A-Z]\w+)`", row.split("|")[1])
+    }
     assert named == set(paceline.__all__)
     assert undocumented(text.replace("`LLM`", "")) == ["LLM"]
 

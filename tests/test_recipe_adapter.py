@@ -44,7 +44,8 @@ def made(recipe: SimpleNamespace, target: Path, out: Path, *more: str) -> list[f
         for one in (recipe.adapter.Adapter(model), found[0]):
             own, law = recipe.adapter.laws(model, one, heldout_bt, options.exit_layer)
             seen.append(
-                F.kl_div(own.log_softmax(-1), law.log_softmax(-1), log_target=True, reduction="sum").item() / own[..., 0].numel()
+                F.kl_div(own.log_softmax(-1), law.log_softmax(-1), log_target=True, reduction="sum").item()
+                / own[..., 0].numel()
             )
         return found
 
@@ -56,7 +57,9 @@ def made(recipe: SimpleNamespace, target: Path, out: Path, *more: str) -> list[f
     return seen
 
 
-def test_an_adapter_comes_nearer_to_the_target_and_drafts(recipe: SimpleNamespace, target: Path, tmp_path: Path) -> None:
+def test_an_adapter_comes_nearer_to_the_target_and_drafts(
+    recipe: SimpleNamespace, target: Path, tmp_path: Path
+) -> None:
     before = (target / "model.safetensors").read_bytes()
     bare, trained = made(recipe, target, tmp_path, "--exit-layer", "1")
     assert trained < 0.8 * bare

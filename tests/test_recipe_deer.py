@@ -38,7 +38,9 @@ class Watched:
         self.spec, self.likely = SimpleNamespace(mask_token_id=MASK), likely
         self.seen: list[torch.Tensor] = []
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
         self.seen.append(ids)
         logits = torch.zeros(int(rows.sum()), MASK + 1)
         logits[:, 3] = self.likely  # the end token
@@ -47,7 +49,9 @@ class Watched:
 
 def test_a_cut_puts_the_separator_before_what_follows(recipe: SimpleNamespace) -> None:
     lesson = recipe.deer.Lesson([10, 11], [12, 13, 14, 15])
-    batch = recipe.deer.batch_of([recipe.deer.continuation(lesson, cut, slots) for cut, slots in ((1, 2), (3, 4), (0, 1))])
+    batch = recipe.deer.batch_of(
+        [recipe.deer.continuation(lesson, cut, slots) for cut, slots in ((1, 2), (3, 4), (0, 1))]
+    )
     sep, end = recipe.deer.SEPARATOR, recipe.model.EOS
     rows = [row[: int(length)].tolist() for row, length in zip(batch.ids, batch.length, strict=True)]
     assert rows == [[10, 11, 12, sep, 13, 14], [10, 11, 12, 13, 14, sep, 15, end, end, end], [10, 11, sep, 12]]
@@ -108,11 +112,22 @@ def test_lengths_and_cuts_are_spread(recipe: SimpleNamespace) -> None:
 
 
 def test_both_stages_learn_the_targets_answers(recipe: SimpleNamespace, tmp_path: Path) -> None:
-    """A few steps on one answer: what follows its beginning becomes likely; the state is one that `read_state` takes."""
+    """A few steps on one answer: what follows its beginning becomes likely; the state is one that `read_state`
+    takes.
+    """
     net, state = net_of(recipe, "plain", width=16, vocab_size=24), tmp_path / "state.safetensors"
     recipe.pair.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     (tmp_path / "answers.jsonl").write_text(json.dumps({"prompt": [5, 6], "answer": [7, 8, 9, 10, 3]}) + "\n")
-    given = ["train", str(state), "--answers", str(tmp_path / "answers.jsonl"), "--out", str(tmp_path / "out"), "--rate", "0.01"]
+    given = [
+        "train",
+        str(state),
+        "--answers",
+        str(tmp_path / "answers.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+        "--rate",
+        "0.01",
+    ]
     recipe.deer.main([*given, "--first-steps", "25", "--second-steps", "25", "--slots", "6", "--batch", "8"])
     after = recipe.model.read_state(tmp_path / "out" / "state.safetensors")
     batch = next(recipe.deer.batches([recipe.deer.Lesson([5, 6], [7, 8, 9, 10, 3])], size=32, most=6, seed=9))

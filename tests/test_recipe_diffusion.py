@@ -1,4 +1,6 @@
-"""The recipe of the bundled denoisers: masks, losses, layouts, and every stage for a few steps on a tiny corpus made here."""
+"""The recipe of the bundled denoisers: masks, losses, layouts, and every stage for a few steps on a tiny corpus made
+here.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def cached_blocks(net: torch.nn.Module, clean: np.ndarray, noisy: np.ndarray, le
 
 
 def test_one_pass_over_both_halves_is_every_block_alone(recipe: SimpleNamespace) -> None:
-    """BD3-LM's check (a): the mask over [clean ; noisy] gives block b the logits of a run with the clean prefix stored."""
+    """BD3-LM's check (a): the mask over [clean ; noisy] gives block b the logits of a run with the clean prefix
+    stored.
+    """
     net = net_of(recipe, "block").double()
     rng = np.random.default_rng(0)
     clean = rng.integers(0, 19, 21)
@@ -140,7 +144,9 @@ def corpus(folder: Path) -> Path:
 
 
 def test_all_stages(recipe: SimpleNamespace, tmp_path: Path) -> None:
-    """Train, go on where a run was cut short, start a block-causal model from the plain one, write both, load them, decode."""
+    """Train, go on where a run was cut short, start a block-causal model from the plain one, write both, load them,
+    decode.
+    """
     texts = corpus(tmp_path / "corpus")
     small = ["--corpus", str(texts), "--width", "16", "--layers", "1", "--mlp", "16", "--items", "12", "--batch", "4"]
     small += ["--most-steps", "3", "--count", "1", "--exact", "remove_index"]
@@ -154,7 +160,9 @@ def test_all_stages(recipe: SimpleNamespace, tmp_path: Path) -> None:
         assert set(history[-1]["exact"]) == {"remove_index"}
         folder = tmp_path / f"{kind}-model"
         recipe.write.main([str(tmp_path / kind / "state.safetensors"), str(folder)])
-        recipe.card.main([str(folder), "--history", str(tmp_path / kind / "history.json"), "--count", "1", "--tasks", "copy"])
+        recipe.card.main(
+            [str(folder), "--history", str(tmp_path / kind / "history.json"), "--count", "1", "--tasks", "copy"]
+        )
         assert "| copy | one | 0% |" in (folder / "README.md").read_text()
         assert GenerationDefaults.load(folder) == GenerationDefaults.load(recipe.model.BUNDLED)
         denoiser = load_denoiser(folder, dtype="float32")

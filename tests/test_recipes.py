@@ -47,7 +47,10 @@ def tiny_texts(chat: Any) -> dict[str, list[str]]:
         for i in range(20)
         for j in range(8)
     ]
-    code = [f'def add_{i}(left, right):\n    """Add two numbers."""\n    return left + right + {i}\n\n\n' * 8 for i in range(8)]
+    code = [
+        f'def add_{i}(left, right):\n    """Add two numbers."""\n    return left + right + {i}\n\n\n' * 8
+        for i in range(8)
+    ]
     return {"math": maths, "code": code}
 
 
@@ -59,11 +62,35 @@ def pair(recipe: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> P
     recipe.prepare.prepare(tiny_texts(recipe.common.chat), corpus, vocab_size=320)
     small = ["--batch", "4", "--length", "32", "--device", "cpu"]
     shape = ["--width", "64", "--layers", "2", "--heads", "1", "--kv-heads", "1", "--mlp", "64"]
-    recipe.train.main(["--corpus", str(corpus), "--out", str(target), *shape, *small, "--tokens", "5120", "--measure-every", "10"])
-    written = ["--out", str(build / "written.jsonl"), "--prompts", "24", "--new-tokens", "24", "--batch", "6", "--device", "cpu"]
+    recipe.train.main(
+        ["--corpus", str(corpus), "--out", str(target), *shape, *small, "--tokens", "5120", "--measure-every", "10"]
+    )
+    written = [
+        "--out",
+        str(build / "written.jsonl"),
+        "--prompts",
+        "24",
+        "--new-tokens",
+        "24",
+        "--batch",
+        "6",
+        "--device",
+        "cpu",
+    ]
     recipe.write.main(["--corpus", str(corpus), "--target", str(target), *written])
     sources = ["--corpus", str(corpus), "--target", str(target), "--written", str(build / "written.jsonl")]
-    options = ["--labels", str(build / "labels.safetensors"), "--width", "32", "--heads", "1", "--mlp", "32", "--tokens", "2560"]
+    options = [
+        "--labels",
+        str(build / "labels.safetensors"),
+        "--width",
+        "32",
+        "--heads",
+        "1",
+        "--mlp",
+        "32",
+        "--tokens",
+        "2560",
+    ]
     recipe.distill.main([*sources, "--out", str(draft), *options, *small])
     return build
 
@@ -79,14 +106,18 @@ def test_heldout_texts_are_kept_out_of_training(recipe: SimpleNamespace, pair: P
     assert {d.text for d in documents if not d.heldout} <= trained_on
 
 
-def test_the_draft_is_an_ordinary_one_layer_llama_with_the_targets_tokenizer(recipe: SimpleNamespace, pair: Path) -> None:
+def test_the_draft_is_an_ordinary_one_layer_llama_with_the_targets_tokenizer(
+    recipe: SimpleNamespace, pair: Path
+) -> None:
     config = json.loads((pair / "draft" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["num_hidden_layers"] == 1
     assert (pair / "draft" / "tokenizer.json").read_bytes() == (pair / "target" / "tokenizer.json").read_bytes()
     assert json.loads((pair / "draft" / "generation_config.json").read_text())["eos_token_id"] == [3, 0]
     tokenizer = recipe.common.load_tokenizer(pair / "draft")
-    asked = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
     assert asked == recipe.common.chat("Hi") == "<|user|>\nHi\n<|assistant|>\n"
 
 
@@ -118,7 +149,9 @@ def test_agreement_counts_runs_of_matches(recipe: SimpleNamespace) -> None:
 
 def test_a_model_agrees_with_itself_and_not_with_another(recipe: SimpleNamespace, pair: Path) -> None:
     target = recipe.common.load_model(pair / "target", dtype=torch.float32)
-    prompt = recipe.common.encode(recipe.common.load_tokenizer(pair / "target"), [recipe.common.chat("Ada has 3 pears")])[0]
+    prompt = recipe.common.encode(
+        recipe.common.load_tokenizer(pair / "target"), [recipe.common.chat("Ada has 3 pears")]
+    )[0]
     ((_, answer),) = recipe.evaluate.target_answers(target, [prompt], 24)
     assert recipe.evaluate.matches(target, prompt, answer).all()
     wrong = [(token + 1) % 320 for token in answer]
@@ -130,7 +163,9 @@ def test_the_start_is_already_close_to_the_target(recipe: SimpleNamespace, pair:
     target = recipe.common.load_model(pair / "target", dtype=torch.float32)
     school = recipe.lessons.load_school(pair / "labels.safetensors")
     config = recipe.common.llama_config(width=32, layers=1, heads=1, kv_heads=1, mlp=32, tied=False)
-    lesson = next(recipe.lessons.mixed_batches(school.written, school.corpus, batch=4, length=32, written_share=0.5, seed=0))
+    lesson = next(
+        recipe.lessons.mixed_batches(school.written, school.corpus, batch=4, length=32, written_share=0.5, seed=0)
+    )
     losses = []
     for started in (True, False):
         torch.manual_seed(0)
@@ -151,13 +186,17 @@ def test_the_loss_is_least_where_the_draft_equals_the_target(recipe: SimpleNames
 
 def test_gutenbergs_header_and_licence_are_stripped(recipe: SimpleNamespace) -> None:
     marks = "*** START OF THIS EBOOK ***", "*** END OF THIS EBOOK ***"
-    book = "\r\n".join(["Header, licence", marks[0], "", "Produced by N. N.", "", "The text.", marks[1], "More licence", ""])
+    book = "\r\n".join(
+        ["Header, licence", marks[0], "", "Produced by N. N.", "", "The text.", marks[1], "More licence", ""]
+    )
     assert recipe.sources.gutenberg(book) == ["The text."]
     with pytest.raises(SystemExit, match="START OF"):
         recipe.sources.gutenberg("The text without marks.")
 
 
-def test_files_are_checked_against_their_checksum(recipe: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_checked_against_their_checksum(
+    recipe: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = b'{"a": 1}\n'
     source = replace(recipe.sources.SOURCES["math"], sha256=hashlib.sha256(content).hexdigest())
     fetched: list[str] = []
@@ -204,12 +243,27 @@ def early(recipe: SimpleNamespace, pair: Path) -> Path:
     """The tiny target, tuned for early exits for a few steps."""
     out = pair / "early_exit"
     paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target"), "--out", str(out)]
-    small = ["--batch", "4", "--length", "32", "--device", "cpu", "--tokens", "5120", "--measure-every", "10", "--rate", "2e-3"]
+    small = [
+        "--batch",
+        "4",
+        "--length",
+        "32",
+        "--device",
+        "cpu",
+        "--tokens",
+        "5120",
+        "--measure-every",
+        "10",
+        "--rate",
+        "2e-3",
+    ]
     recipe.early_exit.main([*paths, *small, "--rotation", "1"])
     return out
 
 
-def test_tuning_makes_the_first_exit_better_and_keeps_the_layout(recipe: SimpleNamespace, pair: Path, early: Path) -> None:
+def test_tuning_makes_the_first_exit_better_and_keeps_the_layout(
+    recipe: SimpleNamespace, pair: Path, early: Path
+) -> None:
     history = json.loads((early / "history.json").read_text())
     assert [len(entry["heldout"]) for entry in history] == [2] * len(history)
     assert history[-1]["heldout"][0] < history[0]["heldout"][0] - 0.1
@@ -260,7 +314,20 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
     recipe: SimpleNamespace, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target")]
-    small = ["--batch", "4", "--length", "32", "--device", "cpu", "--tokens", "1280", "--measure-every", "5", "--minutes", "1e9"]
+    small = [
+        "--batch",
+        "4",
+        "--length",
+        "32",
+        "--device",
+        "cpu",
+        "--tokens",
+        "1280",
+        "--measure-every",
+        "5",
+        "--minutes",
+        "1e9",
+    ]
 
     def tuned(out: str) -> dict[str, torch.Tensor]:
         recipe.early_exit.main([*paths, *small, "--dropout", "0.5", "--out", str(tmp_path / out)])

@@ -1,4 +1,6 @@
-"""Strict mode end to end: tokens and logprobs of every drafter, batch and precision are those of plain decoding, bit for bit."""
+"""Strict mode end to end: tokens and logprobs of every drafter, batch and precision are those of plain decoding, bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ Found = list[tuple[list[int], list[float]]]
 
 def decoded(llm: LLM, temperature: float = 0.0) -> Found:
     params = [
-        SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, logprobs=0, seed=length) for length in LENGTHS
+        SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, logprobs=0, seed=length)
+        for length in LENGTHS
     ]
     found = []
     for one in llm.generate(list(PROMPTS), params):

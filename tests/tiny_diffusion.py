@@ -26,6 +26,12 @@ def write(folder: Path, layout: str = "llada", seed: int = 0, **changes: Any) ->
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (*SPECIAL, "<|mask|>")])
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "mask_token": "<|mask|>", "chat_template": TEMPLATE}
+    named = {
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "mask_token": "<|mask|>",
+        "chat_template": TEMPLATE,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(named | {"tokenizer_class": "TokenizersBackend"}))
     return folder

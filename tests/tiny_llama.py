@@ -67,7 +67,9 @@ def weights_of(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
 def runner_of(
     model: LlamaForCausalLM, *, windows: tuple[int | None, ...] = (), spec_changes: Any = None, **kwargs: Any
 ) -> NativeRunner:
-    """Our runner over the weights of `model`; `windows` repeats over the layers, `spec_changes` replaces fields of the spec."""
+    """Our runner over the weights of `model`; `windows` repeats over the layers, `spec_changes` replaces fields of the
+    spec.
+    """
     spec = spec_of(model.config)
     if windows:
         layers = tuple(LayerSpec(window=windows[i % len(windows)]) for i in range(spec.num_layers))

@@ -1,7 +1,7 @@
 """Drafting with part of a toy target's layers: `models.decoder.layer_drafts.LayerDrafts` without weights.
 
-In: caches of a ToyRunner, a LayerPlan. Out: its logits with noise, the less the more layers run. It checks its callers as the toy
-does, and leaves drafted positions in the cache's scratch, as a native runner does.
+In: caches of a ToyRunner, a LayerPlan. Out: its logits with noise, the less the more layers run. It checks its callers
+as the toy does, and leaves drafted positions in the cache's scratch, as a native runner does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class ToyLayers:
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """What `step` said beside these states; of others, numbers that depend on nothing else."""
         rng = np.random.default_rng((self._runner.seed, 99))
-        matrix = torch.from_numpy(rng.standard_normal((hidden.shape[1], self._runner.info.vocab_size)).astype(np.float32))
+        matrix = torch.from_numpy(
+            rng.standard_normal((hidden.shape[1], self._runner.info.vocab_size)).astype(np.float32)
+        )
         said = [self._said.get(direction(row)) for row in hidden]
         rows = [row.float() @ matrix if known is None else known for row, known in zip(hidden, said, strict=True)]
         return torch.stack(rows) if rows else torch.zeros(0, self._runner.info.vocab_size)
@@ -78,7 +80,9 @@ class ToyLayers:
             row, state = self._step([*cache.tokens, *own], self.layers_of(plan))
             rows.append(row)
             hidden.append(state)
-        return torch.stack(rows) if logits else torch.zeros(0, runner.info.vocab_size), torch.stack(hidden)[: len(rows) * states]
+        return torch.stack(rows) if logits else torch.zeros(0, runner.info.vocab_size), torch.stack(hidden)[
+            : len(rows) * states
+        ]
 
     def _step(self, text: Sequence[int], layers: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (v,) and state (hidden,) after `text`; the head remembers what it said of that state."""
@@ -109,6 +113,8 @@ class ToyLayers:
             assert len(rows) <= len(inputs)
             for count, row in enumerate(rows, 1):
                 assert cache.inputs[count - 1] == (inputs[count - 1], count - 3), "scratch holds something else"
-                assert torch.equal(row, self._runner.hidden(layer, [*cache.tokens, *inputs[:count]])), "states of something else"
+                assert torch.equal(row, self._runner.hidden(layer, [*cache.tokens, *inputs[:count]])), (
+                    "states of something else"
+                )
         scores: Scores = self._runner.score(caches, roots, trees)
         return scores

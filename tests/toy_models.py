@@ -1,7 +1,7 @@
 """Models beside a toy target, without files: a draft of the same letters, one of another vocabulary, copies.
 
-In: a target and a draft runner. Out: what `drafters.base.Models` promises. The other vocabulary has some of the letters under other
-ids and pairs of letters as tokens of their own, which its tokenizer takes where it can.
+In: a target and a draft runner. Out: what `drafters.base.Models` promises. The other vocabulary has some of the letters
+under other ids and pairs of letters as tokens of their own, which its tokenizer takes where it can.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _load(backend: Backend, end: str) -> Tokenizer:
 @cache
 def letters() -> Tokenizer:
     """A letter a token; id 0 is the end token."""
-    backend = Backend(models.WordLevel({"</s>": 0} | {letter: i for i, letter in enumerate(LETTERS, start=1)}, unk_token="</s>"))
+    backend = Backend(
+        models.WordLevel({"</s>": 0} | {letter: i for i, letter in enumerate(LETTERS, start=1)}, unk_token="</s>")
+    )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return _load(backend, "</s>")
 
@@ -141,7 +143,9 @@ def nested(config: Mapping[str, Any], args: DrafterArgs) -> Any:
 
 
 class ToyDenoiser:
-    """A diffusion language model that says of each mask what `like` says behind the text and its own likeliest tokens before."""
+    """A diffusion language model that says of each mask what `like` says behind the text and its own likeliest tokens
+    before.
+    """
 
     attention, block_length, needs_left = "full", None, False
     eos_token_ids, max_length = (0,), 4096
@@ -176,7 +180,9 @@ class ToyDenoiser:
 
 
 class ExitToy(ToyRunner):
-    """A toy whose layers can be run apart: hidden states say which text they belong to, and how many layers they have seen."""
+    """A toy whose layers can be run apart: hidden states say which text they belong to, and how many layers they have
+    seen.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

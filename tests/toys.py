@@ -1,8 +1,9 @@
 """ToyRunner: the Runner protocol without weights, for tests of everything that runs a model.
 
-In: token ids and trees. Out: logits that are a fixed pseudo-random function of the last `order` tokens (or of the whole text with
-`order=None`, so that one wrong token anywhere in a cache shows). It checks its callers: handles used after release, paths that are
-not paths of the tree last scored, `computed` inputs that changed, sequences that outgrow the context.
+In: token ids and trees. Out: logits that are a fixed pseudo-random function of the last `order` tokens (or of the whole
+text with `order=None`, so that one wrong token anywhere in a cache shows). It checks its callers: handles used after
+release, paths that are not paths of the tree last scored, `computed` inputs that changed, sequences that outgrow the
+context.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def ensure(condition: bool, text: str) -> None:
 
 @dataclass(eq=False)
 class ToyCache:
-    """Committed tokens, the inputs (root first) of the tree last scored, and how many of these an exact pass has seen."""
+    """Committed tokens, the inputs (root first) of the tree last scored, and how many of these an exact pass has
+    seen.
+    """
 
     tokens: list[int] = field(default_factory=list)
     inputs: list[tuple[int, int]] = field(default_factory=list)
@@ -50,8 +53,8 @@ class ToyRunner:
     """A model of `vocab_size` tokens without weights.
 
     Args:
-        vocab_size: of the function; `pad` more (or, negative, fewer) columns appear in the logits, the added ones with high values,
-            as padded embeddings have.
+        vocab_size: of the function; `pad` more (or, negative, fewer) columns appear in the logits, the added ones with
+            high values, as padded embeddings have.
         order: how many last tokens the logits depend on; None for all of them.
         seed: of the function. Two runners with equal seeds agree but for `noise`.
         sharpness: standard deviation of the logits.
@@ -95,7 +98,9 @@ class ToyRunner:
             weight_bytes=1000,
             fingerprint=f"toy-{vocab_size}-{order}-{seed}",
         )
-        self.capabilities = Capabilities(trees=trees, taps=True, layer_subsets=True, early_exit=True, head=True, fork=True)
+        self.capabilities = Capabilities(
+            trees=trees, taps=True, layer_subsets=True, early_exit=True, head=True, fork=True
+        )
         self.layer_drafts = ToyLayers(self)
         self.open_caches = 0
         self.fed = 0

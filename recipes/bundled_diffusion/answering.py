@@ -3,8 +3,8 @@
 In:  a Net or any other `Denoiser`, prompts, a method as `paceline.diffusion.methods` knows it. Out: outcomes, in order.
 Not here: texts with the state in which every token was written (rollouts.py), scores (evaluate.py).
 
-The rules and the loop are the package's own. `Batched` computes one pass for all canvases together, which is several times faster
-than one by one for a small model on a CPU.
+The rules and the loop are the package's own. `Batched` computes one pass for all canvases together, which is several
+times faster than one by one for a small model on a CPU.
 """
 
 from __future__ import annotations
@@ -82,10 +82,16 @@ def fitting(denoiser: Denoiser, prompt: int, length: int) -> int:
     return length if denoiser.block_length is None else length + -(prompt + length) % denoiser.block_length
 
 
-def fill(denoiser: Denoiser, prompts: Sequence[Sequence[int]], method: Mapping[str, Any], *, length: int) -> list[Outcome]:
-    """Decode a canvas of at least `length` slots after each prompt. Raises the error of the first canvas that failed."""
+def fill(
+    denoiser: Denoiser, prompts: Sequence[Sequence[int]], method: Mapping[str, Any], *, length: int
+) -> list[Outcome]:
+    """Decode a canvas of at least `length` slots after each prompt. Raises the error of the first canvas that
+    failed.
+    """
     mask, ends = denoiser.mask_token_id, denoiser.eos_token_ids
-    canvases = [Canvas.of(ids, fitting(denoiser, len(ids), length), mask_token_id=mask, eos_token_ids=ends) for ids in prompts]
+    canvases = [
+        Canvas.of(ids, fitting(denoiser, len(ids), length), mask_token_id=mask, eos_token_ids=ends) for ids in prompts
+    ]
     outcomes = decode(canvases, denoiser, [Recipe(method).parts(denoiser, canvas) for canvas in canvases])
     for outcome in outcomes:
         if outcome.error is not None:

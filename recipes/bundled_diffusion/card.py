@@ -1,6 +1,7 @@
 """The model card of a bundled denoiser, with figures measured now.
 
-In:  a model folder (write.py), the run's history.json. Out: FOLDER/README.md. Not here: any figure that is not measured.
+In:  a model folder (write.py), the run's history.json. Out: FOLDER/README.md. Not here: any figure that is not
+measured.
 """
 
 from __future__ import annotations
@@ -23,12 +24,21 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 PROMPTS = ("<|user|>\nTom has 5 apples", "<|user|>\nWrite SQL: ")
 KINDS = {
     "full": ("plain masked", "LLaDA (`model_type` llada): full attention", "diffusion"),
-    "block": ("block-causal", "SDAR (`model_type` sdar): full attention within blocks, causal between them", "block_diffusion"),
+    "block": (
+        "block-causal",
+        "SDAR (`model_type` sdar): full attention within blocks, causal between them",
+        "block_diffusion",
+    ),
 }
 SETS = (
     ("generated tasks", "most", "Apache-2.0", "`paceline.bench.parallel_tasks`, train split"),
     ("GSM8K", "windows of train", "MIT", "Cobbe et al. 2021, openai/grade-school-math"),
-    ("Advising text-to-SQL", "windows of train and dev", "CC BY 4.0", "Finegan-Dollak et al. 2018, jkkummerfeld/text2sql-data"),
+    (
+        "Advising text-to-SQL",
+        "windows of train and dev",
+        "CC BY 4.0",
+        "Finegan-Dollak et al. 2018, jkkummerfeld/text2sql-data",
+    ),
 )
 
 
@@ -40,7 +50,9 @@ def samples(model: NativeDenoiser, tokenizer: Tokenizer, length: int = 48) -> li
 
 
 def table(scores: dict[str, float]) -> str:
-    rows = [f"| {task} | {'one' if TASKS[task].determined else 'several'} | {score:.0%} |" for task, score in scores.items()]
+    rows = [
+        f"| {task} | {'one' if TASKS[task].determined else 'several'} | {score:.0%} |" for task, score in scores.items()
+    ]
     return "\n".join(["| task | right answers | exact match |", "|---|---|---|", *rows])
 
 
@@ -54,7 +66,10 @@ def card(folder: Path, history: list[dict[str, Any]], count: int, tasks: Sequenc
     model = load_denoiser(folder, dtype="float32")
     spec, last = model.spec.model, history[-1]
     kind, layout, name = KINDS[model.attention]
-    shape = f"{spec.num_layers} layers, {spec.hidden_size} wide, {spec.num_heads} heads, MLP {spec.intermediate_size}, untied"
+    shape = (
+        f"{spec.num_layers} layers, {spec.hidden_size} wide, {spec.num_heads} heads, MLP "
+        f"{spec.intermediate_size}, untied"
+    )
     shape += "" if model.block_length is None else f", blocks of {model.block_length} slots"
     example = items("insert_index", split="test", count=1)[0].prompt
     return TEMPLATE.read_text(encoding="utf-8").format(

@@ -1,14 +1,17 @@
-"""CD4LM: the bundled plain denoiser learns to say with few visible slots what it says with many (DSCD), for decoding with CAD.
+"""CD4LM: the bundled plain denoiser learns to say with few visible slots what it says with many (DSCD), for decoding
+with CAD.
 
 In:  a plain model, which is the frozen teacher and the student's start; training items. Out: OUT/state.safetensors.
-Not here: the loss (distillation_losses.py), the run (distillation.py), confidence-adaptive decoding, which is method "cad".
+Not here: the loss (distillation_losses.py), the run (distillation.py), confidence-adaptive decoding, which is method
+"cad".
 
-A denoiser need not know what to say of a slot that it sees; this is measured before anything is learned, and where it does not copy
-such a slot, the teacher's word there is the token itself (`--visible auto`).
+A denoiser need not know what to say of a slot that it sees; this is measured before anything is learned, and where it
+does not copy such a slot, the teacher's word there is the token itself (`--visible auto`).
 
-Source: CD4LM, https://github.com/yihao-liang/CDLM. Theirs: AdamW at 5e-6, 200 steps of warm-up, batches of 64, 10 epochs of
-GSM8K. Ours: a higher rate that falls, as suits a model this small; answers are followed by end tokens to the end of the canvas,
-which are learned, since decoding writes them.
+Source: CD4LM, https://github.com/yihao-liang/CDLM. Theirs: AdamW at 5e-6, 200 steps of warm-up, batches of 64, 10
+epochs of
+GSM8K. Ours: a higher rate that falls, as suits a model this small; answers are followed by end tokens to the end of the
+canvas, which are learned, since decoding writes them.
 
     python cd4lm.py --out build/cd4lm
     python write.py build/cd4lm/state.safetensors build/cd4lm-model
@@ -57,7 +60,9 @@ def tune(options: argparse.Namespace) -> Facts:
 
     def loss(net: Net, batch: Batch, generator: torch.Generator) -> Tensor:
         weight = consistency_weight(run.done)
-        return dscd_loss(net, teacher, batch, generator, weight=weight, temperature=options.temperature, visible=visible)
+        return dscd_loss(
+            net, teacher, batch, generator, weight=weight, temperature=options.temperature, visible=visible
+        )
 
     return train(run, loss, lessons_of(options, options.seed + run.progress.step))
 

@@ -1,17 +1,18 @@
 """CJ-GRPO: what is learned is the rollout's own trajectory, each token in the very state in which it was written.
 
-In:  a model folder or training state, tasks with a reward. Out: OUT/state.safetensors, from which write.py makes a folder.
+In:  a model folder or training state, tasks with a reward. Out: OUT/state.safetensors, from which write.py makes a
+folder.
 Not here: the objective and the run (grpo.py), the decoding (rollouts.py).
 
-A rollout of S rounds writes the slots U_s in round s, out of state x_s. The log-probability of a token is log p(x_{s+1}^i | x_s),
-i in U_s, and the loss is (1 / S) sum_s (1 / |U_s|) sum_{i in U_s} of the clipped objective with the KL term, its mean taken over
-completions. States are constants: no gradient flows through which slots were written. It costs S passes an update, hence the
-ascending schedule, whose S is log2 of the length.
+A rollout of S rounds writes the slots U_s in round s, out of state x_s. The log-probability of a token is log
+p(x_{s+1}^i | x_s), i in U_s, and the loss is (1 / S) sum_s (1 / |U_s|) sum_{i in U_s} of the clipped objective with the
+KL term, its mean taken over completions. States are constants: no gradient flows through which slots were written. It
+costs S passes an update, hence the ascending schedule, whose S is log2 of the length.
 
-Source: Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding Step
-(arXiv:2509.23924). Its settings: temperature 1, 6 completions, epsilon 0.5, beta 0.04, 8 to 12 updates, clip 0.2, reference taken
-anew every 64 steps. Ours where a model of 2.4 million parameters on one core asks for it: all weights learn, the rate is higher,
-fewer updates of a rollout.
+Source: Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding
+Step (arXiv:2509.23924). Its settings: temperature 1, 6 completions, epsilon 0.5, beta 0.04, 8 to 12 updates, clip 0.2,
+reference taken anew every 64 steps. Ours where a model of 2.4 million parameters on one core asks for it: all weights
+learn, the rate is higher, fewer updates of a rollout.
 
     python cj_grpo.py --out build/cj --minutes 10
     python write.py build/cj/state.safetensors build/cj/model

@@ -1,15 +1,17 @@
 """Aligning a plain denoiser to the target that it will draft for: DEER's two stages.
 
-In:  a training state of train.py, answers of the target. Out: OUT/state.safetensors, from which write.py makes a folder for method
-"deer" (option separator_token_id: SEPARATOR). Not here: drafting (`paceline.drafters.diffusion.deer`), training anew (train.py).
+In:  a training state of train.py, answers of the target. Out: OUT/state.safetensors, from which write.py makes a folder
+for method "deer" (option separator_token_id: SEPARATOR). Not here: drafting (`paceline.drafters.diffusion.deer`),
+training anew (train.py).
 
-Stage one, continuation: an answer of the target is cut at a random place, a separator stands there, and the masked cross-entropy of
-`plain_loss` is learned on what follows. Stage two, refinement: all of the last R ~ U{1..most} slots are masked, and the
-i-th of them counts BASE^(R - i): the tokens right behind the text, where verification begins, count most.
+Stage one, continuation: an answer of the target is cut at a random place, a separator stands there, and the masked
+cross-entropy of `plain_loss` is learned on what follows. Stage two, refinement: all of the last R ~ U{1..most} slots
+are masked, and the i-th of them counts BASE^(R - i): the tokens right behind the text, where verification begins, count
+most.
 
-Source: DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:2512.15176). BASE is 1.01 as far as is known. Ours: the
-refinement's weights are divided by their sum, so that the loss is in nats a slot whatever R is; end tokens fill what an answer
-leaves free, as they fill a canvas.
+Source: DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:2512.15176). BASE is 1.01 as far as is
+known. Ours: the refinement's weights are divided by their sum, so that the loss is in nats a slot whatever R is; end
+tokens fill what an answer leaves free, as they fill a canvas.
 
     python deer.py answers --corpus ../bundled_pair/build/corpus --out build/answers.jsonl
     python deer.py train build/plain/state.safetensors --answers build/answers.jsonl --out build/deer
@@ -110,7 +112,11 @@ def train(options: argparse.Namespace) -> list[float]:
     for step in range(options.first_steps + options.second_steps):
         with torch.autocast("cpu", torch.bfloat16):
             first = step < options.first_steps
-            loss = continuation_loss(net, next(made), generator) if first else refinement_loss(net, next(made), options.base)
+            loss = (
+                continuation_loss(net, next(made), generator)
+                if first
+                else refinement_loss(net, next(made), options.base)
+            )
         update(net, optimizer, loss)
         history.append(loss.item())
         if (step + 1) % 50 == 0:

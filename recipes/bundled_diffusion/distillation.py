@@ -57,7 +57,9 @@ def answers(options: argparse.Namespace) -> None:
             print(f"{right} of {len(rows)} right  {minutes:.1f} min", flush=True)
 
 
-def _answered(net: Net, tokenizer: Tokenizer, asked: Sequence[Item], options: argparse.Namespace) -> list[dict[str, object]]:
+def _answered(
+    net: Net, tokenizer: Tokenizer, asked: Sequence[Item], options: argparse.Namespace
+) -> list[dict[str, object]]:
     prompts = encoded(tokenizer, [item.prompt for item in asked])
     static = {"method": "static", "block_length": options.block_length}
     found = [before_end(outcome.canvas) for outcome in fill(Batched(net), prompts, static, length=options.length)]
@@ -81,10 +83,17 @@ def watched(net: Net, tokenizer: Tokenizer, options: argparse.Namespace, thresho
     """Exact match and calls a text of the threshold rule, over WATCHED."""
     asked = [item for task in WATCHED for item in items(task, split="test", count=options.count, seed=options.seed)]
     length = options.lengths[-1]
-    method = {"method": "threshold", "confidence_threshold": threshold, "block_length": min(options.block_length, length)}
+    method = {
+        "method": "threshold",
+        "confidence_threshold": threshold,
+        "block_length": min(options.block_length, length),
+    }
     found = fill(net.denoiser(), encoded(tokenizer, [item.prompt for item in asked]), method, length=length)
     right = [item.right(text_of(one, tokenizer)) for item, one in zip(asked, found, strict=True)]
-    return {"exact": round(sum(right) / len(asked), 3), "calls": round(sum(one.trajectory.calls for one in found) / len(asked), 2)}
+    return {
+        "exact": round(sum(right) / len(asked), 3),
+        "calls": round(sum(one.trajectory.calls for one in found) / len(asked), 2),
+    }
 
 
 def start(options: argparse.Namespace) -> Run:
@@ -94,9 +103,13 @@ def start(options: argparse.Namespace) -> Run:
 
 
 def train(run: Run, loss: Loss, made: Iterator[Batch]) -> Facts:
-    """Go on until minutes or steps are used up; the last report, which says what the threshold rule makes of the model."""
+    """Go on until minutes or steps are used up; the last report, which says what the threshold rule makes of the
+    model.
+    """
     seen = partial(watched, run.net, Tokenizer.from_file(str(TOKENIZER)), run.options)
-    return run.go(run.supervised(loss, made), lambda: {f"threshold {threshold}": seen(threshold) for threshold in (0.9, 0.5)})
+    return run.go(
+        run.supervised(loss, made), lambda: {f"threshold {threshold}": seen(threshold) for threshold in (0.9, 0.5)}
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

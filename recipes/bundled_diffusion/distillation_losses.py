@@ -1,15 +1,17 @@
-"""What a denoiser learns from itself to need fewer calls: certainty-forcing (dParallel) and discrete-space consistency (CD4LM).
+"""What a denoiser learns from itself to need fewer calls: certainty-forcing (dParallel) and discrete-space consistency
+(CD4LM).
 
 In:  a Net, a Batch of clean texts, for consistency the frozen model it started from. Out: a loss, with its masks.
 Not here: where texts come from, the run (distillation.py), the two recipes (dparallel.py, cd4lm.py).
 
-Certainty-forcing: of one block of the answer, each slot is masked with probability 1/2, and in a second view the other ones are;
-blocks before it are clean, those after it masked. A view costs the cross-entropy of the block's masked slots and `beta` times
-the mean entropy of those predicted right: a wrong prediction is never made more certain.
-Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488) and its code; there a batch is a single text.
+Certainty-forcing: of one block of the answer, each slot is masked with probability 1/2, and in a second view the other
+ones are; blocks before it are clean, those after it masked. A view costs the cross-entropy of the block's masked slots
+and `beta` times the mean entropy of those predicted right: a wrong prediction is never made more certain.
+Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488) and its code; there a batch is a single
+text.
 
-Consistency: one order of the answer's slots; the student sees all but its first k_s, the teacher all but its first k_t <= k_s, so
-that the student learns to say with fewer slots what the teacher says with more, and what stands there.
+Consistency: one order of the answer's slots; the student sees all but its first k_s, the teacher all but its first k_t
+<= k_s, so that the student learns to say with fewer slots what the teacher says with more, and what stands there.
 Source: CD4LM, https://github.com/yihao-liang/CDLM.
 """
 
@@ -49,7 +51,8 @@ def block_views(batch: Batch, block_length: int, generator: torch.Generator, rat
     """A block of each text, any with the same probability, counted from its prompt's end; the last may be shorter.
 
     Args:
-        rate: share of the block that the first view masks; None draws it anew for each text, uniformly from 0..1 (ours).
+        rate: share of the block that the first view masks; None draws it anew for each text, uniformly from 0..1
+        (ours).
     """
     block = torch.div(batch.slots - batch.start[:, None], block_length, rounding_mode="floor")
     count = -torch.div(batch.start - batch.length, block_length, rounding_mode="floor")
@@ -66,8 +69,11 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(-1)
 
 
-def certainty(logits: Tensor, targets: Tensor, *, beta: float = BETA, temperature: float = CERTAINTY_TEMPERATURE) -> Tensor:
-    """Of one view: mean cross-entropy, and `beta` times the mean entropy at `temperature` where the likeliest token is right.
+def certainty(
+    logits: Tensor, targets: Tensor, *, beta: float = BETA, temperature: float = CERTAINTY_TEMPERATURE
+) -> Tensor:
+    """Of one view: mean cross-entropy, and `beta` times the mean entropy at `temperature` where the likeliest token is
+    right.
 
     Args:
         logits: (k, v) of the masked slots of the block. targets: (k,).
@@ -106,7 +112,8 @@ def mask_counts(length: Tensor, student: Tensor, ratio: Tensor) -> tuple[Tensor,
     """How many of `length` answer slots student and teacher do not see; short answers are guarded.
 
     Args:
-        length: (b,). student: (b,) share of the student's masks. ratio: (b,) of the teacher's share to it, before its bounds.
+        length: (b,). student: (b,) share of the student's masks. ratio: (b,) of the teacher's share to it, before its
+        bounds.
     Returns:
         (b,) the student's, (b,) the teacher's, never more.
     """
@@ -120,7 +127,9 @@ def mask_counts(length: Tensor, student: Tensor, ratio: Tensor) -> tuple[Tensor,
 
 
 def nested_masks(free: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(b, n) what the student does not see, and a part of it that the teacher does not see either; nothing outside `free`."""
+    """(b, n) what the student does not see, and a part of it that the teacher does not see either; nothing outside
+    `free`.
+    """
     length, b = free.sum(1), len(free)
     student = 0.40 + 0.50 * torch.rand(b, generator=generator)
     ratio = 0.30 + 0.40 * torch.rand(b, generator=generator)
@@ -149,7 +158,8 @@ def consistency(
     """weight * T^2 * KL(teacher || student at T) + (1 - weight) * cross-entropy: means over slots, each cut at MOST.
 
     Args:
-        student: (k, v) logits of the slots that the student does not see. teacher: (k, v) probabilities at T. targets: (k,).
+        student: (k, v) logits of the slots that the student does not see. teacher: (k, v) probabilities at T. targets:
+        (k,).
         counted: (k,) slots of the first term; all by default.
     """
     log_q = (student / temperature).log_softmax(-1)
@@ -173,8 +183,8 @@ def dscd_loss(
     """Of one batch under masks drawn now.
 
     Args:
-        visible: what the teacher is taken to say of a slot that it sees: its own logits there, the token that stands there, or
-            nothing, so that the first term has only slots that neither sees.
+        visible: what the teacher is taken to say of a slot that it sees: its own logits there, the token that stands
+            there, or nothing, so that the first term has only slots that neither sees.
     """
     hidden, deeper = nested_masks(batch.answer, generator)
     logits, targets, unseen = _logits(net, batch, hidden, hidden), batch.ids[hidden], deeper[hidden]
@@ -188,7 +198,9 @@ def dscd_loss(
 
 @torch.no_grad()
 def copied(net: Net, batch: Batch, generator: torch.Generator) -> float:
-    """Share of the answer's visible slots whose likeliest token is the one that stands there, under the teacher's masks."""
+    """Share of the answer's visible slots whose likeliest token is the one that stands there, under the teacher's
+    masks.
+    """
     hidden, deeper = nested_masks(batch.answer, generator)
     rows = hidden & ~deeper
     return float((_logits(net, batch, deeper, rows).argmax(-1) == batch.ids[rows]).float().mean())

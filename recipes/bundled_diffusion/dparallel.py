@@ -1,11 +1,14 @@
 """dParallel: the bundled plain denoiser learns to be certain of many slots at once (certainty-forcing distillation).
 
-In:  a plain model. Out: `answers`: what it writes by the static baseline to training prompts; `train`: OUT/state.safetensors.
-Not here: the loss (distillation_losses.py), the run (distillation.py). Decode the tuned model with {"method": "dparallel"} (commit
-where the entropy is at most 0.5 nats, as its authors do), or with any threshold on the probability.
+In:  a plain model. Out: `answers`: what it writes by the static baseline to training prompts; `train`:
+OUT/state.safetensors.
+Not here: the loss (distillation_losses.py), the run (distillation.py). Decode the tuned model with {"method":
+"dparallel"} (commit where the entropy is at most 0.5 nats, as its authors do), or with any threshold on the
+probability.
 
-Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488). Theirs: LoRA of rank 128, AdamW at 2e-5, a constant
-rate, 6 epochs over some 92,000 answers that are right. Ours: all weights, a higher rate that falls, as suits a model this small.
+Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488). Theirs: LoRA of rank 128, AdamW at 2e-5, a
+constant rate, 6 epochs over some 92,000 answers that are right. Ours: all weights, a higher rate that falls, as suits a
+model this small.
 
     python dparallel.py answers --out build/own_answers.jsonl --minutes 10
     python dparallel.py train --answers build/own_answers.jsonl --out build/dparallel
@@ -57,7 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
     learning.add_argument("--answers", type=Path, nargs="+", required=True, help="what `answers` wrote")
     learning.add_argument("--beta", type=float, default=BETA, help="weight of the entropy (%(default)s)")
     add(learning, lengths=[16, 32], temperature=CERTAINTY_TEMPERATURE)
-    learning.add_argument("--mask-rate", type=rate, default=MASK_RATE, help="of the first view, or `any`: drawn for each text")
+    learning.add_argument(
+        "--mask-rate", type=rate, default=MASK_RATE, help="of the first view, or `any`: drawn for each text"
+    )
     options = parser.parse_args(arguments)
     if options.verb == "answers":
         answers(options)

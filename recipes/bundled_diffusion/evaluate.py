@@ -1,7 +1,7 @@
 """How good a denoiser is: exact match on the test split of the tasks, under static decoding of one slot a round.
 
-In:  a model folder (write.py), or a NativeDenoiser. Out: a share of right answers for each task. Not here: other methods
-(`paceline bench diffusion`).
+In:  a model folder (write.py), or a NativeDenoiser. Out: a share of right answers for each task. Not here: other
+methods (`paceline bench diffusion`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from paceline.bench.parallel_tasks import TASKS, Item, items
 from paceline.models.denoiser import Denoiser
 
 
-def written(denoiser: Denoiser, tokenizer: Tokenizer, prompts: list[str], *, length: int, method: dict[str, Any]) -> list[str]:
+def written(
+    denoiser: Denoiser, tokenizer: Tokenizer, prompts: list[str], *, length: int, method: dict[str, Any]
+) -> list[str]:
     """The text of each canvas up to its end token."""
     outcomes = fill(denoiser, encoded(tokenizer, prompts), method, length=length)
     return [text_of(outcome, tokenizer) for outcome in outcomes]
@@ -39,7 +41,9 @@ def exact_match(
     scores = {}
     for task in tasks:
         asked: list[Item] = items(task, split="test", count=count, seed=seed)
-        texts = written(denoiser, tokenizer, [item.prompt for item in asked], length=length, method=method or {"method": "static"})
+        texts = written(
+            denoiser, tokenizer, [item.prompt for item in asked], length=length, method=method or {"method": "static"}
+        )
         scores[task] = round(sum(item.right(text) for item, text in zip(asked, texts, strict=True)) / count, 3)
     return scores
 
@@ -52,7 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
     add(parser, count=100, length=32, method={"method": "static"})
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    scores = exact_match(load_denoiser(options.model), tokenizer, count=options.count, length=options.length, method=options.method)
+    scores = exact_match(
+        load_denoiser(options.model), tokenizer, count=options.count, length=options.length, method=options.method
+    )
     print(json.dumps(scores | {"mean": round(sum(scores.values()) / len(scores), 3)}, indent=1))
 
 

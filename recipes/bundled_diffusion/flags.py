@@ -19,7 +19,11 @@ __all__ = ["FLAGS", "add", "new_parser"]
 
 FLAGS: Flags = {
     "model": {"type": Path, "default": BUNDLED, "help": "a model's folder or training state (the bundled plain one)"},
-    "corpus": {"type": Path, "default": Path("../bundled_pair/build/corpus"), "help": "what prepare.py made (%(default)s)"},
+    "corpus": {
+        "type": Path,
+        "default": Path("../bundled_pair/build/corpus"),
+        "help": "what prepare.py made (%(default)s)",
+    },
     "out": {"type": Path, "required": True, "help": "what to write, and to go on from where it was cut short"},
     "answers": {"type": Path, "required": True, "help": "what `answers` wrote"},
     "tasks": {"nargs": "+", "default": list(TASKS), "choices": TASKS, "help": "all by default"},
@@ -43,5 +47,7 @@ FLAGS: Flags = {
 
 
 def add(parser: argparse.ArgumentParser, *names: str, **defaults: Any) -> None:
-    """Add flags of the table: those of `names` as they stand there, then those of `defaults` with a default of their own."""
+    """Add flags of the table: those of `names` as they stand there, then those of `defaults` with a default of their
+    own.
+    """
     add_flags(parser, *names, known=FLAGS, **defaults)

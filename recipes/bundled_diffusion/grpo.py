@@ -1,10 +1,13 @@
-"""Group-relative policy gradients on a denoiser: advantages, the clipped objective, the KL term, and the run around them.
+"""Group-relative policy gradients on a denoiser: advantages, the clipped objective, the KL term, and the run around
+them.
 
-In:  rollouts of a group of completions for each prompt, Views: in which states the log-probability of each written token is taken.
+In:  rollouts of a group of completions for each prompt, Views: in which states the log-probability of each written
+token is taken.
 Out: a loss; what run.py writes, the reference among it.
 Not here: the views (coupled_grpo.py, cj_grpo.py), the decoding (rollouts.py), the run itself (run.py).
 
-For a token with log-probability l, l_old before the update and l_ref under the reference, r = exp(l - l_old) and advantage A:
+For a token with log-probability l, l_old before the update and l_ref under the reference, r = exp(l - l_old) and
+advantage A:
 
     - min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + beta (exp(l_ref - l) - (l_ref - l) - 1)
 """
@@ -31,8 +34,9 @@ from torch import Tensor
 from paceline.bench.parallel_tasks import Item, items
 
 TASKS = ("sort", "sort", "sort", "insert_index", "insert_index", "shuffle", "insert_random", "replace_random")
-"""Tasks that few calls make worse. Those with one right answer come more often: in equal shares they are unlearned while the
-others, which only have to settle on one of many right answers, are learned."""
+"""Tasks that few calls make worse. Those with one right answer come more often: in equal shares they are unlearned
+while the others, which only have to settle on one of many right answers, are learned.
+"""
 POOL = 3000
 """Different training items of each task."""
 
@@ -101,7 +105,9 @@ class Batch:
     def loss(self, net: Net, *, epsilon: float, beta: float) -> Tensor:
         """The clipped objective and the KL term, weighed."""
         log_p = log_probs(net, self.rollouts, self.views)
-        each = clipped(log_p, self.old, self.advantage[:, None].to(log_p.dtype), epsilon) + beta * k3(log_p, self.reference)
+        each = clipped(log_p, self.old, self.advantage[:, None].to(log_p.dtype), epsilon) + beta * k3(
+            log_p, self.reference
+        )
         return (each * self.views.weight.to(log_p.dtype)).sum()
 
 
@@ -171,7 +177,12 @@ class Policy:
     def measured(self) -> Facts:
         """Exact match at temperature 0 on a few test items, by the method of the rollouts."""
         given = self.run.options
-        how = {"method": given.method, "count": given.count, "length": given.length, "tasks": list(dict.fromkeys(given.tasks))}
+        how = {
+            "method": given.method,
+            "count": given.count,
+            "length": given.length,
+            "tasks": list(dict.fromkeys(given.tasks)),
+        }
         return {"exact": exact_match(Batched(self.run.net), self.tokenizer, **how)}
 
 
@@ -197,7 +208,9 @@ def arguments(description: str | None, **defaults: Any) -> argparse.ArgumentPars
     parser.add_argument("--updates", type=int, help="times that a step learns from its rollouts (%(default)s)")
     parser.add_argument("--epsilon", type=float, default=0.5, help="of the clipped ratio (%(default)s)")
     parser.add_argument("--beta", type=float, help="weight of the KL term (%(default)s)")
-    parser.add_argument("--sync", type=int, default=64, help="steps after which the reference becomes the policy (%(default)s)")
+    parser.add_argument(
+        "--sync", type=int, default=64, help="steps after which the reference becomes the policy (%(default)s)"
+    )
     parser.add_argument("--clip", type=float, default=0.2, help="largest norm of a gradient (%(default)s)")
     add(parser, "threads", "seed", rate=3e-4, count=12, report=2)
     parser.set_defaults(**defaults)

@@ -1,18 +1,20 @@
 """Learn2PD's filter: a small network that says from the confidences of a block which predictions are final already.
 
-In:  a plain model, which stays as it is, and prompts of the tasks. Out: OUT/filter.safetensors, for method "learn2pd" (option
-`filter`); OUT/records.safetensors, OUT/state.safetensors and OUT/facts.json (how good it is on trajectories it has not seen).
+In:  a plain model, which stays as it is, and prompts of the tasks. Out: OUT/filter.safetensors, for method "learn2pd"
+(option `filter`); OUT/records.safetensors, OUT/state.safetensors and OUT/facts.json (how good it is on trajectories it
+has not seen).
 Not here: decoding with it (`paceline.diffusion.commit.learned`).
 
-Static decoding, a slot a round, gives the final text y*. Then the canvas is filled again, "extremely greedily": each step writes
-exactly those slots of the block whose prediction equals y*; where the block's predictions are the same as in the step before, y* is
-written instead (it would go on for ever). Each step gives one example: the confidences of all slots of the block, written ones
-included, and whether each prediction equals y*. The filter has two layers and learns by binary cross-entropy on all its outputs.
+Static decoding, a slot a round, gives the final text y*. Then the canvas is filled again, "extremely greedily": each
+step writes exactly those slots of the block whose prediction equals y*; where the block's predictions are the same as
+in the step before, y* is written instead (it would go on for ever). Each step gives one example: the confidences of all
+slots of the block, written ones included, and whether each prediction equals y*. The filter has two layers and learns
+by binary cross-entropy on all its outputs.
 
-Source: Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (arXiv:2509.25188): AdamW
-at 3e-3 on all examples at once, shares 80 / 10 / 10. Ours: whole trajectories are dealt to the shares, so that no text is in two of
-them, and the weights of the lowest loss on the second share are kept. The hidden width is not published; 32 gives about as many
-parameters as the paper names.
+Source: Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding
+(arXiv:2509.25188): AdamW at 3e-3 on all examples at once, shares 80 / 10 / 10. Ours: whole trajectories are dealt to
+the shares, so that no text is in two of them, and the weights of the lowest loss on the second share are kept. The
+hidden width is not published; 32 gives about as many parameters as the paper names.
 
     python learn2pd.py --out build/learn2pd
     python evaluate.py ../../src/paceline/bundled/diffusion --length 16 --method '{"method": "learn2pd", "filter":
@@ -50,7 +52,9 @@ TOGETHER = 64
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Examples: confidences (k, b), whether each prediction is final (k, b), and the trajectory that each is of (k,)."""
+    """Examples: confidences (k, b), whether each prediction is final (k, b), and the trajectory that each is of
+    (k,).
+    """
 
     confidence: Tensor
     final: Tensor
@@ -97,7 +101,9 @@ class Replay:
         self.rows.append((sure.numpy(), right))
         again = self.before is not None and bool((predicted == self.before).all())
         self.before = None if again else predicted
-        self.tokens[here] = wanted if again else np.where(right & (self.tokens[here] == self.mask), wanted, self.tokens[here])
+        self.tokens[here] = (
+            wanted if again else np.where(right & (self.tokens[here] == self.mask), wanted, self.tokens[here])
+        )
         if not (self.tokens[here] == self.mask).any():
             self.before = None  # the next block has predictions of its own
 
@@ -106,7 +112,8 @@ def replayed(denoiser: Denoiser, finals: Sequence[Ints], starts: Sequence[int], 
     """Fill canvases again whose end is known; the denoiser gives logits of every slot."""
     mask = denoiser.mask_token_id
     replays = [
-        Replay(np.append(f[:s], [mask] * (f.size - s)), f, s, block_length, mask) for f, s in zip(finals, starts, strict=True)
+        Replay(np.append(f[:s], [mask] * (f.size - s)), f, s, block_length, mask)
+        for f, s in zip(finals, starts, strict=True)
     ]
     while live := [one for one in replays if (one.tokens == mask).any()]:
         calls = [Call(one.tokens.copy(), np.arange(one.tokens.size)) for one in live]
@@ -126,7 +133,9 @@ def collect(options: argparse.Namespace) -> Records:
     """Trajectories of the model on its prompts; what OUT holds already is not made again."""
     path = options.out / "records.safetensors"
     net, tokenizer = read_net(options.model), Tokenizer.from_file(str(TOKENIZER))
-    asked = [item for task in options.tasks for item in items(task, split="train", count=options.prompts, seed=options.seed)]
+    asked = [
+        item for task in options.tasks for item in items(task, split="train", count=options.prompts, seed=options.seed)
+    ]
     prompts = encoded(tokenizer, [item.prompt for item in asked])
     records = Records(**load_file(path)) if path.is_file() else None
     done = 0 if records is None else int(records.trajectory.max()) + 1
@@ -171,7 +180,9 @@ def loss_of(filter_: BlockFilter, records: Records) -> float:
 
 
 def calibration(filter_: Any, records: Records, bins: int = 10) -> list[dict[str, float]]:
-    """Of each bin of the filter's output: examples, mean output, share of predictions that are final; empty bins are left out."""
+    """Of each bin of the filter's output: examples, mean output, share of predictions that are final; empty bins are
+    left out.
+    """
     said = 1 / (1 + np.exp(-filter_.logits(records.confidence.double().numpy()).ravel()))
     true, at = records.final.numpy().ravel(), np.minimum((said * bins).astype(int), bins - 1)
     found = [(k, at == k) for k in range(bins) if (at == k).any()]
@@ -213,7 +224,10 @@ def fit(records: Records, options: argparse.Namespace) -> BlockFilter:
                 best = now
                 mlp.filter().save(path)
             keep(options.out / "state.safetensors", mlp, optimizer, progress)
-            print(f"epoch {progress.step}  loss {loss.item():.4f}  held out {now:.4f}  {progress.minutes:.1f} min", flush=True)
+            print(
+                f"epoch {progress.step}  loss {loss.item():.4f}  held out {now:.4f}  {progress.minutes:.1f} min",
+                flush=True,
+            )
     return BlockFilter.load(path)
 
 
@@ -242,10 +256,14 @@ def main(arguments: list[str] | None = None) -> None:
     add(parser, "model", "out", "tasks")
     parser.add_argument("--prompts", type=int, default=200, help="of each task (%(default)s)")
     add(parser, length=16)
-    parser.add_argument("--block-length", type=int, default=16, help="slots of a block, for which the filter is made (%(default)s)")
+    parser.add_argument(
+        "--block-length", type=int, default=16, help="slots of a block, for which the filter is made (%(default)s)"
+    )
     parser.add_argument("--hidden", type=int, default=32, help="width of the filter (%(default)s)")
     parser.add_argument("--epochs", type=int, default=10_000, help="passes over all examples (%(default)s)")
-    parser.add_argument("--every", type=int, default=100, help="epochs between looks at the held-out loss (%(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=100, help="epochs between looks at the held-out loss (%(default)s)"
+    )
     parser.add_argument("--minutes", type=float, default=8, help="minutes to learn for at most (%(default)s)")
     add(parser, "threads", "seed", rate=3e-3)
     make(parser.parse_args(arguments))

@@ -3,7 +3,8 @@
 In:  the target's tokenizer, the corpus folder of `recipes/bundled_pair/prepare.py`. Out: Batches.
 Not here: losses (losses.py), the tasks themselves (`paceline.bench.parallel_tasks`).
 
-An answer is followed by end tokens up to one of LENGTHS slots, so that a canvas of any of these lengths is filled to its end.
+An answer is followed by end tokens up to one of LENGTHS slots, so that a canvas of any of these lengths is filled to
+its end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Lesson:
     answer: list[int]
 
 
-def task_lessons(tokenizer: Tokenizer, *, split: Split, count: int, seed: int, names: Sequence[str] = tuple(TASKS)) -> list[Lesson]:
+def task_lessons(
+    tokenizer: Tokenizer, *, split: Split, count: int, seed: int, names: Sequence[str] = tuple(TASKS)
+) -> list[Lesson]:
     """`count` lessons of each task."""
     lessons = []
     for name in names:

@@ -2,10 +2,11 @@
 
 In:  a Net, a Batch of clean texts. Out: a loss. Not here: where texts come from (lessons.py), the optimizer (train.py).
 
-`plain_loss` is LLaDA's objective (arXiv:2502.09992) in its form of less variance: of G answer slots, exactly l ~ U{1..G} are
-masked, and the loss is G / l times their cross-entropy over G; it bounds the negative log-likelihood per slot from above.
-`block_loss` is that of block diffusion (arXiv:2503.09573) in one pass over [clean ; noisy]: a noisy block sees itself and the clean
-blocks before it, and every block has its own number of masks. Only those noisy blocks that hold answer slots are computed.
+`plain_loss` is LLaDA's objective (arXiv:2502.09992) in its form of less variance: of G answer slots, exactly l ~
+U{1..G} are masked, and the loss is G / l times their cross-entropy over G; it bounds the negative log-likelihood per
+slot from above. `block_loss` is that of block diffusion (arXiv:2503.09573) in one pass over [clean ; noisy]: a noisy
+block sees itself and the clean blocks before it, and every block has its own number of masks. Only those noisy blocks
+that hold answer slots are computed.
 """
 
 from __future__ import annotations

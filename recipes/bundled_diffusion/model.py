@@ -1,7 +1,9 @@
-"""The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser.native` in batches, with gradients.
+"""The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser.native` in batches, with
+gradients.
 
 In:  a DenoiserSpec; (batch, slots) ids with their positions and who sees whom.
-Out: logits of chosen rows; weights under the canonical names, from which a NativeDenoiser is made or a folder written (write.py).
+Out: logits of chosen rows; weights under the canonical names, from which a NativeDenoiser is made or a folder written
+(write.py).
 Not here: what is learned from (lessons.py), losses (losses.py), what it writes (answering.py).
 """
 
@@ -48,7 +50,9 @@ def make_spec(
     block_length: int = 8,
     vocab_size: int = VOCAB_SIZE,
 ) -> DenoiserSpec:
-    """The shape of a bundled model: LLaDA's for the plain one, SDAR's (norms on queries and keys) for the block-causal one."""
+    """The shape of a bundled model: LLaDA's for the plain one, SDAR's (norms on queries and keys) for the block-causal
+    one.
+    """
     model = ModelSpec(
         family="llada" if kind == "plain" else "sdar",
         vocab_size=vocab_size,
@@ -158,7 +162,9 @@ class Net(nn.Module):
     @torch.no_grad()
     def denoiser(self, dtype: torch.dtype = torch.float32) -> NativeDenoiser:
         """The runner with the weights as they stand."""
-        return NativeDenoiser(self.spec, {name: value.detach().clone().to(dtype) for name, value in self.state_dict().items()})
+        return NativeDenoiser(
+            self.spec, {name: value.detach().clone().to(dtype) for name, value in self.state_dict().items()}
+        )
 
 
 def read_net(path: Path) -> Net:
@@ -168,7 +174,9 @@ def read_net(path: Path) -> Net:
     config = read_config(path)
     spec = denoiser_spec(config, mask_token_id=mask_token_id(path, config), eos_token_ids=end_tokens(path, config))
     net, names = Net(spec), LAYOUTS[str(layout_name(config))].names
-    net.load_state_dict(load_denoiser_weights(Checkpoint(path), spec, names, device=torch.device("cpu"), dtype=torch.float32))
+    net.load_state_dict(
+        load_denoiser_weights(Checkpoint(path), spec, names, device=torch.device("cpu"), dtype=torch.float32)
+    )
     return net
 
 
@@ -195,10 +203,14 @@ def read_state(path: Path) -> Net:
 
 @torch.no_grad()
 def take_over(net: Net, plain: Net, ids_bt: Tensor) -> None:
-    """Start a block-causal model from a plain one; norms of queries and keys get the size that these have on `ids_bt`."""
+    """Start a block-causal model from a plain one; norms of queries and keys get the size that these have on
+    `ids_bt`.
+    """
     net.load_state_dict(plain.state_dict(), strict=False)
     sizes: list[Tensor] = []
-    hooks = [layer.qkv.register_forward_hook(lambda _, __, out: sizes.append(out)) for layer in cast(Layers, plain.layers)]
+    hooks = [
+        layer.qkv.register_forward_hook(lambda _, __, out: sizes.append(out)) for layer in cast(Layers, plain.layers)
+    ]
     plain.states(ids_bt, torch.arange(ids_bt.shape[1]).expand_as(ids_bt), None)
     for hook in hooks:
         hook.remove()

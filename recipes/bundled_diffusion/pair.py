@@ -9,9 +9,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "bundled_pair"))  # behind this folder, which has modules of the same names
+sys.path.append(
+    str(Path(__file__).parents[1] / "bundled_pair")
+)  # behind this folder, which has modules of the same names
 from optimizing import groups, learning_rate, set_rate, update
 from options import Flags, add_flags, new_parser
 from resume import Progress, keep, take_up
 
-__all__ = ["Flags", "Progress", "add_flags", "groups", "keep", "learning_rate", "new_parser", "set_rate", "take_up", "update"]
+__all__ = [
+    "Flags",
+    "Progress",
+    "add_flags",
+    "groups",
+    "keep",
+    "learning_rate",
+    "new_parser",
+    "set_rate",
+    "take_up",
+    "update",
+]

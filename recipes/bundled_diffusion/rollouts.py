@@ -1,10 +1,11 @@
 """Texts that a model in training writes itself, with the state in which every token was written.
 
-In:  a Net, items of the tasks, a decoding method as `paceline.diffusion.methods` knows it. Out: Rollouts (canvases, rewards).
+In:  a Net, items of the tasks, a decoding method as `paceline.diffusion.methods` knows it. Out: Rollouts (canvases,
+rewards).
 Not here: what is learned from them (grpo.py, coupled_grpo.py, cj_grpo.py), texts without their states (answering.py).
 
-The rules are the package's own; only passes and draws are made for all canvases together, which is several times faster than one by
-one for a small model on a CPU.
+The rules are the package's own; only passes and draws are made for all canvases together, which is several times faster
+than one by one for a small model on a CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Rollouts:
         start: (b,) first slot after the prompt.
         length: (b,) slots of the canvas.
         born: (b, n) int64, the round in which a slot was written; -1 at prompts and padding.
-        log_p: (b, n) log-probability noted by the rollout when the slot was written, clean (before temperature); 0 elsewhere.
+        log_p: (b, n) log-probability noted by the rollout when the slot was written, clean (before temperature); 0
+        elsewhere.
         reward: (b,) 1 for a right answer, else 0.
         calls: (b,) passes of the model.
     """
@@ -100,7 +102,9 @@ def gathered(outcomes: Sequence[Outcome], rewards: Sequence[float]) -> Rollouts:
 
 
 def draw(p: Tensor, generator: torch.Generator) -> Tensor:
-    """(rows,) tokens from probabilities (rows, v), by inversion in float64: one number a row, where Gumbel noise takes v."""
+    """(rows,) tokens from probabilities (rows, v), by inversion in float64: one number a row, where Gumbel noise takes
+    v.
+    """
     reached = p.cumsum(-1, dtype=torch.float64)
     u = torch.rand(len(p), 1, dtype=torch.float64, generator=generator) * reached[:, -1:]
     return torch.searchsorted(reached, u, right=True)[:, 0]
@@ -123,7 +127,9 @@ def drawn(logits: Tensor, temperature: float, generator: torch.Generator) -> Pre
     )
 
 
-def split_predictions(net: Net, canvases: Sequence[Canvas], temperature: float, generator: torch.Generator) -> list[Predictions]:
+def split_predictions(
+    net: Net, canvases: Sequence[Canvas], temperature: float, generator: torch.Generator
+) -> list[Predictions]:
     """The model's word on the masked slots of each canvas, with tokens drawn; one pass."""
     ids, length = padded([canvas.tokens for canvas in canvases])
     every = drawn(masked_logits(net, ids, length, ids == net.spec.mask_token_id), temperature, generator)
@@ -184,4 +190,6 @@ def roll_out(
     asked = [item for item in items for _ in range(group)]
     prompts = encoded(tokenizer, [item.prompt for item in asked])
     outcomes = sampled(net, prompts, method, length=length, temperature=temperature, generator=generator)
-    return gathered(outcomes, [reward(item, text_of(outcome, tokenizer)) for item, outcome in zip(asked, outcomes, strict=True)])
+    return gathered(
+        outcomes, [reward(item, text_of(outcome, tokenizer)) for item, outcome in zip(asked, outcomes, strict=True)]
+    )

@@ -1,8 +1,8 @@
 """A training run of a denoiser: steps until minutes or steps are used up, kept on disk, with reports on the way.
 
 In:  a Net, what a step learns from, what a report measures.
-Out: OUT/state.safetensors (weights, optimizer, how far), from which write.py makes a folder; OUT/history.json, the reports;
-OUT/NAME.safetensors of other models that the run needs. The same command goes on where a run was cut short.
+Out: OUT/state.safetensors (weights, optimizer, how far), from which write.py makes a folder; OUT/history.json, the
+reports; OUT/NAME.safetensors of other models that the run needs. The same command goes on where a run was cut short.
 Not here: losses, lessons, what is particular to a recipe.
 """
 
@@ -39,7 +39,8 @@ class Run:
         options: `out`, `minutes`, `most_steps`, `rate`, `report`, `seed` are read.
         warmup: steps in which the rate rises.
         beside: other models that are kept, by name, such as the reference of a policy.
-        clock: seconds, of which minutes are counted; of the processor, so that a run does not end early on a busy machine.
+        clock: seconds, of which minutes are counted; of the processor, so that a run does not end early on a busy
+        machine.
         history: reports so far.
     """
 
@@ -140,7 +141,15 @@ def begin(
     optimizer = torch.optim.AdamW(groups(net, decay), lr=options.rate, betas=betas, fused=True)
     options.out.mkdir(parents=True, exist_ok=True)
     progress, history = take_up(options.out / "state.safetensors", net, optimizer), options.out / "history.json"
-    run = Run(net=net, optimizer=optimizer, options=options, progress=progress, warmup=warmup, beside=beside or {}, clock=clock)
+    run = Run(
+        net=net,
+        optimizer=optimizer,
+        options=options,
+        progress=progress,
+        warmup=warmup,
+        beside=beside or {},
+        clock=clock,
+    )
     if progress.step:
         run.history = json.loads(history.read_text()) if history.is_file() else []
         for name, model in run.beside.items():

@@ -4,8 +4,8 @@ In:  a corpus folder (recipes/bundled_pair/prepare.py), the bundled target's tok
 Out: what run.py writes; its reports say held-out bounds and exact match over time.
 Not here: the run itself (run.py), the model folder (write.py), the full measurement (evaluate.py).
 
-The defaults make the bundled shape (2.4 million parameters) in about an hour of one CPU core. The same command goes on where a run
-was cut short; time is counted by the clock.
+The defaults make the bundled shape (2.4 million parameters) in about an hour of one CPU core. The same command goes on
+where a run was cut short; time is counted by the clock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def train(options: argparse.Namespace) -> Facts:
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
     parser.add_argument("kind", choices=["plain", "block"])
-    parser.add_argument("--start", type=Path, help="state.safetensors of a plain model that a block-causal one goes on from")
+    parser.add_argument(
+        "--start", type=Path, help="state.safetensors of a plain model that a block-causal one goes on from"
+    )
     parser.add_argument("--width", type=int, default=128, help="of the model (%(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="of the model (%(default)s)")
     parser.add_argument("--mlp", type=int, default=384, help="width of the MLP (%(default)s)")

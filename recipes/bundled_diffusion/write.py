@@ -1,7 +1,8 @@
 """A model folder from a training state: LLaDA's layout for the plain model, SDAR's for the block-causal one.
 
-In:  OUT/state.safetensors of train.py, the bundled target's tokenizer. Out: a folder that `load_denoiser` reads: config.json,
-model.safetensors in bfloat16, tokenizer files with the mask token, generation_config.json with the longest answers of training.
+In:  OUT/state.safetensors of train.py, the bundled target's tokenizer. Out: a folder that `load_denoiser` reads:
+config.json, model.safetensors in bfloat16, tokenizer files with the mask token, generation_config.json with the longest
+answers of training.
 Not here: the model card, which is written by hand from evaluate.py's figures.
 """
 
@@ -30,7 +31,9 @@ Weights = Mapping[str, Tensor]
 def parts_of(weights: Weights, layer: int) -> dict[str, Tensor]:
     """The tensors of one layer by what they are, matrices apart from each other."""
     at = f"layers.{layer}."
-    own = {name.removeprefix(at).removesuffix(".weight"): value for name, value in weights.items() if name.startswith(at)}
+    own = {
+        name.removeprefix(at).removesuffix(".weight"): value for name, value in weights.items() if name.startswith(at)
+    }
     own |= zip("qkv", own.pop("qkv").chunk(3), strict=True)
     return own | dict(zip(("gate", "up"), own.pop("gate_up").chunk(2), strict=True))
 
@@ -85,10 +88,20 @@ def llada(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[st
         "rope_theta": model.ropes["default"].theta,
         "vocab_size": model.vocab_size,
     }
-    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out", "gate": "ff_proj", "up": "up_proj", "down": "ff_out"}
+    names = {
+        "q": "q_proj",
+        "k": "k_proj",
+        "v": "v_proj",
+        "o": "attn_out",
+        "gate": "ff_proj",
+        "up": "up_proj",
+        "down": "ff_out",
+    }
     names |= {"attn_norm": "attn_norm", "mlp_norm": "ff_norm"}
     once = {"embed": "wte", "final_norm": "ln_f", "head": "ff_out"}
-    return config, renamed(weights, {x: f"model.transformer.{to}" for x, to in once.items()}, "model.transformer.blocks", names)
+    return config, renamed(
+        weights, {x: f"model.transformer.{to}" for x, to in once.items()}, "model.transformer.blocks", names
+    )
 
 
 def sdar(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -122,11 +135,16 @@ def sdar(spec: DenoiserSpec, weights: Weights) -> tuple[dict[str, Any], dict[str
     return config, renamed(weights, once, "model.layers", names)
 
 
-LAYOUTS: Mapping[str, Callable[[DenoiserSpec, Weights], tuple[dict[str, Any], dict[str, Tensor]]]] = {"llada": llada, "sdar": sdar}
+LAYOUTS: Mapping[str, Callable[[DenoiserSpec, Weights], tuple[dict[str, Any], dict[str, Tensor]]]] = {
+    "llada": llada,
+    "sdar": sdar,
+}
 
 
 def write_tokenizer(out: Path) -> None:
-    """The target's tokenizer with the mask token behind its vocabulary; prompts are taken as they are, without a chat template."""
+    """The target's tokenizer with the mask token behind its vocabulary; prompts are taken as they are, without a chat
+    template.
+    """
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
     assert tokenizer.token_to_id(MASK_TEXT) == MASK
@@ -141,7 +159,12 @@ def write(net: Net, out: Path) -> None:
     """The folder of a model."""
     out.mkdir(parents=True, exist_ok=True)
     config, tensors = LAYOUTS[net.spec.model.family](net.spec, net.state_dict())
-    config |= {"eos_token_id": EOS, "pad_token_id": EOS, "mask_token_id": net.spec.mask_token_id, "torch_dtype": "bfloat16"}
+    config |= {
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+        "mask_token_id": net.spec.mask_token_id,
+        "torch_dtype": "bfloat16",
+    }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (out / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n", encoding="utf-8")
     stored = {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}

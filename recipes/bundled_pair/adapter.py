@@ -4,8 +4,9 @@ In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bund
 Out: an adapter folder in the published layout: config.json, and one layer of attention with two norms in safetensors.
 Not here: the exit's states (exits.py), drafting with it (method `kangaroo`).
 
-The adapter reads the exit layer's states of the whole text; its output goes through the target's head. It learns the law that the
-target itself gives at the same position. It begins as the plain early exit: its attention adds nothing, its norm is the target's.
+The adapter reads the exit layer's states of the whole text; its output goes through the target's head. It learns the
+law that the target itself gives at the same position. It begins as the plain early exit: its attention adds nothing,
+its norm is the target's.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911), section 3.1.
 """
@@ -40,7 +41,9 @@ class Layer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, state_bth: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-        added: Tensor = self.self_attn(self.input_layernorm(state_bth), position_embeddings=rotations, attention_mask=None)[0]
+        added: Tensor = self.self_attn(
+            self.input_layernorm(state_bth), position_embeddings=rotations, attention_mask=None
+        )[0]
         return state_bth + added
 
 
@@ -87,19 +90,29 @@ def save(adapter: Adapter, config: LlamaConfig, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     own = LlamaConfig.from_dict({**config.to_dict(), "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]})
     own.save_pretrained(out)
-    save_file({name: value.detach().cpu().bfloat16().contiguous() for name, value in adapter.state_dict().items()}, out / WEIGHTS)
+    save_file(
+        {name: value.detach().cpu().bfloat16().contiguous() for name, value in adapter.state_dict().items()},
+        out / WEIGHTS,
+    )
     (out / WEIGHTS).chmod(0o644)
 
 
 WEIGHTS = "model.safetensors"
 
 
-def fit(target: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: argparse.Namespace) -> tuple[Adapter, list[float]]:
+def fit(
+    target: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: argparse.Namespace
+) -> tuple[Adapter, list[float]]:
     """Train until tokens or minutes are used up; the adapter, and its agreement at first and in the end."""
     adapter, start = Adapter(target).to(target.device), time.process_time()
     optimizer = torch.optim.AdamW(groups(adapter), lr=options.rate, betas=(0.9, 0.95), fused=True)
-    found, steps = [agreement(target, adapter, heldout_bt, options)], max(1, options.tokens // (options.batch * options.length))
-    for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
+    found, steps = (
+        [agreement(target, adapter, heldout_bt, options)],
+        max(1, options.tokens // (options.batch * options.length)),
+    )
+    for step, index in zip(
+        range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False
+    ):
         progress = max(step / steps, (time.process_time() - start) / 60 / options.minutes)
         set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(20, steps)))
         with autocast(target.device.type):
@@ -120,8 +133,13 @@ def train(options: argparse.Namespace) -> list[float]:
     target = load_model(options.target, pick_device(options.device), torch.float32).requires_grad_(False)
     layers = len(target.model.layers)
     if not 1 <= options.exit_layer < layers:
-        raise SystemExit(f"--exit-layer must lie in 1..{layers - 1}, the target's layers but the last, got {options.exit_layer}")
-    stream_n, heldout_bt = training_stream(documents, tokenizer, options.seed), heldout_rows(documents, tokenizer, options.length)
+        raise SystemExit(
+            f"--exit-layer must lie in 1..{layers - 1}, the target's layers but the last, got {options.exit_layer}"
+        )
+    stream_n, heldout_bt = (
+        training_stream(documents, tokenizer, options.seed),
+        heldout_rows(documents, tokenizer, options.length),
+    )
     adapter, found = fit(target, stream_n, heldout_bt, options)
     save(adapter, target.config, options.out)
     print(f"agreement with the target: {found[0]:.1%} without training, {found[1]:.1%} now", flush=True)

@@ -23,7 +23,8 @@ VOCAB_SIZE = 6144
 CONTEXT = 2048
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>\n{{ m['content'] }}\n<|end|>"
-    "{% else %}<|user|>\n{{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{% else %}<|user|>\n{{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% "
+    "endif %}"
 )
 
 
@@ -90,12 +91,15 @@ def shuffled(count: int, seed: int) -> list[int]:
 def windows(total: int, length: int, batch: int, seed: int) -> Iterator[Tensor]:
     """Endless (batch, length) int64 index windows into a stream of `total` tokens.
 
-    Every pass visits all whole windows once, in random order, from a random offset. Raises SystemExit when the stream is too short.
+    Every pass visits all whole windows once, in random order, from a random offset. Raises SystemExit when the stream
+    is too short.
     """
     generator = torch.Generator().manual_seed(seed)
     count = (total - length) // length
     if count < batch:
-        raise SystemExit(f"the corpus has {total} tokens, too few for batches of {batch} x {length}; lower --batch or --length")
+        raise SystemExit(
+            f"the corpus has {total} tokens, too few for batches of {batch} x {length}; lower --batch or --length"
+        )
     within = torch.arange(length)
     while True:
         offset = int(torch.randint(0, length, (1,), generator=generator))
@@ -104,7 +108,9 @@ def windows(total: int, length: int, batch: int, seed: int) -> Iterator[Tensor]:
             yield (order[first : first + batch, None] * length + offset) + within
 
 
-def llama_config(*, width: int, layers: int, heads: int, kv_heads: int, mlp: int, head_dim: int = 64, tied: bool) -> LlamaConfig:
+def llama_config(
+    *, width: int, layers: int, heads: int, kv_heads: int, mlp: int, head_dim: int = 64, tied: bool
+) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=width,

@@ -5,10 +5,12 @@ Out: a model folder with the target's tokenizer.
 Not here: how fast a step of it is; that follows from the shape (one layer, few operators, a head of 6144 x width).
 
 Three things make one layer go far:
-- it learns the target's distribution (its 16 likeliest tokens and the mass of all others), mixed with the greedy token itself;
+- it learns the target's distribution (its 16 likeliest tokens and the mass of all others), mixed with the greedy token
+  itself;
 - it learns on answers only, mostly on the target's own, since nothing else is ever drafted;
-- it starts from the target: the head is the best low-rank form of the target's, and every token's input row is the mean final
-  state that the target reaches on that token, so that the untrained draft is already a bigram model of the target.
+- it starts from the target: the head is the best low-rank form of the target's, and every token's input row is the mean
+  final state that the target reaches on that token, so that the untrained draft is already a bigram model of the
+  target.
 
 Sources: Hinton et al. 2015 (arXiv:1503.02531); DistillSpec (arXiv:2310.08461).
 """
@@ -28,15 +30,17 @@ from options import add_flags, new_parser
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-# Axes in this file: n = tokens, k = likeliest tokens kept, v = vocabulary, h = the target's width, w = the draft's width.
+# Axes in this file: n = tokens, k = likeliest tokens kept, v = vocabulary, h = the target's width, w = the draft's
+# width.
 
 
 @torch.no_grad()
 def start_from(target: LlamaForCausalLM, draft: LlamaForCausalLM, reached: Reached) -> None:
-    """Give the draft the head and the per-token states of the target, both in their best common basis of the draft's width.
+    """Give the draft the head and the per-token states of the target, both in their best common basis of the draft's
+    width.
 
-    With head H (v x h) and states s of second moment C = L L^T, the truncated SVD of H L is the best approximation of the logits
-    H s in mean square: head U S^(1/2), states S^(1/2) V^T L^-1 s.
+    With head H (v x h) and states s of second moment C = L L^T, the truncated SVD of H L is the best approximation of
+    the logits H s in mean square: head U S^(1/2), states S^(1/2) V^T L^-1 s.
     """
     head_vh = target.lm_head.weight.float().cpu()
     moment_hh = reached.moment_hh / reached.counts_v.sum().clamp(min=1)
@@ -59,7 +63,9 @@ def start_from(target: LlamaForCausalLM, draft: LlamaForCausalLM, reached: Reach
 
 
 def distillation_loss(logits_nv: Tensor, best_nk: Tensor, log_p_nk: Tensor, greedy_share: float) -> Tensor:
-    """KL from target to draft over the kept tokens and the lumped rest, mixed with cross-entropy to the target's greedy token."""
+    """KL from target to draft over the kept tokens and the lumped rest, mixed with cross-entropy to the target's greedy
+    token.
+    """
     log_q_nk = logits_nv.gather(1, best_nk) - logits_nv.logsumexp(-1, keepdim=True)
     p_nk = log_p_nk.exp()
     rest_p_n = (1 - p_nk.sum(-1)).clamp(min=1e-6)
@@ -139,7 +145,12 @@ def distill(options: argparse.Namespace) -> float:
     target = load_model(options.target, pick_device(options.device))
     school = find_school(options, target)
     config = llama_config(
-        width=options.width, layers=1, heads=options.heads, kv_heads=options.kv_heads, mlp=options.mlp, tied=options.tied
+        width=options.width,
+        layers=1,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        mlp=options.mlp,
+        tied=options.tied,
     )
     draft = LlamaForCausalLM(config).to(target.device)
     start_from(target, draft, school.reached)
@@ -151,14 +162,24 @@ def distill(options: argparse.Namespace) -> float:
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
     add_flags(parser, "corpus", "target", out=Path("build/draft"))
-    parser.add_argument("--written", type=Path, default=Path("build/written.jsonl"), help="what write.py made (%(default)s)")
+    parser.add_argument(
+        "--written", type=Path, default=Path("build/written.jsonl"), help="what write.py made (%(default)s)"
+    )
     parser.add_argument("--labels", type=Path, help="file to keep the target's labels in, for further runs")
     add_flags(parser, "kv_heads", width=192, heads=2, mlp=512)
-    parser.add_argument("--tied", action="store_true", help="one table for input and head; half the file, less agreement")
+    parser.add_argument(
+        "--tied", action="store_true", help="one table for input and head; half the file, less agreement"
+    )
     add_flags(parser, tokens=12_000_000, minutes=25)
-    parser.add_argument("--corpus-tokens", type=int, default=1_200_000, help="of the corpus, label about so many (%(default)s)")
-    parser.add_argument("--written-share", type=float, default=0.8, help="share of the target's own texts (%(default)s)")
-    parser.add_argument("--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)")
+    parser.add_argument(
+        "--corpus-tokens", type=int, default=1_200_000, help="of the corpus, label about so many (%(default)s)"
+    )
+    parser.add_argument(
+        "--written-share", type=float, default=0.8, help="share of the target's own texts (%(default)s)"
+    )
+    parser.add_argument(
+        "--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)"
+    )
     parser.add_argument("--k", type=int, default=16, help="likeliest tokens kept as labels (%(default)s)")
     add_flags(parser, "batch", "length", "device", rate=4e-3, seed=1)
     distill(parser.parse_args(arguments))

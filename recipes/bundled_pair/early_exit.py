@@ -1,13 +1,13 @@
 """The target, tuned so that it can stop early: LayerSkip's fine-tuning.
 
 In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
-Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves something; the
-     same command takes it up again.
+Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves
+     something; the same command takes it up again.
 Not here: the loss (exits.py), what a run needs to go on (resume.py).
 
-Every layer can then be an exit: its state, through the final norm and the head, gives a usable next token. `--minutes` counts
-processor time of this process, so that a busy machine changes how long it takes and not what comes out. One core of a CPU sees
-about 85,000 tokens a minute; a GPU needs minutes for all.
+Every layer can then be an exit: its state, through the final norm and the head, gives a usable next token. `--minutes`
+counts processor time of this process, so that a busy machine changes how long it takes and not what comes out. One core
+of a CPU sees about 85,000 tokens a minute; a GPU needs minutes for all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def measure(model: LlamaForCausalLM, heldout_bt: Tensor, batch: int) -> list[flo
         return [round(loss, 4) for loss in losses_by_exit(model, heldout_bt, batch)]
 
 
-def starts(model: LlamaForCausalLM, heldout_bt: Tensor, options: argparse.Namespace, step: int) -> list[dict[str, object]]:
+def starts(
+    model: LlamaForCausalLM, heldout_bt: Tensor, options: argparse.Namespace, step: int
+) -> list[dict[str, object]]:
     """The losses so far: of the run that is taken up, or of the model before its first step."""
     if step:
         kept: list[dict[str, object]] = json.loads((options.out / "history.json").read_text())
@@ -113,10 +115,17 @@ def main(arguments: list[str] | None = None) -> None:
     add_flags(parser, "corpus", "target", out=Path("build/early_exit"), tokens=20_000_000)
     parser.add_argument("--minutes", type=float, default=60, help="most minutes of processor time (%(default)s)")
     add_flags(parser, measure_every=50)
-    parser.add_argument("--rotation", type=int, default=3, help="every which early exit has a loss in a step (%(default)s)")
-    parser.add_argument("--scale", type=float, default=0.5, help="weight of an early exit against the last (%(default)s)")
     parser.add_argument(
-        "--rising", dest="equal", action="store_false", help="weights that rise with the layer, as in the paper, not equal ones"
+        "--rotation", type=int, default=3, help="every which early exit has a loss in a step (%(default)s)"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=0.5, help="weight of an early exit against the last (%(default)s)"
+    )
+    parser.add_argument(
+        "--rising",
+        dest="equal",
+        action="store_false",
+        help="weights that rise with the layer, as in the paper, not equal ones",
     )
     parser.add_argument("--dropout", type=float, default=0.1, help="chance of leaving out the last layer (%(default)s)")
     add_flags(parser, "batch", "length", "device", rate=8e-4, seed=2)

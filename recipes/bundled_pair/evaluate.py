@@ -1,12 +1,14 @@
 """How good a model is, on texts that it was not trained on.
 
-In:  a target folder, optionally a draft folder, and prompts kept out of training: GSM8K test, HumanEval, SciTLDR dev (--data or
-     fetched), or the held-out documents of a corpus (--corpus).
-Out: a table on the screen, and JSON with --json: held-out loss, and the draft's agreement with the target's greedy tokens.
+In:  a target folder, optionally a draft folder, and prompts kept out of training: GSM8K test, HumanEval, SciTLDR dev
+     (--data or fetched), or the held-out documents of a corpus (--corpus).
+Out: a table on the screen, and JSON with --json: held-out loss, and the draft's agreement with the target's greedy
+tokens.
 Not here: time; the benchmarks measure that.
 
-Agreement at depth k is the share of positions in the target's own greedy answers from which the draft's next k greedy guesses all
-match. A draft whose guesses matched so far has the answer itself as its context, so one pass over the answer gives every depth.
+Agreement at depth k is the share of positions in the target's own greedy answers from which the draft's next k greedy
+guesses all match. A draft whose guesses matched so far has the answer itself as its context, so one pass over the
+answer gives every depth.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def matches(draft: LlamaForCausalLM, prompt: list[int], answer: list[int]) -> Te
 
 
 def agreement(match_n: list[Tensor]) -> dict[int, float]:
-    """Share of positions from which the next k guesses all match, for every k of DEPTHS that fits before the answer's end."""
+    """Share of positions from which the next k guesses all match, for every k of DEPTHS that fits before the answer's
+    end.
+    """
     result = {}
     for k in DEPTHS:
         runs = [m.unfold(0, k, 1).all(-1) for m in match_n if len(m) >= k]
@@ -57,7 +61,9 @@ def agreement(match_n: list[Tensor]) -> dict[int, float]:
     return result
 
 
-def target_answers(target: LlamaForCausalLM, prompts: list[list[int]], new_tokens: int) -> list[tuple[list[int], list[int]]]:
+def target_answers(
+    target: LlamaForCausalLM, prompts: list[list[int]], new_tokens: int
+) -> list[tuple[list[int], list[int]]]:
     answers = []
     for group in batches([Prompt(source="", ids=ids) for ids in prompts], 64):
         written = continue_batch(target, group, temperature=0.0, new_tokens=new_tokens)
@@ -66,7 +72,9 @@ def target_answers(target: LlamaForCausalLM, prompts: list[list[int]], new_token
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, dict[str, object]]:
-    """One row a prompt set: loss of target and draft on the published text, agreement by depth on the target's answers."""
+    """One row a prompt set: loss of target and draft on the published text, agreement by depth on the target's
+    answers.
+    """
     device = pick_device(options.device)
     tokenizer, target = load_tokenizer(options.target), load_model(options.target, device)
     draft = load_model(options.draft, device) if options.draft else None

@@ -3,8 +3,9 @@
 In:  a Llama model, a batch of tokens. Out: the loss of one step; losses by exit.
 Not here: batches, schedules of the rate, files (early_exit.py).
 
-Source: LayerSkip, enabling early exit inference and self-speculative decoding (arXiv:2404.16710), sections 4.1 and 4.2. Layers are
-counted from 0 to L - 1; exit l leaves behind layer l, through the final norm and the head that all exits share.
+Source: LayerSkip, enabling early exit inference and self-speculative decoding (arXiv:2404.16710), sections 4.1 and 4.2.
+Layers are counted from 0 to L - 1; exit l leaves behind layer l, through the final norm and the head that all exits
+share.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from transformers import LlamaForCausalLM
 
 
 def dropout_rates(layers: int, most: float) -> list[float]:
-    """Chance of leaving each layer out for a sequence: it doubles from layer to layer in the sense of 2^(l / (L - 1)) - 1, so that
-    the first is never left out and the last with chance `most`. The schedule over time is the one of fine-tuning: constant."""
+    """Chance of leaving each layer out for a sequence: it doubles from layer to layer in the sense of 2^(l / (L - 1)) -
+    1, so that the first is never left out and the last with chance `most`. The schedule over time is the one of
+    fine-tuning: constant.
+    """
     return [most * (math.exp(layer * math.log(2) / max(layers - 1, 1)) - 1) for layer in range(layers)]
 
 

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-# Axes in this file: n = tokens of a stream, b = batch, t = window, k = likeliest tokens kept, v = vocabulary, h = target's width.
+# Axes in this file: n = tokens of a stream, b = batch, t = window, k = likeliest tokens kept, v = vocabulary, h =
+# target's width.
 
 LABEL_BATCH = 32
 
@@ -46,7 +47,9 @@ class Reached:
 
 
 def corpus_stream(corpus: Path, tokenizer: PreTrainedTokenizerFast, most: int) -> tuple[Tensor, Tensor]:
-    """Tokens of the training documents, about `most` of them, and a mask: the next token is an answer's or plain text's."""
+    """Tokens of the training documents, about `most` of them, and a mask: the next token is an answer's or plain
+    text's.
+    """
     documents = [d for d in read_documents(corpus) if not d.heldout]
     size = sum(len(d.text) for d in documents) // 3  # tokens, roughly
     documents = documents[: max(1, len(documents) * min(most, size) // size)]
@@ -72,7 +75,9 @@ def stream(bodies: list[list[int]], prompt_lengths: list[int]) -> tuple[Tensor, 
 
 
 @torch.inference_mode()
-def label(target: LlamaForCausalLM, tokens_n: Tensor, wanted_n: Tensor, reached: Reached, *, k: int, length: int) -> Lessons:
+def label(
+    target: LlamaForCausalLM, tokens_n: Tensor, wanted_n: Tensor, reached: Reached, *, k: int, length: int
+) -> Lessons:
     """What the target says along a stream, in windows of `length`; adds to `reached`."""
     device = target.device
     best_nk = torch.zeros(len(tokens_n), k, dtype=torch.int16)
@@ -105,7 +110,9 @@ def mixed_batches(
     """Endless batches: rows from the target's own texts and from the corpus, in fixed proportion."""
     own = round(batch * written_share)
     parts = [(source, size) for source, size in ((written, own), (corpus, batch - own)) if size]
-    streams = [(source, windows(len(source.tokens_n), length, size, seed + i)) for i, (source, size) in enumerate(parts)]
+    streams = [
+        (source, windows(len(source.tokens_n), length, size, seed + i)) for i, (source, size) in enumerate(parts)
+    ]
     while True:
         picked = [(source, next(index)) for source, index in streams]
         yield Lessons(
@@ -138,7 +145,9 @@ def make_school(
 ) -> School:
     """Label the target's own texts and about `corpus_tokens` tokens of the corpus."""
     width = target.config.hidden_size
-    reached = Reached(sums_vh=torch.zeros(VOCAB_SIZE, width), counts_v=torch.zeros(VOCAB_SIZE), moment_hh=torch.zeros(width, width))
+    reached = Reached(
+        sums_vh=torch.zeros(VOCAB_SIZE, width), counts_v=torch.zeros(VOCAB_SIZE), moment_hh=torch.zeros(width, width)
+    )
     own, taught = written_stream(written, seed), corpus_stream(corpus, load_tokenizer(target_path), corpus_tokens)
     return School(
         written=label(target, *own, reached, k=k, length=length),
@@ -149,7 +158,10 @@ def make_school(
 
 def save_school(school: School, path: Path) -> None:
     parts = {part.name: getattr(school, part.name) for part in fields(School)}
-    save_file({f"{name}.{f.name}": getattr(part, f.name).contiguous() for name, part in parts.items() for f in fields(part)}, path)
+    save_file(
+        {f"{name}.{f.name}": getattr(part, f.name).contiguous() for name, part in parts.items() for f in fields(part)},
+        path,
+    )
 
 
 def load_school(path: Path) -> School:
@@ -157,4 +169,6 @@ def load_school(path: Path) -> School:
     for name, tensor in load_file(path).items():
         part, _, field_name = name.partition(".")
         kept[part][field_name] = tensor
-    return School(written=Lessons(**kept["written"]), corpus=Lessons(**kept["corpus"]), reached=Reached(**kept["reached"]))
+    return School(
+        written=Lessons(**kept["written"]), corpus=Lessons(**kept["corpus"]), reached=Reached(**kept["reached"])
+    )

@@ -1,6 +1,7 @@
 """One step of an optimizer: its rate, its groups, the update.
 
-In:  a model, its AdamW, a loss. Out: the model, a step on. Not here: losses, how long a run goes on, the state on disk (resume.py).
+In:  a model, its AdamW, a loss. Out: the model, a step on. Not here: losses, how long a run goes on, the state on disk
+(resume.py).
 """
 
 from __future__ import annotations

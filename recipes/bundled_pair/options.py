@@ -1,6 +1,7 @@
 """Command lines of the recipes' scripts: a flag that several of them take is described once.
 
-In:  a table of flags, a script's own defaults. Out: an argparse parser. Not here: flags of one script alone, what flags do.
+In:  a table of flags, a script's own defaults. Out: an argparse parser. Not here: flags of one script alone, what flags
+do.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_flags(parser: argparse.ArgumentParser, *names: str, known: Flags = FLAGS, **defaults: Any) -> None:
-    """Add flags of a table: those of `names` as they stand there, then those of `defaults` with a default of their own."""
+    """Add flags of a table: those of `names` as they stand there, then those of `defaults` with a default of their
+    own.
+    """
     for name in (*names, *defaults):
         own = {"default": defaults[name]} if name in defaults else {}
         parser.add_argument(f"--{name.replace('_', '-')}", **{**known[name], **own})

@@ -22,7 +22,11 @@ MIN_FOR_HELDOUT = 100  # the two books stay whole
 def split(texts: dict[str, list[str]], seed: int) -> list[Document]:
     """All texts as documents, in random order; every fiftieth of a large enough set is held out."""
     documents = [
-        Document(source=source, text=text, heldout=len(group) >= MIN_FOR_HELDOUT and index % HELDOUT_EVERY == HELDOUT_EVERY - 1)
+        Document(
+            source=source,
+            text=text,
+            heldout=len(group) >= MIN_FOR_HELDOUT and index % HELDOUT_EVERY == HELDOUT_EVERY - 1,
+        )
         for source, group in texts.items()
         for index, text in enumerate(group)
     ]

@@ -44,7 +44,9 @@ def take_up(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> P
             value.copy_(file.get_tensor(f"model.{name}"))
             start = f"optimizer.{name}."
             parts = {key.removeprefix(start): file.get_tensor(key) for key in names if key.startswith(start)}
-            optimizer.state[value] = {key: part if key == "step" else part.to(value.device) for key, part in parts.items()}
+            optimizer.state[value] = {
+                key: part if key == "step" else part.to(value.device) for key, part in parts.items()
+            }
         torch.set_rng_state(file.get_tensor("rng"))
         facts = file.metadata()
     return Progress(int(facts["step"]), float(facts["minutes"]))

@@ -4,8 +4,9 @@ In:  a local data folder, or the pinned commits of the public repositories below
 Out: documents by source name.
 Not here: mixing, tokenizers, held-out splits (prepare.py).
 
-A local folder may hold a file as published or gzip-compressed; the checksum is always that of the uncompressed bytes. Sets that are
-cut locally (MBPP, Advising) come out the same from the published files, because rows are chosen here by their number and split.
+A local folder may hold a file as published or gzip-compressed; the checksum is always that of the uncompressed bytes.
+Sets that are cut locally (MBPP, Advising) come out the same from the published files, because rows are chosen here by
+their number and split.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ EVALUATION: dict[str, Source] = {
 
 
 def read_source(source: Source, data: Path | None, cache: Path) -> str:
-    """The text of one file, from `data` if given, else from `cache`, else fetched into it. Raises SystemExit with the reason."""
+    """The text of one file, from `data` if given, else from `cache`, else fetched into it. Raises SystemExit with the
+    reason.
+    """
     path = data / source.local if data else cache / source.repository / source.path.removesuffix(".gz")
     packed = path.with_name(path.name + ".gz")
     if packed.is_file():
@@ -145,7 +148,9 @@ def read_source(source: Source, data: Path | None, cache: Path) -> str:
     elif path.is_file():
         content = path.read_bytes()
     elif data:
-        raise SystemExit(f"{path} is missing; complete the folder given to --data, or leave --data out to fetch {source.url}")
+        raise SystemExit(
+            f"{path} is missing; complete the folder given to --data, or leave --data out to fetch {source.url}"
+        )
     else:
         content = fetch(source.url)
     check(content, source, path, cut_allowed=data is not None)
@@ -159,7 +164,9 @@ def check(content: bytes, source: Source, path: Path, *, cut_allowed: bool) -> N
     """Raises SystemExit when the bytes are not the published ones (or, where allowed, their known part)."""
     found = hashlib.sha256(content).hexdigest()
     if found != source.sha256 and not (cut_allowed and found == source.cut_sha256):
-        raise SystemExit(f"{path} has SHA-256 {found}, expected {source.sha256} as published at {source.url}; get the file again")
+        raise SystemExit(
+            f"{path} has SHA-256 {found}, expected {source.sha256} as published at {source.url}; get the file again"
+        )
 
 
 def fetch(url: str, timeout: float = 60.0) -> bytes:
@@ -221,13 +228,17 @@ def self_instruct(text: str) -> list[str]:
 
 
 def gutenberg(text: str) -> list[str]:
-    """The book between Project Gutenberg's start and end marks, without its producer's line; header and licence are left out."""
+    """The book between Project Gutenberg's start and end marks, without its producer's line; header and licence are
+    left out.
+    """
     lines = text.replace("\r\n", "\n").split("\n")
     start = next((i for i, line in enumerate(lines) if line.startswith("*** START OF")), None)
     end = next((i for i, line in enumerate(lines) if line.startswith("*** END OF")), None)
     if start is None or end is None or end <= start:
         raise SystemExit("the Gutenberg text has no '*** START OF' and '*** END OF' lines; is it the right file?")
-    body = [line for line in lines[start + 1 : end] if not line.startswith(("Produced by", "End of the Project Gutenberg"))]
+    body = [
+        line for line in lines[start + 1 : end] if not line.startswith(("Produced by", "End of the Project Gutenberg"))
+    ]
     return ["\n".join(body).strip()]
 
 

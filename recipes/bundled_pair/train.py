@@ -4,7 +4,8 @@ In:  a corpus folder (prepare.py).
 Out: a model folder: the weights with the best held-out loss.
 Not here: the draft (distill.py).
 
-The defaults make the bundled target's shape (6.0 million parameters) in about an hour on two CPU cores; on a GPU in minutes.
+The defaults make the bundled target's shape (6.0 million parameters) in about an hour on two CPU cores; on a GPU in
+minutes.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def fit(model: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: 
     forward = torch.compile(model) if options.compile else model
     steps = max(1, options.tokens // (options.batch * options.length))
     best, start = Best(), time.perf_counter()
-    for step, index in zip(range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False):
+    for step, index in zip(
+        range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False
+    ):
         minutes = (time.perf_counter() - start) / 60
         progress = max(step / steps, minutes / options.minutes)
         set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(100, steps)))
@@ -100,7 +103,8 @@ def fit(model: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: 
             best.offer(measure(model, heldout_bt, options.batch), model)
             seen = (step + 1) * options.batch * options.length
             print(
-                f"step {step + 1}/{steps}  tokens {seen}  loss {loss.item():.3f}  best held-out {best.loss:.3f}  {minutes:.1f} min",
+                f"step {step + 1}/{steps}  tokens {seen}  loss {loss.item():.3f}  best held-out {best.loss:.3f}  "
+                f"{minutes:.1f} min",
                 flush=True,
             )
             if last or best.stale >= options.patience:
@@ -135,7 +139,9 @@ def main(arguments: list[str] | None = None) -> None:
     add_flags(parser, "corpus", out=Path("build/target"), width=256)
     parser.add_argument("--layers", type=int, default=6)
     add_flags(parser, heads=4, kv_heads=2, mlp=704, tokens=40_000_000, minutes=55, measure_every=100)
-    parser.add_argument("--patience", type=int, default=5, help="measurements without a better one before stopping (%(default)s)")
+    parser.add_argument(
+        "--patience", type=int, default=5, help="measurements without a better one before stopping (%(default)s)"
+    )
     add_flags(parser, "batch", "length", rate=2e-3)
     parser.add_argument("--compile", action="store_true", help="torch.compile; faster, needs a C++ compiler")
     add_flags(parser, "device", seed=0)

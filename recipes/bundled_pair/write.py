@@ -4,8 +4,8 @@ In:  a corpus folder, a target folder. Only prompts of training documents are us
 Out: OUT (JSON lines): source, temperature, prompt ids, ids of the continuation.
 Not here: learning from them (distill.py).
 
-A draft guesses what the target would say next, so the target's own words are better lessons than its corpus (sequence-level
-distillation, Kim and Rush 2016, arXiv:1606.07947; for drafts DistillSpec, arXiv:2310.08461).
+A draft guesses what the target would say next, so the target's own words are better lessons than its corpus
+(sequence-level distillation, Kim and Rush 2016, arXiv:1606.07947; for drafts DistillSpec, arXiv:2310.08461).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def slices(ids: list[int], length: int, seed: int) -> Iterator[list[int]]:
         yield ids[start : start + length]
 
 
-def make_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 64) -> list[Prompt]:
+def make_prompts(
+    documents: list[Document], tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 64
+) -> list[Prompt]:
     """One prompt a chat document; openings of functions and random slices of plain text."""
     prompts = []
     for index, document in enumerate(d for d in documents if not d.heldout):
@@ -81,21 +83,33 @@ def trim(ids: list[int], ends: tuple[int, ...] = (0, 3)) -> list[int]:
 
 
 @torch.inference_mode()
-def continue_batch(model: LlamaForCausalLM, prompts: list[Prompt], *, temperature: float, new_tokens: int) -> list[list[int]]:
+def continue_batch(
+    model: LlamaForCausalLM, prompts: list[Prompt], *, temperature: float, new_tokens: int
+) -> list[list[int]]:
     ids, mask = left_padded(prompts)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     written = model.generate(
-        ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens, pad_token_id=0, **sampling
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        max_new_tokens=new_tokens,
+        pad_token_id=0,
+        **sampling,
     )
     return [trim(row) for row in written[:, ids.shape[1] :].tolist()]
 
 
 def write(options: argparse.Namespace) -> int:
-    """Continue every prompt once, the temperatures taking turns batch by batch; returns the number of tokens written."""
+    """Continue every prompt once, the temperatures taking turns batch by batch; returns the number of tokens
+    written.
+    """
     torch.manual_seed(options.seed)
     tokenizer = load_tokenizer(options.target)
     model = load_model(options.target, pick_device(options.device))
-    prompts = [p for p in make_prompts(read_documents(options.corpus), tokenizer, options.seed) if len(p.ids) <= options.longest]
+    prompts = [
+        p
+        for p in make_prompts(read_documents(options.corpus), tokenizer, options.seed)
+        if len(p.ids) <= options.longest
+    ]
     prompts = prompts[: options.prompts or None]
     total, done, start = 0, 0, time.perf_counter()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -106,12 +120,17 @@ def write(options: argparse.Namespace) -> int:
                 row = {"source": prompt.source, "temperature": temperature, "prompt": prompt.ids, "ids": answer}
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
             total, done = total + sum(map(len, answers)), done + len(group)
-            print(f"{done}/{len(prompts)} prompts  {total} tokens  {total / (time.perf_counter() - start):.0f}/s", flush=True)
+            print(
+                f"{done}/{len(prompts)} prompts  {total} tokens  {total / (time.perf_counter() - start):.0f}/s",
+                flush=True,
+            )
     return total
 
 
 def batches(prompts: list[Prompt], size: int, pool: int = 16) -> Iterator[list[Prompt]]:
-    """Batches of prompts of similar length, from pools of `pool` batches, so that an early stop still leaves a fair sample."""
+    """Batches of prompts of similar length, from pools of `pool` batches, so that an early stop still leaves a fair
+    sample.
+    """
     for first in range(0, len(prompts), size * pool):
         near = sorted(prompts[first : first + size * pool], key=lambda p: len(p.ids))
         yield from (near[i : i + size] for i in range(0, len(near), size))
@@ -120,7 +139,9 @@ def batches(prompts: list[Prompt], size: int, pool: int = 16) -> Iterator[list[P
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
     add_flags(parser, "corpus", "target", out=Path("build/written.jsonl"))
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.0, 0.7], help="0 is greedy (%(default)s)")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.0, 0.7], help="0 is greedy (%(default)s)"
+    )
     parser.add_argument("--prompts", type=int, default=0, help="how many prompts to use; 0 is all")
     parser.add_argument("--longest", type=int, default=400, help="longer prompts are left out (%(default)s tokens)")
     add_flags(parser, "device", new_tokens=144, batch=128, seed=1)

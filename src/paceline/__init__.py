@@ -1,7 +1,8 @@
 """Paceline: faster decoding of language models with the same output.
 
-In: a checkpoint and prompts. Out: text, exactly as the model would have written it, sooner. The names below are the public API;
-everything else may change without notice. They are imported on first use, so that `import paceline` is fast.
+In: a checkpoint and prompts. Out: text, exactly as the model would have written it, sooner. The names below are the
+public API; everything else may change without notice. They are imported on first use, so that `import paceline` is
+fast.
 """
 
 from __future__ import annotations

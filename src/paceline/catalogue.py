@@ -1,6 +1,7 @@
 """The literal tables of methods: one entry each of drafters, verifiers and controllers.
 
-In: nothing. Out: names with where a class lives and what is declared of it. Not here: finding and importing (`registry`).
+In: nothing. Out: names with where a class lives and what is declared of it. Not here: finding and importing
+(`registry`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 STRICT_NOTE = (
-    'Where a self-test proves that a row of a pass keeps its bits whatever is scored beside it (LLM.exactness: "strict"), '
-    '"bit-equal up to near ties" becomes "bit-equal".'
+    "Where a self-test proves that a row of a pass keeps its bits whatever is scored beside it (LLM.exactness: "
+    '"strict"), "bit-equal up to near ties" becomes "bit-equal".'
 )
 
 Exactness = Literal["bit-equal", "bit-equal up to near ties", "equal in law", "approximate"]
@@ -23,8 +24,8 @@ class Entry:
 
     Attributes:
         target: "module:Class".
-        kind: for drafters "table", "model", "self", "head", or "fusion", which looks at the trees of all others; for verifiers and
-            controllers their role.
+        kind: for drafters "table", "model", "self", "head", or "fusion", which looks at the trees of all others; for
+            verifiers and controllers their role.
         exactness: class of its output at temperature 0 and above it (for drafters: under an exact verifier).
         needs: capabilities of the target's runner that it cannot do without, and other needs in words.
         paper: title and arXiv id.
@@ -42,7 +43,9 @@ class Entry:
 
 
 LEARNED_HEADS = ("eagle", "eagle2", "eagle3", "mtp", "medusa", "mlp_speculator", "hydra", "dflash")
-"""Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for another name."""
+"""Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for
+another name.
+"""
 
 DRAFTERS: Mapping[str, Entry] = {
     "ngram": Entry(
@@ -233,7 +236,9 @@ DRAFTERS: Mapping[str, Entry] = {
 }
 
 VERIFIERS: Mapping[str, Entry] = {
-    "greedy": Entry("paceline.verifiers.greedy:GreedyVerifier", "verifier", paper="equal or reject; SpecInfer (arXiv:2305.09781)"),
+    "greedy": Entry(
+        "paceline.verifiers.greedy:GreedyVerifier", "verifier", paper="equal or reject; SpecInfer (arXiv:2305.09781)"
+    ),
     "rejection_sampler": Entry(
         "paceline.verifiers.recursive_rejection:RecursiveRejection",
         "verifier",
@@ -264,24 +269,36 @@ VERIFIERS: Mapping[str, Entry] = {
 }
 
 CONTROLLERS: Mapping[str, Entry] = {
-    "auto": Entry("paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"),
-    "fixed": Entry("paceline.controllers.policies.fixed:FixedController", "controller", paper="a fixed number of tokens"),
+    "auto": Entry(
+        "paceline.controllers.auto:AutoController", "controller", paper="expected accepted tokens per second"
+    ),
+    "fixed": Entry(
+        "paceline.controllers.policies.fixed:FixedController", "controller", paper="a fixed number of tokens"
+    ),
     "heuristic": Entry(
         "paceline.controllers.policies.heuristic:HeuristicController",
         "controller",
         paper="assisted generation of transformers (heuristic)",
     ),
     "specdec_pp": Entry(
-        "paceline.controllers.policies.specdec_pp:SpecDecPPController", "controller", paper="SpecDec++ (arXiv:2405.19715)"
+        "paceline.controllers.policies.specdec_pp:SpecDecPPController",
+        "controller",
+        paper="SpecDec++ (arXiv:2405.19715)",
     ),
     "kangaroo": Entry(
         "paceline.controllers.policies.kangaroo:KangarooController", "controller", paper="Kangaroo (arXiv:2404.18911)"
     ),
-    "swift": Entry("paceline.controllers.policies.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"),
-    "diffuspec": Entry(
-        "paceline.controllers.policies.diffuspec:DiffuSpecController", "controller", paper="DiffuSpec (arXiv:2510.02358)"
+    "swift": Entry(
+        "paceline.controllers.policies.swift:SwiftController", "controller", paper="SWIFT (arXiv:2410.06916)"
     ),
-    "ppd": Entry("paceline.controllers.policies.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"),
+    "diffuspec": Entry(
+        "paceline.controllers.policies.diffuspec:DiffuSpecController",
+        "controller",
+        paper="DiffuSpec (arXiv:2510.02358)",
+    ),
+    "ppd": Entry(
+        "paceline.controllers.policies.ppd:PPDController", "controller", paper="Hardware-aware PPD (arXiv:2405.18628)"
+    ),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}

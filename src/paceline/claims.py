@@ -1,10 +1,10 @@
 """What is claimed of every method under every sampling parameter: the exactness table.
 
-In: the registry's declarations. Out: one class per cell. Not here: the proof. The contract suite goes through these very cells and
-proves each, and docs/exactness.md is written from them.
+In: the registry's declarations. Out: one class per cell. Not here: the proof. The contract suite goes through these
+very cells and proves each, and docs/exactness.md is written from them.
 
-A cell is a drafter, a verifier of sampled tokens, a sampling parameter and a mode: temperature 0, above it, above it with a seed.
-At temperature 0 the greedy verifier decides, whatever the other is.
+A cell is a drafter, a verifier of sampled tokens, a sampling parameter and a mode: temperature 0, above it, above it
+with a seed. At temperature 0 the greedy verifier decides, whatever the other is.
 """
 
 from __future__ import annotations
@@ -103,18 +103,19 @@ def _letters(drafter: str, verifier: str, parameter: str) -> str:
 
 _INTRODUCTION = """# Exactness
 
-Written by `python docs/generate.py` from the claims that the contract suite goes through: every cell below is run against plain
-decoding on a toy model whose arithmetic is exact: one prompt alone, four together, and prompts of different lengths together. All
-pairs of values are run on the bundled model as well. A claim without a proof fails the suite.
+Written by `python docs/generate.py` from the claims that the contract suite goes through: every cell below is run
+against plain decoding on a toy model whose arithmetic is exact: one prompt alone, four together, and prompts of
+different lengths together. All pairs of values are run on the bundled model as well. A claim without a proof fails the
+suite.
 
 | letter | what is claimed |
 |---|---|
 | B | bit-equal: the same tokens, texts, finish reasons and logprobs |
-| N | bit-equal up to near ties: the same where rounding cannot change which token is best; `paceline verify` counts the ties |
+| N | bit-equal up to near ties: the same where rounding cannot change the best token; `paceline verify` counts ties |
 | L | equal in law: the same distribution of outputs |
 | A | approximate: the bound that the verifier's page states holds for every accepted token |
 | R | refused by name, in one line, before anything runs |
 
-A cell with three letters says what holds at temperature 0, above it, and above it for a request with a seed; one letter holds for
-all three.
+A cell with three letters says what holds at temperature 0, above it, and above it for a request with a seed; one letter
+holds for all three.
 """

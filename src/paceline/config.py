@@ -1,6 +1,7 @@
 """Configuration: frozen, keyword-only, checked once at the edge; every layer behind it may trust it.
 
-In: what a user wrote (keyword arguments, JSON). Out: SamplingParams, SpeculativeConfig, EngineConfig. The names are vLLM's.
+In: what a user wrote (keyword arguments, JSON). Out: SamplingParams, SpeculativeConfig, EngineConfig. The names are
+vLLM's.
 Not here: defaults that depend on a checkpoint (`llm`) and the methods themselves (`registry`).
 """
 
@@ -13,7 +14,18 @@ from typing import Any, Literal, get_args
 
 from paceline.config_keys import VLLM_KEYS
 from paceline.errors import ConfigError
-from paceline.utils import TINY, choice, clear_calls, integer, json_object, need, number, reject_unknown, strings, tokens
+from paceline.utils import (
+    TINY,
+    choice,
+    clear_calls,
+    integer,
+    json_object,
+    need,
+    number,
+    reject_unknown,
+    strings,
+    tokens,
+)
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
@@ -23,7 +35,8 @@ MAX_LOGPROBS = 128
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXACTNESS = ("auto", "strict")
 QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
-    "int8": "int8", "int8_weight_only": "int8", "int8wo": "int8", "int4": "int4", "int4_weight_only": "int4", "int4wo": "int4"
+    "int8": "int8", "int8_weight_only": "int8", "int8wo": "int8", "int4": "int4", "int4_weight_only": "int4",
+    "int4wo": "int4"
 }  # fmt: skip
 """What a user may write -> what it is; the longer names are torchao's."""
 
@@ -33,9 +46,9 @@ QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
 
-    Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's own
-    path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule (vLLM's
-    `raw_logprobs`).
+    Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's
+    own path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule
+    (vLLM's `raw_logprobs`).
 
     Attributes:
         n: outputs per prompt.
@@ -100,7 +113,12 @@ class SamplingParams:
         integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             integer("max_tokens", self.max_tokens, 1)
-            need(self.min_tokens <= self.max_tokens, "min_tokens", f"be at most max_tokens={self.max_tokens}", self.min_tokens)
+            need(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"be at most max_tokens={self.max_tokens}",
+                self.min_tokens,
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 integer(name, value, 0, MAX_LOGPROBS)
@@ -118,7 +136,12 @@ class SamplingParams:
             token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
             integer("logit_bias token id", token, 0)
             number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
-            need(token not in bias, "logit_bias", f"have each token id once, and {token} stands there twice", self.logit_bias)
+            need(
+                token not in bias,
+                "logit_bias",
+                f"have each token id once, and {token} stands there twice",
+                self.logit_bias,
+            )
             bias[token] = float(value)
         return bias or None
 
@@ -152,8 +175,8 @@ class SpeculativeConfig:
     """vLLM's `speculative_config` dialect.
 
     Attributes:
-        method: "auto", a name from `paceline methods`, "module:Class", or a list of those (or of nested dicts), whose trees are
-            merged.
+        method: "auto", a name from `paceline methods`, "module:Class", or a list of those (or of nested dicts), whose
+            trees are merged.
         num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
         model: draft model of `draft_model`.
         acceptance_method: "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact),
@@ -162,8 +185,8 @@ class SpeculativeConfig:
         controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
             num_speculative_tokens is given, else "auto".
         disable_by_batch_size: no drafts at or above this number of running sequences.
-        options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller (`threshold`,
-            ...); one that neither knows is refused, and one that both know (see `engine.policy`).
+        options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller
+            (`threshold`, ...); one that neither knows is refused, and one that both know (see `engine.policy`).
     """
 
     method: str | tuple[SpeculativeConfig, ...] = "auto"
@@ -222,7 +245,12 @@ class SpeculativeConfig:
         known["method"] = method
         if str(known.get("acceptance_method")) != "typical_acceptance_sampler":
             for key in ("posterior_threshold", "posterior_alpha"):
-                need(key not in given, key, 'stand beside "acceptance_method": "typical_acceptance_sampler"', known.get(key))
+                need(
+                    key not in given,
+                    key,
+                    'stand beside "acceptance_method": "typical_acceptance_sampler"',
+                    known.get(key),
+                )
         return cls(**known, options={key: value for key, value in given.items() if key not in own})
 
     @classmethod
@@ -248,17 +276,20 @@ class EngineConfig:
         max_model_len: longest sequence; None takes the checkpoint's.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most prompt tokens in one prefill chunk.
-        enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the same tokens;
-            without effect where the model's runner cannot share blocks.
-        kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do not fit wait.
-        speculative_memory_bytes: most bytes that speculation may take beside the weights: draft trees of all running sequences
-            (keys, values, logits) and the caches of draft models. Trees are cut to what fits; None sets no limit.
+        enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the
+            same tokens; without effect where the model's runner cannot share blocks.
+        kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do
+        not fit wait.
+        speculative_memory_bytes: most bytes that speculation may take beside the weights: draft trees of all running
+            sequences (keys, values, logits) and the caches of draft models. Trees are cut to what fits; None sets no
+            limit.
         threads: of PyTorch on the CPU; None leaves PyTorch's setting.
         seed: base for requests that have none of their own.
-        exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a self-test at
-            start, or the model is refused; "auto": the fastest form, which is strict too where that costs nothing.
-        quantization: "int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head to int8;
-            None leaves them.
+        exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a
+            self-test at start, or the model is refused; "auto": the fastest form, which is strict too where that costs
+            nothing.
+        quantization: "int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head
+            to int8; None leaves them.
     """
 
     dtype: str = "auto"
@@ -284,7 +315,12 @@ class EngineConfig:
             integer("max_model_len", self.max_model_len, 2)
         integer("max_num_seqs", self.max_num_seqs, 1, 1024)
         integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
-        need(isinstance(self.enable_prefix_caching, bool), "enable_prefix_caching", "be True or False", self.enable_prefix_caching)
+        need(
+            isinstance(self.enable_prefix_caching, bool),
+            "enable_prefix_caching",
+            "be True or False",
+            self.enable_prefix_caching,
+        )
         for name in ("kv_cache_memory_bytes", "speculative_memory_bytes"):
             if (size := getattr(self, name)) is not None:
                 integer(name, size, 1)

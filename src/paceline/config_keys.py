@@ -15,14 +15,17 @@ from paceline.errors import ConfigError
 VLLM_KEYS = frozenset(
     """attention_backend code_revision disable_eagle_block_drop disable_logprobs disable_mqa_scorer
     disable_padded_drafter_batch draft_load_config draft_model_config draft_parallel_config draft_sample_method
-    draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager index_share_for_mtp_iteration
-    kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size parallel_drafting prompt_lookup_max
-    prompt_lookup_min quantization rejection_sample_method revision speculative_token_tree
-    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth
-    suffix_decoding_min_token_prob synthetic_acceptance_length synthetic_acceptance_rate synthetic_acceptance_rates
-    target_model_config target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction""".split()  # noqa: SIM905 (a list would take a line for each)
+    draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
+    index_share_for_mtp_iteration kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size
+    parallel_drafting prompt_lookup_max prompt_lookup_min quantization rejection_sample_method revision
+    speculative_token_tree suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
+    suffix_decoding_max_tree_depth suffix_decoding_min_token_prob synthetic_acceptance_length
+    synthetic_acceptance_rate synthetic_acceptance_rates target_model_config target_parallel_config
+    tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction""".split()  # noqa: SIM905 (a list would take a line for each)
 )
-"""vLLM's other keys. None says there that a key is not given, so it says the same here, whether the key is known or not."""
+"""vLLM's other keys. None says there that a key is not given, so it says the same here, whether the key is known or
+not.
+"""
 
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""

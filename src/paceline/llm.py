@@ -1,6 +1,7 @@
 """The front door: `LLM(...).generate / .stream / .chat`.
 
-In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. Not here: the loop (engine), methods, printing.
+In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. Not here: the loop (engine), methods,
+printing.
 """
 
 from __future__ import annotations
@@ -51,17 +52,20 @@ BUNDLED = BUNDLED_FOLDER
 class LLM:
     """A model that decodes faster and says the same.
 
-    Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own results.
+    Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
+    results.
 
     Args:
-        model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive model.
+        model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive
+        model.
         speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
-            Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads replaces it.
+            Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads
+            replaces it.
         diffusion_config: of a diffusion language model: its method and options as dict or JSON (`diffusion.methods`).
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
-        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
-            speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
+        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
+            kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
 
@@ -70,7 +74,8 @@ class LLM:
         default_draft: folder of the draft model that ships with this target, or None.
         exactness: "strict, proven by self-test", or "up to near ties" and why.
         models: opens models beside the target, each once for all engines around these weights.
-        diffusion: what decodes where the model is a diffusion language model, which has none of the engine's parts; else None.
+        diffusion: what decodes where the model is a diffusion language model, which has none of the engine's parts;
+        else None.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.
@@ -122,7 +127,9 @@ class LLM:
         self._by_default, self._trust, self._turns = speculative_config is DEFAULT, trust_remote_code, Turns()
         self._open(model, tokenizer, revision, profile=profile)
 
-    def _open(self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, profile: bool) -> None:
+    def _open(
+        self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, profile: bool
+    ) -> None:
         """Load the model and build the engine around it."""
         check_names(model=model, tokenizer=tokenizer, revision=revision)
         for key, value in (("profile", profile), ("trust_remote_code", self._trust)):
@@ -177,7 +184,9 @@ class LLM:
 
     @property
     def exactness(self) -> Exactness:
-        """What holds between plain and accelerated decoding; found out at first use by a self-test, and kept on disk."""
+        """What holds between plain and accelerated decoding; found out at first use by a self-test, and kept on
+        disk.
+        """
         self._must_draft("exactness")
         if not self._exact:
             with self._turns.turn():
@@ -207,13 +216,15 @@ class LLM:
         return other
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
 
         Args:
-            prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}; a dict may
-                also hold `prediction` and `cache_salt` (see `engine.prompts.read_prompt`).
+            prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}; a
+                dict may also hold `prediction` and `cache_salt` (see `engine.prompts.read_prompt`).
             sampling_params: one for all or one each; None takes the checkpoint's generation_config.json.
         Raises:
             PromptError, ConfigError: before anything runs.
@@ -245,7 +256,9 @@ class LLM:
         return self.generate(prompts, sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
-        """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the request."""
+        """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the
+        request.
+        """
         (params,) = self._params(sampling_params, 1)
         request = self._request(one_prompt(prompt), params)
         if self.diffusion:
@@ -280,11 +293,15 @@ class LLM:
     def _must_draft(self, what: str) -> None:
         """Refuse what only models with an engine have."""
         if self.diffusion:
-            raise CapabilityError(f"{what} is of autoregressive models, and {self.folder} is a diffusion language model")
+            raise CapabilityError(
+                f"{what} is of autoregressive models, and {self.folder} is a diffusion language model"
+            )
 
     def _serving(self, requests: Sequence[Request]) -> Driver:
-        """Who decodes these together. A profile is the machine's choice and was made without predictions: where its methods read
-        none, requests with some are drafted for from these alone. Methods that the user chose are used as they are."""
+        """Who decodes these together. A profile is the machine's choice and was made without predictions: where its
+        methods read none, requests with some are drafted for from these alone. Methods that the user chose are used as
+        they are.
+        """
         if "prediction" in self.drafter_methods or not any(request.prediction for request in requests):
             return self._driver
         if self.profile is not None:
@@ -293,7 +310,9 @@ class LLM:
                     self._predicting = self.with_speculative_config({"method": "prediction"})._driver
             return self._predicting
         if self.drafter_methods:
-            logger.warning("a prediction is not used: none of the methods %s reads it; add prediction", self.drafter_methods)
+            logger.warning(
+                "a prediction is not used: none of the methods %s reads it; add prediction", self.drafter_methods
+            )
         return self._driver
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:

@@ -1,10 +1,12 @@
 """Profiles: what `paceline tune` chose for one model on one machine, and when a loaded model may use it.
 
-In: a loaded model and its folder. Out: the profile that fits, or None with one log line that says why a near one does not.
+In: a loaded model and its folder. Out: the profile that fits, or None with one log line that says why a near one does
+not.
 Not here: measuring (`bench.tune`), the engine.
 
-A profile fits where it was measured: same checkpoint (shape, configuration, a sample of the weights' bytes), device, dtype,
-threads, machine and versions. It replaces a default only; what a user writes as `speculative_config` always wins.
+A profile fits where it was measured: same checkpoint (shape, configuration, a sample of the weights' bytes), device,
+dtype, threads, machine and versions. It replaces a default only; what a user writes as `speculative_config` always
+wins.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ SWITCH: Final = "PACELINE_PROFILE"
 """Environment variable: 0, off, no or false leaves profiles unread."""
 
 DEFAULT: Final[Mapping[str, Any]] = MappingProxyType({"method": "auto"})
-"""The default speculative_config. It is told from an explicit {"method": "auto"} by identity, so pass it on, never a copy."""
+"""The default speculative_config. It is told from an explicit {"method": "auto"} by identity, so pass it on, never a
+copy.
+"""
 
 _SAMPLE = 1 << 16
 
@@ -68,7 +72,9 @@ class Conditions:
         key = CostKey.of(info)
         versions = {"torch": key.torch, "paceline": key.paceline}
         model = model_digest(info.fingerprint, folder)
-        return cls(model=model, device=key.device, dtype=key.dtype, threads=key.threads, machine=machine(), versions=versions)
+        return cls(
+            model=model, device=key.device, dtype=key.dtype, threads=key.threads, machine=machine(), versions=versions
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,9 @@ class Profile:
         path, temporary = self.path, None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+            ) as file:
                 temporary = Path(file.name)
                 file.write(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
             temporary.replace(path)
@@ -138,7 +146,9 @@ class Profile:
         except (KeyError, TypeError, PacelineError) as error:
             raise ValueError(str(error)) from error
         threads = (profile.threads, profile.conditions.threads)
-        if not all(isinstance(number, int) and 0 < number <= 1024 for number in threads) or not isinstance(profile.drafts, dict):
+        if not all(isinstance(number, int) and 0 < number <= 1024 for number in threads) or not isinstance(
+            profile.drafts, dict
+        ):
             raise ValueError("threads or drafts of the wrong kind")
         return profile
 
@@ -214,7 +224,9 @@ def adopt(info: ModelInfo, folder: Path, *, threads: int | None = None) -> Profi
             if torch.get_num_threads() != profile.threads:
                 torch.set_num_threads(profile.threads)
         words = "plain decoding" if profile.speculative_config is None else json.dumps(dict(profile.speculative_config))
-        logger.info("profile %s: %s with %d threads (%s=0 switches profiles off)", profile.path, words, profile.threads, SWITCH)
+        logger.info(
+            "profile %s: %s with %d threads (%s=0 switches profiles off)", profile.path, words, profile.threads, SWITCH
+        )
     return profile
 
 

@@ -1,8 +1,9 @@
 """The registries: names to classes, imported only when asked for.
 
 In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
-`paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an error, never
-an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here: building anything.
+`paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
+error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here:
+building anything.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def table(family: str) -> dict[str, Entry]:
     for point in installed(family):
         other = entries.setdefault(point.name, Entry(point.value, "plugin"))
         if other.target != point.value:
-            raise ConfigError(f"two {family} are called {point.name!r}: {other.target} and {point.value}; uninstall one")
+            raise ConfigError(
+                f"two {family} are called {point.name!r}: {other.target} and {point.value}; uninstall one"
+            )
     return entries
 
 
@@ -106,7 +109,8 @@ def load(family: str, name: str) -> Any:
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do anything.
+    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    anything.
 
     Args:
         base: of every member.
@@ -117,14 +121,16 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
     kind, where = family.removesuffix("s"), f"{base.__module__}.{base.__name__}"
     if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError(
-            f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one that does"
+            f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one "
+            f"that does"
         )
     if lacking := sorted(getattr(made, "__abstractmethods__", ())):
         raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do anything.
+    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    anything.
 
     Args:
         methods: of every member.
@@ -136,6 +142,6 @@ def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) ->
     if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
         kind = family.removesuffix("s")
         raise ConfigError(
-            f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; give module:Class of a class with "
-            f"the methods of paceline.{family}.base.{kind.capitalize()}"
+            f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; give module:Class of a class "
+            f"with the methods of paceline.{family}.base.{kind.capitalize()}"
         )

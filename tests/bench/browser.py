@@ -1,6 +1,7 @@
 """A page seen by a headless Chromium: its document after the scripts ran, its complaints, its picture.
 
-PACELINE_ARTIFACTS names a folder in which pictures are kept; without it they go to pytest's own temporary folder (`--basetemp`).
+PACELINE_ARTIFACTS names a folder in which pictures are kept; without it they go to pytest's own temporary folder
+(`--basetemp`).
 """
 
 from __future__ import annotations

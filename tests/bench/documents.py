@@ -25,7 +25,12 @@ def row(prompt: str = "p", turn: int = 0, **other: Any) -> dict[str, Any]:
 
 
 def equality(identical: int = 8, differences: Sequence[dict[str, Any]] = (), **other: Any) -> dict[str, Any]:
-    counts = {"compared": identical + len(differences), "identical": identical, "near_ties": 0, "different": len(differences)}
+    counts = {
+        "compared": identical + len(differences),
+        "identical": identical,
+        "near_ties": 0,
+        "different": len(differences),
+    }
     return {"mode": "tokens", **counts, "allowed": True, "label": "compared", "differences": list(differences), **other}
 
 

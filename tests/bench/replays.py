@@ -30,7 +30,15 @@ SECONDS = {"draft": 0.001, "score": 0.008, "verify": 0.0002, "commit": 0.0003, "
 
 def node(token: int, parent: int, depth: int, status: str, **more: Any) -> dict[str, Any]:
     """One node by drafter 0, unless told otherwise."""
-    return {"token": token, "parent": parent, "depth": depth, "source": 0, "confidence": 0.5, "p": 0.25, "status": status} | more
+    return {
+        "token": token,
+        "parent": parent,
+        "depth": depth,
+        "source": 0,
+        "confidence": 0.5,
+        "p": 0.25,
+        "status": status,
+    } | more
 
 
 def step(
@@ -101,7 +109,9 @@ def replay(
 
 
 def wide(width: int, depth: int, texts: int = len(NASTY)) -> list[dict[str, Any]]:
-    """A tree whose first path of `depth` nodes is accepted; each has `width - 1` rejected siblings with an unreached child each."""
+    """A tree whose first path of `depth` nodes is accepted; each has `width - 1` rejected siblings with an unreached
+    child each.
+    """
     nodes: list[dict[str, Any]] = []
     parent = -1
     for level in range(1, depth + 1):

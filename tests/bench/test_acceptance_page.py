@@ -1,4 +1,6 @@
-"""The page of an analysis: every line in its own look, every figure in a table, no fault in a browser in either theme."""
+"""The page of an analysis: every line in its own look, every figure in a table, no fault in a browser in either
+theme.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_every_line_has_its_own_look_and_every_figure_stands_in_a_table() -> Non
 
 
 @pytest.mark.parametrize(
-    ("places", "marked"), [((4,), [4]), ((1, 2, 3, 4), [1, 2, 3, 4]), ((1, 2, 30, 31, 32), [1, 2, 30]), ((2, 1024), [2, 1024])]
+    ("places", "marked"),
+    [((4,), [4]), ((1, 2, 3, 4), [1, 2, 3, 4]), ((1, 2, 30, 31, 32), [1, 2, 30]), ((2, 1024), [2, 1024])],
 )
 def test_marks_do_not_run_into_each_other(places: tuple[int, ...], marked: list[float]) -> None:
     assert marks(places) == marked
@@ -46,10 +49,14 @@ def test_marks_do_not_run_into_each_other(places: tuple[int, ...], marked: list[
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_browser_has_no_complaint(tmp_path: Path, theme: str) -> None:
     told = (
-        "function report() { return [document.documentElement.dataset.theme, document.documentElement.scrollWidth - innerWidth]; }"
+        "function report() { return [document.documentElement.dataset.theme, document.documentElement.scrollWidth "
+        "- innerWidth]; }"
     )
     seen = look(page(analysis(), NOTE), tmp_path, told, f"?theme={theme}")
     assert (seen.faults, seen.loaded) == ([], [])
     assert seen.told[0] == theme
     assert seen.told[1] <= 0
-    assert picture(page(analysis(), NOTE), tmp_path, f"acceptance-{theme}", f"?theme={theme}", (390, 1400)).stat().st_size > 20_000
+    assert (
+        picture(page(analysis(), NOTE), tmp_path, f"acceptance-{theme}", f"?theme={theme}", (390, 1400)).stat().st_size
+        > 20_000
+    )

@@ -29,7 +29,10 @@ def steps(number: int, *nodes: Any, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_the_figures_are_those_of_the_run() -> None:
-    config = {"method": ["ngram", {"method": "draft_model", "model": str(BUNDLED / "draft")}], "num_speculative_tokens": 5}
+    config = {
+        "method": ["ngram", {"method": "draft_model", "model": str(BUNDLED / "draft")}],
+        "num_speculative_tokens": 5,
+    }
     llm = LLM(dtype="float32", speculative_config=config)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     data = explain(llm, "One day, a little girl named Lily found a needle", params).to_dict()
@@ -41,13 +44,21 @@ def test_the_figures_are_those_of_the_run() -> None:
     assert sum(summary["draft_seconds"]) == pytest.approx(summary["seconds"]["draft"])
     for index, name in enumerate(data["drafters"]):
         counts = summary["acceptance"][index]
-        assert sum(stood for _, stood in counts) >= metrics["drafters"].get(name, {"num_accepted_tokens": 0})["num_accepted_tokens"]
+        assert (
+            sum(stood for _, stood in counts)
+            >= metrics["drafters"].get(name, {"num_accepted_tokens": 0})["num_accepted_tokens"]
+        )
         assert all(stood <= tried for tried, stood in counts)
         assert [tried for tried, _ in counts] == sorted((tried for tried, _ in counts), reverse=True)
 
 
 def test_acceptance_counts_steps_not_nodes() -> None:
-    siblings = [node(2, -1, 1, "accepted"), node(3, -1, 1, "rejected"), node(4, 0, 2, "rejected"), node(5, -1, 1, "cut")]
+    siblings = [
+        node(2, -1, 1, "accepted"),
+        node(3, -1, 1, "rejected"),
+        node(4, 0, 2, "rejected"),
+        node(5, -1, 1, "cut"),
+    ]
     summary = summarize(replay([step(siblings), step(chain(0))]))
     assert summary["acceptance"] == [[[2, 1], [1, 0]]]
     assert summary["nodes"] == {"accepted": 1, "rejected": 3, "cut": 1}
@@ -58,8 +69,8 @@ def test_what_was_found_is_counted() -> None:
     assert [line.replace("\N{NO-BREAK SPACE}", " ") for line in found] == [
         "4 tokens took 2 passes of the target; 2 of them (50 %) had been guessed. The mean acceptance length is 2.00.",
         "draft was asked in 1 of 2 steps; of its 3 scored guesses 2 stood, in first place 1 of 1 times.",
-        "The steps took 19.2 ms, 208.3 tokens/s. Not counted are the prompt (2 ms) and recording this page between the steps "
-        "(1 ms); `paceline bench` measures speed.",
+        "The steps took 19.2 ms, 208.3 tokens/s. Not counted are the prompt (2 ms) and recording this page between "
+        "the steps (1 ms); `paceline bench` measures speed.",
         "Scoring took 88 % of a usual step's time, drafting 5 %, all else 7 %.",
     ]
     assert summarize(replay([step(asked=False)]))["found"][1] == "draft was never asked."
@@ -74,7 +85,11 @@ def test_plain_decoding_and_an_even_run() -> None:
 @pytest.mark.parametrize(
     ("said", "wrong", "right"),
     [
-        ("In 6 of 10 drafted steps not even a first guess stood", steps(6, *chain(0)) + steps(4, *chain(2)), steps(10, *chain(1))),
+        (
+            "In 6 of 10 drafted steps not even a first guess stood",
+            steps(6, *chain(0)) + steps(4, *chain(2)),
+            steps(10, *chain(1)),
+        ),
         ("In 10 of 10 drafted steps every scored guess stood", steps(10, *chain(3, False)), steps(10, *chain(3))),
         ("12 of 20 steps went without drafts", steps(8, *chain(2)) + steps(12, asked=False), steps(20, *chain(2))),
         ("in 12 nobody was asked", steps(8, *chain(2)) + steps(12, asked=False), steps(8, *chain(2)) + steps(12)),
@@ -87,10 +102,16 @@ def test_plain_decoding_and_an_even_run() -> None:
             steps(12, *chain(2)) + steps(9, asked=False),
         ),
         ("Drafting took 52", steps(20, *chain(2), seconds=SECONDS | {"draft": 0.0093}), steps(20, *chain(2))),
-        ("went into neither drafting nor scoring", steps(20, *chain(2), seconds=SECONDS | {"other": 0.004}), steps(20, *chain(2))),
+        (
+            "went into neither drafting nor scoring",
+            steps(20, *chain(2), seconds=SECONDS | {"other": 0.004}),
+            steps(20, *chain(2)),
+        ),
     ],
 )
-def test_a_sentence_is_said_where_its_figures_are(said: str, wrong: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
+def test_a_sentence_is_said_where_its_figures_are(
+    said: str, wrong: list[dict[str, Any]], right: list[dict[str, Any]]
+) -> None:
     assert said in advice(*wrong)
     assert said not in advice(*right)
 
@@ -98,7 +119,9 @@ def test_a_sentence_is_said_where_its_figures_are(said: str, wrong: list[dict[st
 def test_longer_drafts_are_not_advised_where_drafting_did_not_pay() -> None:
     plain = steps(9, asked=False)
     assert "longer drafts may pay" in advice(*steps(12, *chain(2, False)), *plain)
-    assert "longer drafts may pay" not in advice(*steps(12, *chain(2, False), seconds=SECONDS | {"score": 0.08}), *plain)
+    assert "longer drafts may pay" not in advice(
+        *steps(12, *chain(2, False), seconds=SECONDS | {"score": 0.08}), *plain
+    )
 
 
 DEAR = SECONDS | {"draft": 0.2, "score": 0.08, "other": 0.09}
@@ -107,7 +130,9 @@ ON_TIME = ("so drafting", "Drafting took", "neither drafting nor scoring")
 
 def test_no_advice_rests_on_the_times_of_a_few_steps() -> None:
     for number, said in ((10, False), (11, True)):
-        told = advice(*steps(number, *chain(0), seconds=DEAR), *steps(9, asked=False, seconds=SECONDS | {"other": 0.004}))
+        told = advice(
+            *steps(number, *chain(0), seconds=DEAR), *steps(9, asked=False, seconds=SECONDS | {"other": 0.004})
+        )
         assert [sentence in told for sentence in ON_TIME] == [said] * 3
 
 

@@ -1,4 +1,6 @@
-"""Other engines in the benchmark: they take turns, are compared, and what fails or is missing is said; peers are made up here."""
+"""Other engines in the benchmark: they take turns, are compared, and what fails or is missing is said; peers are made
+up here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ OPTIONS = Options(max_tokens=6, repeats=2, ignore_eos=True, chat=False)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(tiny_checkpoint.write(tmp_path_factory.mktemp("model")), speculative_config=None, dtype="float32", seed=0)
+    return LLM(
+        tiny_checkpoint.write(tmp_path_factory.mktemp("model")), speculative_config=None, dtype="float32", seed=0
+    )
 
 
 class FakePeer:
@@ -43,7 +47,9 @@ class FakePeer:
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, ignore_eos: bool = True) -> PeerRun:
         return self.generate_batch([prompt_ids], max_tokens, ignore_eos)[0]
 
-    def generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True) -> list[PeerRun]:
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
+    ) -> list[PeerRun]:
         self.calls += 1
         self.log.append((self.name, tuple(map(tuple, prompts)), max_tokens, ignore_eos))
         if self.how == "crash" and self.calls > 2:
@@ -58,7 +64,13 @@ class FakePeer:
         if self.how == "wrong":
             rows = [[row[0], (row[1] + 1) % 50, *row[2:]] for row in rows]
         seconds = 0.01 * sum(map(len, rows))
-        shared = {"seconds": seconds, "ttft": 0.01, "version": self.version, "settings": self.settings, "passes": self.passes}
+        shared = {
+            "seconds": seconds,
+            "ttft": 0.01,
+            "version": self.version,
+            "settings": self.settings,
+            "passes": self.passes,
+        }
         return [PeerRun(token_ids=row, **shared) for row in rows]
 
     def close(self) -> None:
@@ -76,7 +88,9 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         how = hows.get(name, "good")
         if how == "refuse":
             raise PeerError("it does not start")
-        return FakePeer(llm.with_speculative_config(None), kept, name, how, {**options, "dtype": dtype, "threads": threads})
+        return FakePeer(
+            llm.with_speculative_config(None), kept, name, how, {**options, "dtype": dtype, "threads": threads}
+        )
 
     monkeypatch.setattr(peers, "open", opened)
     monkeypatch.setattr(guests, "state", lambda name: SimpleNamespace(ready=name != "vllm"))
@@ -85,7 +99,9 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert sum(one[0] == "open" for one in kept) <= sum(one[0] == "close" for one in kept)
 
 
-def bench(llm: LLM, wanted: list[Wanted], options: Options = OPTIONS, settings: Sequence[Setting] = ()) -> dict[str, Any]:
+def bench(
+    llm: LLM, wanted: list[Wanted], options: Options = OPTIONS, settings: Sequence[Setting] = ()
+) -> dict[str, Any]:
     with Guests(llm, wanted) as others:
         harness = Harness(llm, settings, options, guests=others)
         harness.run([WORK])
@@ -99,7 +115,9 @@ def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list
     (found,) = made["peers"]
     (plain,) = [c for c in made["cells"] if c["setting"] == "plain"]
     asked = [one for one in log if one[0] == "transformers"]
-    assert len(asked) == 1 + 2 * 2 * 4  # a warm-up; every prompt in every repeat, and before each a few tokens that do not count
+    assert (
+        len(asked) == 1 + 2 * 2 * 4
+    )  # a warm-up; every prompt in every repeat, and before each a few tokens that do not count
     assert {len(prompts[0]) for _, prompts, _, _ in asked} == {row["prompt_tokens"] for row in plain["rows"]}
     assert [one[2:] for one in asked] == [(6, True), *[(4, True), (6, True)] * 8]
     assert (found["name"], found["setting"], found["version"], found["precision"]) == (
@@ -118,7 +136,9 @@ def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list
     assert [one.title for one in table.tables(made)][-1] == "talks, temperature 0, batch 1: other engines"
 
 
-def test_our_turns_begin_awake_where_peers_have_the_others(llm: LLM, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_turns_begin_awake_where_peers_have_the_others(
+    llm: LLM, log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[int]] = []
     generate = LLM.generate
 
@@ -175,7 +195,9 @@ def test_what_cannot_run_is_left_out_with_the_reason(llm: LLM, log: list[Any]) -
     FakePeer.hows["llama.cpp"] = "refuse"  # type: ignore[attr-defined]
     FakePeer.hows["openvino-genai"] = "one"  # type: ignore[attr-defined]
     made = bench(
-        llm, parse(["all"]), Options(max_tokens=4, repeats=1, ignore_eos=True, chat=False, batches=(2,), temperatures=(0.0, 0.5))
+        llm,
+        parse(["all"]),
+        Options(max_tokens=4, repeats=1, ignore_eos=True, chat=False, batches=(2,), temperatures=(0.0, 0.5)),
     )
     whys = [(one["name"], one["why"]) for one in made["peers_skipped"]]
     assert ("vllm", "no environment; run `paceline bench peers install vllm`") in whys
@@ -232,7 +254,10 @@ def test_an_output_that_ended_is_compared_with_its_end() -> None:
         found = with_one_end(equality.Pair("p", 0, 0, [1], base, other), (2, 3), most)
         return found.base, found.other
 
-    assert closed([5, 6, 3], [5, 6, 7, 8], 4) == ([5, 6, 3], [5, 6, 7, 8])  # only one ended: its end meets the other's token
+    assert closed([5, 6, 3], [5, 6, 7, 8], 4) == (
+        [5, 6, 3],
+        [5, 6, 7, 8],
+    )  # only one ended: its end meets the other's token
     assert closed([5, 6], [5, 6, 7, 8], 4) == ([5, 6, 2], [5, 6, 7, 8])  # and where it is not handed out
     assert closed([5, 6, 3], [5, 6]) == ([5, 6, 3], [5, 6, 3])
     assert closed([5, 6], [5, 6, 2]) == ([5, 6, 2], [5, 6, 2])

@@ -17,7 +17,9 @@ PROMPT = [1, 2]
 
 
 class Written:
-    """A runner whose row after a text is a function of the text; tokens 5 and 6 nearly tie where their position is even."""
+    """A runner whose row after a text is a function of the text; tokens 5 and 6 nearly tie where their position is
+    even.
+    """
 
     info = SimpleNamespace(dtype=torch.float32)
 

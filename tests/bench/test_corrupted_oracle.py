@@ -33,11 +33,15 @@ def proposal(one: CorruptedOracleDrafter, tokens: list[int], nodes: int = 8) -> 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
 def test_tokens_are_right_with_the_chosen_probability(acceptance: float) -> None:
-    """20,000 independent coins: 4.5 standard deviations, exceeded by chance once in 150,000 seeds; the seed is fixed."""
+    """20,000 independent coins: 4.5 standard deviations, exceeded by chance once in 150,000 seeds; the seed is
+    fixed.
+    """
     drafted = proposal(drafter(continuations={PROMPT: RECORD}, acceptance=acceptance), list(PROMPT), len(RECORD))
     right = [a == b for a, b in zip(drafted, RECORD, strict=True)]
     assert len(right) == len(RECORD)
-    assert sum(right) / len(right) == pytest.approx(acceptance, abs=4.5 * (acceptance * (1 - acceptance) / len(right)) ** 0.5)
+    assert sum(right) / len(right) == pytest.approx(
+        acceptance, abs=4.5 * (acceptance * (1 - acceptance) / len(right)) ** 0.5
+    )
     if acceptance == 0.3:  # neighbours do not depend on each other
         both = sum(a and b for a, b in pairwise(right)) / len(right)
         assert both == pytest.approx(0.09, abs=0.012)

@@ -112,7 +112,14 @@ def test_what_keeps_a_constraint(name: str, good: str, bad: str) -> None:
 
 
 def test_the_front_is_what_nothing_beats() -> None:
-    points = [(4.0, 50.0, "a"), (8.0, 90.0, "b"), (9.0, 90.0, "c"), (2.0, 50.0, "d"), (16.0, 91.0, "e"), (3.0, 10.0, "f")]
+    points = [
+        (4.0, 50.0, "a"),
+        (8.0, 90.0, "b"),
+        (9.0, 90.0, "c"),
+        (2.0, 50.0, "d"),
+        (16.0, 91.0, "e"),
+        (3.0, 10.0, "f"),
+    ]
     assert [name for _, _, name in diffusion_plot.front(points)] == ["d", "b", "e"]
 
 

@@ -1,4 +1,6 @@
-"""The doctor: every check fires on a setup that is wrong in that respect and is silent on one that is fine; real seeded faults."""
+"""The doctor: every check fires on a setup that is wrong in that respect and is silent on one that is fine; real seeded
+faults.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ MODEL = Target(
     eos_ids=(3, 0),
     sampling={"temperature": 0.0},
 )
-FINE = Facts(machine=MACHINE, target=MODEL, drafts=[Draft(name=str(DRAFT), tokenizer=Tokenizer.load(DRAFT))], probes=[probe()])
+FINE = Facts(
+    machine=MACHINE, target=MODEL, drafts=[Draft(name=str(DRAFT), tokenizer=Tokenizer.load(DRAFT))], probes=[probe()]
+)
 
 
 def tokenizer_with(tmp: Path, change: Callable[[dict[str, Any]], None], **named: Any) -> Tokenizer:
@@ -111,7 +115,11 @@ def with_template(template: str | None) -> Callable[[Path], Facts]:
 
 TEMPLATE = json.loads((DRAFT / "tokenizer_config.json").read_text()).get("chat_template")
 FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
-    ("versions", "torch is 2.4.0, needed is >=2.11", with_machine(versions={"torch": ("2.4.0", ">=2.11")}, unfit=["torch"])),
+    (
+        "versions",
+        "torch is 2.4.0, needed is >=2.11",
+        with_machine(versions={"torch": ("2.4.0", ">=2.11")}, unfit=["torch"]),
+    ),
     ("versions", "rich is missing", with_machine(versions={"rich": (None, ">=13")}, unfit=["rich"])),
     ("GPU", "CPU build", with_machine(gpu="driver loaded")),
     ("GPU", "CUDA 12.8) cannot open it", with_machine(gpu="driver loaded", cuda_build="12.8")),
@@ -215,7 +223,14 @@ def test_chance_is_agreement_at_other_places() -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [(" \n", "whitespace"), (" 17", "digits"), ("():", "code"), (" foo_bar", "code"), (".", "punctuation"), (" größer", "words")],
+    [
+        (" \n", "whitespace"),
+        (" 17", "digits"),
+        ("():", "code"),
+        (" foo_bar", "code"),
+        (".", "punctuation"),
+        (" größer", "words"),
+    ],
 )
 def test_token_class(text: str, name: str) -> None:
     assert token_class(text) == name
@@ -267,7 +282,9 @@ class TestMachine:
     def test_flags_swap_gpu(self, tmp_path: Path) -> None:
         assert doctor_machine.flags(tmp_path) == frozenset()
         assert doctor_machine.gpu(tmp_path) is None
-        self.write(tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n", proc__self__status="VmSwap:\t  12 kB\n")
+        self.write(
+            tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n", proc__self__status="VmSwap:\t  12 kB\n"
+        )
         assert doctor_machine.flags(tmp_path) == {"fpu", "avx2"}
         assert doctor_machine.swapped(tmp_path) == 12 * 1024
         self.write(tmp_path, proc__driver__nvidia__version="x")
@@ -305,7 +322,12 @@ def test_the_bundled_pair_is_fine(llm: LLM) -> None:
 def test_long_parts_are_told(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
     visit(llm, {"method": "ngram"}, PROMPTS[:1], lambda *one: told.append(one))
-    assert told == [("probing drafters", 0, 1), ("probing drafters", 1, 1), ("timing passes", 0, 1), ("timing passes", 1, 1)]
+    assert told == [
+        ("probing drafters", 0, 1),
+        ("probing drafters", 1, 1),
+        ("timing passes", 0, 1),
+        ("timing passes", 1, 1),
+    ]
 
 
 def test_a_draft_with_another_tokenizer(llm: LLM, tmp_path: Path) -> None:

@@ -24,7 +24,12 @@ def test_the_ratio_is_paired_by_group_and_repeat() -> None:
     ours, theirs = cell("ngram", rows=rows([[1.0, 2.0], [3.0, 8.0]])), peer("p", rows=rows([[2.0, 4.0], [6.0, 16.0]]))
     found = ratio(ours, theirs)
     assert found is not None
-    assert (found.value, found.low, found.high, found.n) == (pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0), 2)
+    assert (found.value, found.low, found.high, found.n) == (
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+        2,
+    )
 
 
 def test_prompts_of_one_batch_are_one_measurement() -> None:

@@ -38,7 +38,9 @@ class Scripts(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._open = dict(attrs) if tag == "script" else None
-        self.links += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset", "data", "action", "poster")]
+        self.links += [
+            f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset", "data", "action", "poster")
+        ]
 
     def handle_data(self, data: str) -> None:
         if self._open is not None:
@@ -48,7 +50,8 @@ class Scripts(HTMLParser):
 
 def nasty() -> dict[str, Any]:
     return made(
-        [step(wide(3, 2)), step(), step([node(0, -1, 1, "cut", missed=True)], words="\n".join(NASTY))], drafters=("a", NASTY[0])
+        [step(wide(3, 2)), step(), step([node(0, -1, 1, "cut", missed=True)], words="\n".join(NASTY))],
+        drafters=("a", NASTY[0]),
     )
 
 
@@ -90,7 +93,10 @@ def test_nothing_in_the_page_points_outside() -> None:
 def test_the_api_replays_a_prompt() -> None:
     told: list[int] = []
     found = explain(
-        LLM(dtype="float32"), "One day", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), progress=told.append
+        LLM(dtype="float32"),
+        "One day",
+        SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
+        progress=told.append,
     )
     assert told[-1] == 8
     assert found.text == found.to_dict()["output"]["text"]
@@ -127,7 +133,7 @@ const report = () => {
   for (let i = 0; i < steps.length; i++) {
     seen.push({
       labels: [...document.querySelectorAll("#tree g.node text:first-of-type")].map((text) => text.textContent),
-      statuses: [...document.querySelectorAll("#tree g.node")].map((group) => group.getAttribute("class").split(" ")[1]),
+      statuses: [...document.querySelectorAll("#tree g.node")].map((g) => g.getAttribute("class").split(" ")[1]),
       boxes: [...document.querySelectorAll("#tree rect.box")].map(
         (box) => ["x", "y", "width", "height"].map((name) => Number(box.getAttribute(name)))),
       rows: document.querySelectorAll("#nodes tbody tr").length,
@@ -181,13 +187,18 @@ def test_any_text_is_shown_as_text(tmp_path: Path) -> None:
 @browser
 def test_trees_of_every_shape_are_laid_out_apart_and_fit_the_window(tmp_path: Path) -> None:
     shapes = [wide(1, 16), wide(4, 9), wide(31, 1), wide(3, 12), *([] for _ in range(220))]
-    told = drawn(Replay(two(made([step(nodes) for nodes in shapes], drafters=("a", "b")))).to_html(), tmp_path, "?theme=dark")
+    told = drawn(
+        Replay(two(made([step(nodes) for nodes in shapes], drafters=("a", "b")))).to_html(), tmp_path, "?theme=dark"
+    )
     assert len(told["seen"]) == len(shapes)
     for nodes, seen in zip(shapes, told["seen"], strict=True):
         boxes = seen["boxes"]
         assert len(boxes) == len(nodes) + 2  # the root, the target's own token
         assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if overlap(a, b)]
-        assert seen["rows"] in (len(nodes), 0 if seen["slider"] == "0" else len(nodes))  # the table opens after the first step
+        assert seen["rows"] in (
+            len(nodes),
+            0 if seen["slider"] == "0" else len(nodes),
+        )  # the table opens after the first step
         assert sorted(seen["statuses"]) == sorted(["root", "own", *(one["status"] for one in nodes)])
     assert told["fits"]
     assert told["playing"] == "Pause"
@@ -197,7 +208,9 @@ def test_trees_of_every_shape_are_laid_out_apart_and_fit_the_window(tmp_path: Pa
 @browser
 def test_a_real_run_is_drawn_and_kept_as_pictures(tmp_path: Path) -> None:
     llm = LLM(dtype="float32")
-    found = explain(llm, "One day, a little girl named Lily", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    found = explain(
+        llm, "One day, a little girl named Lily", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    )
     page = found.to_html()
     told = drawn(page, tmp_path)
     assert len(told["seen"]) == len(found.data["steps"])

@@ -1,4 +1,6 @@
-"""Successive halving on a simulated world: the best arm is known, noise is heavy, time is a sum; nothing is measured."""
+"""Successive halving on a simulated world: the best arm is known, noise is heavy, time is a sum; nothing is
+measured.
+"""
 
 from __future__ import annotations
 

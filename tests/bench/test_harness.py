@@ -32,7 +32,9 @@ NGRAM = Setting("ngram", {"method": "ngram", "num_speculative_tokens": 3})
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(tiny_checkpoint.write(tmp_path_factory.mktemp("model")), speculative_config=None, dtype="float32", seed=0)
+    return LLM(
+        tiny_checkpoint.write(tmp_path_factory.mktemp("model")), speculative_config=None, dtype="float32", seed=0
+    )
 
 
 @dial_registered()
@@ -45,7 +47,9 @@ def bench(llm: LLM, settings: list[Setting], options: Options = OPTIONS, work: W
 
 
 def cell(made: Mapping[str, Any], setting: str, temperature: float = 0.0, batch: int = 1) -> dict[str, Any]:
-    (found,) = [c for c in made["cells"] if (c["setting"], c["temperature"], c["batch"]) == (setting, temperature, batch)]
+    (found,) = [
+        c for c in made["cells"] if (c["setting"], c["temperature"], c["batch"]) == (setting, temperature, batch)
+    ]
     return found
 
 
@@ -73,7 +77,9 @@ class Broken(Setting):
 
 
 def test_every_setting_runs_every_prompt_in_every_repeat(llm: LLM) -> None:
-    made = bench(llm, [NGRAM, *dial([0.5], 3)], Options(max_tokens=8, repeats=2, batches=(1, 3), temperatures=(0.0, 0.9)))
+    made = bench(
+        llm, [NGRAM, *dial([0.5], 3)], Options(max_tokens=8, repeats=2, batches=(1, 3), temperatures=(0.0, 0.9))
+    )
     assert len(made["cells"]) == 3 * 2 * 2
     for one in made["cells"]:
         assert (one["prompts"], one["failed"], one["repeats"], len(one["rows"])) == (4, 0, 2, 8)
@@ -215,7 +221,9 @@ def slower(made: dict[str, Any], factor: float, noise: float = 0.0) -> dict[str,
     cells = []
     for one in made["cells"]:
         scale = factor if one["setting"] == "ngram" else 1.0
-        rows = [row | {"seconds": row["seconds"] * (scale + noise * (i % 4 - 1.5))} for i, row in enumerate(one["rows"])]
+        rows = [
+            row | {"seconds": row["seconds"] * (scale + noise * (i % 4 - 1.5))} for i, row in enumerate(one["rows"])
+        ]
         cells.append(one | {"rows": rows})
     return made | {"cells": cells}
 

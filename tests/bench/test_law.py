@@ -34,7 +34,11 @@ def test_exact_sampling_passes(llm: LLM) -> None:
 
 
 def test_a_relaxed_rule_is_caught(llm: LLM) -> None:
-    options = {"acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 1e-4, "draft_sample_method": "greedy"}
+    options = {
+        "acceptance_method": "typical_acceptance_sampler",
+        "posterior_threshold": 1e-4,
+        "draft_sample_method": "greedy",
+    }
     relaxed = llm.with_speculative_config(DRAFT | options)
     report = verify(relaxed, PROMPTS, max_tokens=24, samples=12, seed=3)
     assert report.claimed == (greedy_class(relaxed), "approximate")

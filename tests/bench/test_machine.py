@@ -64,7 +64,9 @@ def test_peak_memory_sees_what_was_held_for_a_moment() -> None:
 
 
 def test_provenance_names_no_folders() -> None:
-    found = machine.provenance(3, ["bench", "-w", "/home/me/data/x.jsonl", "gsm8k=/home/me/y.jsonl", '--json={"a": "/b"}'])
+    found = machine.provenance(
+        3, ["bench", "-w", "/home/me/data/x.jsonl", "gsm8k=/home/me/y.jsonl", '--json={"a": "/b"}']
+    )
     assert found["command"] == 'paceline bench -w x.jsonl gsm8k=y.jsonl --json={"a": "/b"}'
     assert found["seed"] == 3
     assert found["machine"]["cores"] >= 1

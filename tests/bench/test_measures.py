@@ -32,7 +32,9 @@ def test_two_requests_have_clocks_of_their_own() -> None:
         verdict = Verdict((), (), 1)
         return _Kept(time, ("a/0", "b/0"), added, 4, [EMPTY_TREE] * 2, [verdict] * 2, [], (), TimeSplit())
 
-    assert log(both(1.0, (1, 0)), both(2.0, (1, 1)), both(4.0, (2, 1))).token_latencies() == pytest.approx([1.0, 1.0, 1.0, 2.0])
+    assert log(both(1.0, (1, 0)), both(2.0, (1, 1)), both(4.0, (2, 1))).token_latencies() == pytest.approx(
+        [1.0, 1.0, 1.0, 2.0]
+    )
 
 
 def test_acceptance_by_depth_and_drafter() -> None:
@@ -53,7 +55,9 @@ def test_acceptance_by_depth_and_drafter() -> None:
 
 def test_the_limit_is_reading_time_over_step_time() -> None:
     totals = Totals()
-    totals.add(log(step(1.0, 1), step(2.0, 1)), wall=1.0, split=TimeSplit(score=0.4, other=0.1), weight_bytes=80, cache_bytes=2)
+    totals.add(
+        log(step(1.0, 1), step(2.0, 1)), wall=1.0, split=TimeSplit(score=0.4, other=0.1), weight_bytes=80, cache_bytes=2
+    )
     found = totals.limit(bandwidth=1000.0)
     assert found["bytes_per_step"] == 100
     assert found["share_of_step"] == pytest.approx(0.2 / 0.5)

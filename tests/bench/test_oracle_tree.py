@@ -1,4 +1,6 @@
-"""The dial's trees: ranks right with the chances that are told, policies as they are, the same mistakes as in chains."""
+"""The dial's trees: ranks right with the chances that are told, policies as they are, the same mistakes as in
+chains.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,17 @@ def oracle(policy: str, **more: Any) -> CorruptedOracleDrafter:
 def standing(tree: TokenTree, done: int) -> int:
     """How many tokens of the record the tree holds from its root on."""
     node, count = ROOT, 0
-    while (found := [child for child in tree.children(node) if tree.tokens[child] == RECORD[done + count]]) and count < 8:
+    while (
+        found := [child for child in tree.children(node) if tree.tokens[child] == RECORD[done + count]]
+    ) and count < 8:
         node, count = found[0], count + 1
     return count
 
 
 def same(a: TokenTree, b: TokenTree) -> bool:
-    equal = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "parents", "depths", "sources"))
+    equal = all(
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "parents", "depths", "sources")
+    )
     return equal and bool(np.allclose(a.confidence, b.confidence, atol=1e-6))
 
 
@@ -72,7 +78,9 @@ def test_each_rank_is_right_as_often_as_is_told(acceptance: float, spread: float
         assert off_by(hits, np.clip(1.3 * told, 0, 1)) > 4.5
     sure = chances > np.median(chances)
     if spread:  # the truth about each place, not only about all
-        assert off_by(sum(place.right == 0 for place, one in zip(places, sure, strict=True) if one), chances[sure]) < 4.5
+        assert (
+            off_by(sum(place.right == 0 for place, one in zip(places, sure, strict=True) if one), chances[sure]) < 4.5
+        )
 
 
 def test_what_is_never_right_is_not_at_any_rank() -> None:
@@ -87,7 +95,10 @@ def test_what_is_never_right_is_not_at_any_rank() -> None:
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_first_candidates_are_the_chain_of_the_dial(spread: float) -> None:
     """Up to the first mistake and with it; chains go on beside the record's path, trees know that they have left it."""
-    chains, trees = drafter(continuations={PROMPT: RECORD}, acceptance=0.5, spread=spread), oracle("static", spread=spread)
+    chains, trees = (
+        drafter(continuations={PROMPT: RECORD}, acceptance=0.5, spread=spread),
+        oracle("static", spread=spread),
+    )
     for done in range(30):
         chain, tree = tree_of(chains, done, Budget(4, 4)), tree_of(trees, done)
         line, stands = tree.path(int(tree.depths.argmax())), standing(chain, done)
@@ -113,7 +124,9 @@ def test_siblings_differ_and_a_position_is_drafted_alike_from_everywhere(policy:
 @pytest.mark.parametrize("stop", [None, 2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_kept_trees_are_those_that_would_grow(policy: str, stop: int | None) -> None:
-    """Chances that differ by next to nothing are grown anew each time, and the controller is asked the same questions."""
+    """Chances that differ by next to nothing are grown anew each time, and the controller is asked the same
+    questions.
+    """
     asked: list[list[tuple[int, float]]] = [[], []]
 
     def budget(heard: list[tuple[int, float]], nodes: int) -> Budget:

@@ -172,7 +172,10 @@ def test_one_slot_a_step_answers_every_random_task(task: str, count: int, right:
     assert len(fine) == right
     toy, scores = Joint(law(fine, len(names))), []
     for steps in (count, 1):
-        method, canvas = {"method": "random", "temperature": 1.0, "denoising_steps": steps}, Canvas.of((), count, mask_token_id=4)
+        method, canvas = (
+            {"method": "random", "temperature": 1.0, "denoising_steps": steps},
+            Canvas.of((), count, mask_token_id=4),
+        )
         runs = [decode([canvas], toy, [Recipe(method).parts(toy, canvas, seed=seed)])[0] for seed in range(30)]
         scores.append([item.right(", ".join(names[i] for i in run.canvas.output)) for run in runs])
     assert all(scores[0])
@@ -181,5 +184,7 @@ def test_one_slot_a_step_answers_every_random_task(task: str, count: int, right:
 
 def test_one_step_is_right_by_luck_and_one_slot_a_step_always() -> None:
     expected = factorial(3) / 27
-    assert abs(fraction(1) - expected) < 4 * (expected * (1 - expected) / 100) ** 0.5  # once in 16,000 seeds; ours are fixed
+    assert (
+        abs(fraction(1) - expected) < 4 * (expected * (1 - expected) / 100) ** 0.5
+    )  # once in 16,000 seeds; ours are fixed
     assert fraction(3) == 1.0

@@ -38,7 +38,9 @@ def test_large_models_are_split_and_load_the_same(tmp_path: Path, monkeypatch: p
     assert len(list(parts.glob("model-*.safetensors"))) > 2
     assert not list(parts.glob("part-*"))
     params = SamplingParams(temperature=0.0, max_tokens=4)
-    texts = [LLM(one, speculative_config=None).generate([5, 6, 7], params)[0].outputs[0].token_ids for one in (whole, parts)]
+    texts = [
+        LLM(one, speculative_config=None).generate([5, 6, 7], params)[0].outputs[0].token_ids for one in (whole, parts)
+    ]
     assert texts[0] == texts[1]
 
 

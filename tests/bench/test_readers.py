@@ -1,4 +1,6 @@
-"""Files in each known format, tiny ones of our own, recognised by content and by name; what is none of them gets one line."""
+"""Files in each known format, tiny ones of our own, recognised by content and by name; what is none of them gets one
+line.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ def jsonl(path: Path, *rows: Any) -> Path:
 
 TALK = {"question_id": 81, "category": "writing", "turns": ["Write a line.", "Write it again."]}
 TRANSLATE = {"question_id": 7, "category": "translation", "turns": ["Translate: eins"], "reference": ["one"]}
-PROGRAM = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return x\n"}
+PROGRAM = {
+    "task_id": "HumanEval/0",
+    "prompt": "def f(x):\n",
+    "entry_point": "f",
+    "canonical_solution": "    return x\n",
+}
 PROBLEM = {"question": "How many?", "answer": "#### 3"}
 MESSAGES = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
 

@@ -1,4 +1,6 @@
-"""What a replay holds agrees with the output, with the target's own probabilities, and with what the controller granted."""
+"""What a replay holds agrees with the output, with the target's own probabilities, and with what the controller
+granted.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def path_of(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("planning", [5.0, 0.0])
-def test_planning_is_part_of_the_steps_and_recording_is_not(llm: LLM, monkeypatch: pytest.MonkeyPatch, planning: float) -> None:
+def test_planning_is_part_of_the_steps_and_recording_is_not(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, planning: float
+) -> None:
     now, plan, record = [0.0], FixedController.plan, replay.plain_step
 
     def planned(controller: FixedController, signals: Any) -> Plan:
@@ -130,7 +134,8 @@ def test_the_probabilities_are_the_target_s_own(llm: LLM) -> None:
     (plain,) = llm.with_speculative_config(None).generate(PROMPT, replace(GREEDY, logprobs=0))
     assert plain.outputs[0].logprobs is not None
     told = [
-        math.exp(entry[token].logprob) for entry, token in zip(plain.outputs[0].logprobs, plain.outputs[0].token_ids, strict=True)
+        math.exp(entry[token].logprob)
+        for entry, token in zip(plain.outputs[0].logprobs, plain.outputs[0].token_ids, strict=True)
     ]
     found = [token["p"] for token in data["tokens"]]
     assert found == pytest.approx(told, rel=2e-3)
@@ -138,7 +143,9 @@ def test_the_probabilities_are_the_target_s_own(llm: LLM) -> None:
 
 
 def test_the_rows_are_those_that_the_verifier_saw(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step applies the rules twice, for the verifier and then for the replay, which has to take the step's tokens back."""
+    """Every step applies the rules twice, for the verifier and then for the replay, which has to take the step's tokens
+    back.
+    """
     apply, rewind = Rules.apply, Rules.rewind
     rows: list[torch.Tensor] = []
 
@@ -300,7 +307,9 @@ def test_a_row_that_is_no_distribution_is_told(llm: LLM, monkeypatch: pytest.Mon
     def spoilt(*arguments: Any, **options: Any) -> Any:
         found = score(*arguments, **options)
         calls.append(1)
-        return found if len(calls) < 3 else replace(found, logits=torch.full_like(found.logits, float("nan")), best=None)
+        return (
+            found if len(calls) < 3 else replace(found, logits=torch.full_like(found.logits, float("nan")), best=None)
+        )
 
     monkeypatch.setattr(llm.runner, "score", spoilt, raising=False)
     data = recorded(llm)

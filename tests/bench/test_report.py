@@ -65,7 +65,9 @@ def hostile() -> dict[str, Any]:
         failed=4,
     )
     lost["rows"][0] |= {"error": HOSTILE, "tokens": 0}
-    found = document([cell("plain"), broken, *many], peers=[lost], interrupted=True, skipped=[{"name": HOSTILE, "why": HOSTILE}])
+    found = document(
+        [cell("plain"), broken, *many], peers=[lost], interrupted=True, skipped=[{"name": HOSTILE, "why": HOSTILE}]
+    )
     found["provenance"] |= {"command": HOSTILE}
     found["model"] |= {"name": HOSTILE, "random": True}
     found["load"] = [load_run(HOSTILE, 1.0, workload=HOSTILE, failed=1)]
@@ -105,8 +107,13 @@ def test_everything_of_a_document_is_in_the_page() -> None:
 
 def test_energy_stands_there_for_every_setting_that_was_metered() -> None:
     metered = {"source": "RAPL", "reason": None, "joules": 2.0}
-    cells = [cell(name) | {"energy": {**metered, "joules_per_token": each}} for name, each in (("plain", 0.5), ("ngram", 0.25))]
-    unmetered = cell("auto") | {"energy": {"source": None, "reason": "no meter", "joules": None, "joules_per_token": None}}
+    cells = [
+        cell(name) | {"energy": {**metered, "joules_per_token": each}}
+        for name, each in (("plain", 0.5), ("ngram", 0.25))
+    ]
+    unmetered = cell("auto") | {
+        "energy": {"source": None, "reason": "no meter", "joules": None, "joules_per_token": None}
+    }
     assert "joules a token (RAPL): plain 0.5, ngram 0.25<" in to_html(document([*cells, unmetered]))
     assert "not measured: no meter" in to_html(document([unmetered]))
 
@@ -114,8 +121,23 @@ def test_energy_stands_there_for_every_setting_that_was_metered() -> None:
 @pytest.mark.parametrize(
     ("made", "absent"),
     [
-        (document(), ("Settings<", "Time split", "Batch sizes", "Other engines:", "Under load", "<svg", "Failures", "Differences")),
-        (document([cell("plain")]), ("Speed-up over", "Acceptance by position", "Batch sizes", "Other engines:", "Best:")),
+        (
+            document(),
+            (
+                "Settings<",
+                "Time split",
+                "Batch sizes",
+                "Other engines:",
+                "Under load",
+                "<svg",
+                "Failures",
+                "Differences",
+            ),
+        ),
+        (
+            document([cell("plain")]),
+            ("Speed-up over", "Acceptance by position", "Batch sizes", "Other engines:", "Best:"),
+        ),
         (
             document([cell("plain", rows=[], tokens=0), withheld("a", "all differ", drafters=[])]),
             ("Acceptance by", "Speed-up over"),
@@ -161,7 +183,10 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_plots_leave_out_what_cannot_be_drawn() -> None:
     axes = Axis(label="x", log=True), Axis(label="y")
     nan = float("nan")
-    assert plot("t", [Line(name="a", colour="--d0", points=[(0.0, 1.0), (1.0, nan), (nan, 1.0), (-1.0, 1.0)])], *axes) == ""
+    assert (
+        plot("t", [Line(name="a", colour="--d0", points=[(0.0, 1.0), (1.0, nan), (nan, 1.0), (-1.0, 1.0)])], *axes)
+        == ""
+    )
     made = plot("<t>", [Line(name="<a>", colour="--d0", points=[(1.0, 5.0)], hollow=frozenset({0}))], *axes)
     assert made.count("<circle") == made.count('class="dot few"') == 1
     assert "<t>" not in made
@@ -216,5 +241,8 @@ def test_a_browser_shows_any_text_as_text(tmp_path: Path) -> None:
 @browser
 def test_pictures_are_kept_of_both_widths(tmp_path: Path) -> None:
     page = to_html(full())
-    for name, address, size in [("report-light", "?theme=light", (1280, 2600)), ("report-narrow", "?theme=dark", (400, 3200))]:
+    for name, address, size in [
+        ("report-light", "?theme=light", (1280, 2600)),
+        ("report-narrow", "?theme=dark", (400, 3200)),
+    ]:
         assert picture(page, tmp_path, name, address, size).stat().st_size > 20_000

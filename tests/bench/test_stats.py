@@ -9,7 +9,9 @@ from paceline.bench import stats
 
 
 def speeds(rng: np.random.Generator, factor: float, prompts: int = 12, repeats: int = 4) -> tuple[np.ndarray, ...]:
-    """Tokens and seconds of a baseline and of a setting that is `factor` times as fast, on a machine whose speed drifts."""
+    """Tokens and seconds of a baseline and of a setting that is `factor` times as fast, on a machine whose speed
+    drifts.
+    """
     drift = rng.lognormal(0.0, 0.5, (prompts, repeats))
     own = rng.lognormal(0.0, 0.2, (prompts, 1))
     noise = [rng.lognormal(0.0, 0.03, (prompts, repeats)) for _ in range(2)]

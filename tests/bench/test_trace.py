@@ -9,7 +9,8 @@ from paceline.bench.trace import Arrival
 from paceline.errors import PromptError
 
 MOONCAKE = (
-    '{"timestamp": 5000, "input_length": 100, "output_length": 10}\n{"timestamp": 2000, "input_length": 50, "output_length": 20}\n'
+    '{"timestamp": 5000, "input_length": 100, "output_length": 10}\n{"timestamp": 2000, "input_length": 50, '
+    '"output_length": 20}\n'
 )
 
 
@@ -43,7 +44,9 @@ def test_prompts_have_the_lengths() -> None:
     assert max(map(max, made)) < 8
 
 
-@pytest.mark.parametrize("text", ["", "3", '{"timestamp": 0}', "{", '{"timestamp": 0, "input_length": 0, "output_length": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "3", '{"timestamp": 0}', "{", '{"timestamp": 0, "input_length": 0, "output_length": 1}']
+)
 def test_what_is_no_trace_gets_one_line(text: str) -> None:
     with pytest.raises(PromptError):
         trace.parse(text, "t")

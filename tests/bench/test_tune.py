@@ -1,4 +1,6 @@
-"""Tuning on the bundled pair, with a clock that counts passes of the models instead of seconds: all runs give the same figures."""
+"""Tuning on the bundled pair, with a clock that counts passes of the models instead of seconds: all runs give the same
+figures.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,18 @@ from paceline.models import Capabilities
 from paceline.models.decoder import NativeRunner
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
-PROMPTS = ["One day, a little girl named Lily", "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 3?\nA:", "def add(a, b):\n    return"]
+PROMPTS = [
+    "One day, a little girl named Lily",
+    "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 3?\nA:",
+    "def add(a, b):\n    return",
+]
 ALL = Capabilities(trees=True, taps=True, fork=True)
 
 
 class Passes:
-    """A clock: a pass of the target takes 1, and `row` more for every row but the first; a drafted level takes `draft`."""
+    """A clock: a pass of the target takes 1, and `row` more for every row but the first; a drafted level takes
+    `draft`.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, target: Any, *, row: float = 0.0, draft: float = 0.05) -> None:
         self.now, score, propose = 0.0, NativeRunner.score, DraftModelDrafter.propose
@@ -169,7 +177,9 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
     assert any(what.startswith("searching, ") for what in seen)
 
 
-def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = ["One day, a little girl named Lily", "Once upon a time there was a"]  # texts of 96 tokens and more
     kept = run(budget=800.0, max_tokens=96, prompts=prompts)
     assert (kept.asked_tokens, kept.budget) == (96, 800.0)
@@ -232,7 +242,11 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
     assert {"method": "specmquant", "model": DRAFT} in [setting.config for setting in found.settings]
     assert not any("needs" in why for why in found.skipped.values())
     entry = registry.Entry("paceline.drafters.lookup.ngram:NgramDrafter", "table")
-    more = {**registry.DRAFTERS, "another": entry, "tapping": registry.Entry(entry.target, "head", needs=("early_exit",))}
+    more = {
+        **registry.DRAFTERS,
+        "another": entry,
+        "tapping": registry.Entry(entry.target, "head", needs=("early_exit",)),
+    }
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})
     found = candidates(ALL, drafts=[], threads=[2])
     assert {"method": "another"} in [setting.config for setting in found.settings]

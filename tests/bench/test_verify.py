@@ -140,7 +140,9 @@ def test_draws_claim_the_law_only_and_seeds_are_looked_at_all_the_same(llm: LLM)
 
 
 @pytest.mark.parametrize(("exactness", "greedy"), [(Exactness(), BIT_EQUAL), (Exactness("why"), UP_TO_NEAR_TIES)])
-def test_claims_are_the_weakest_part_s_and_near_ties_end_where_bits_are_proven(llm: LLM, exactness: Exactness, greedy: str) -> None:
+def test_claims_are_the_weakest_part_s_and_near_ties_end_where_bits_are_proven(
+    llm: LLM, exactness: Exactness, greedy: str
+) -> None:
     def claimed(config: dict[str, Any]) -> tuple[str, str]:
         other = llm.with_speculative_config(config)
         other._exact = [exactness]
@@ -177,15 +179,31 @@ GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
         ({"guesses": 0, "greedy": agreement(WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"greedy": agreement(TIE, WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"seeded": agreement(TIE)}, True, "the claim holds"),
-        ({"seeded": agreement(WRONG), "law": BAD}, False, "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in law"),
-        ({"claimed": ("bit-equal", "bit-equal"), "seeded": agreement(TIE)}, False, "THE CLAIM DOES NOT HOLD for equal seeds"),
-        ({"claimed": (UP_TO_NEAR_TIES, IN_LAW), "seeded": agreement(WRONG)}, True, "the claim holds at temperature 0 and in law"),
+        (
+            {"seeded": agreement(WRONG), "law": BAD},
+            False,
+            "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in law",
+        ),
+        (
+            {"claimed": ("bit-equal", "bit-equal"), "seeded": agreement(TIE)},
+            False,
+            "THE CLAIM DOES NOT HOLD for equal seeds",
+        ),
+        (
+            {"claimed": (UP_TO_NEAR_TIES, IN_LAW), "seeded": agreement(WRONG)},
+            True,
+            "the claim holds at temperature 0 and in law",
+        ),
         (
             {"claimed": (UP_TO_NEAR_TIES, APPROXIMATE), "seeded": None, "law": BAD},
             True,
             "the claim holds at temperature 0; nothing",
         ),
-        ({"claimed": (APPROXIMATE, APPROXIMATE), "law": BAD}, True, "nothing exact is claimed at temperature 0; nothing exact"),
+        (
+            {"claimed": (APPROXIMATE, APPROXIMATE), "law": BAD},
+            True,
+            "nothing exact is claimed at temperature 0; nothing exact",
+        ),
     ],
 )
 def test_conclusions(change: dict[str, Any], holds: bool, conclusion: str) -> None:

@@ -13,7 +13,10 @@ from paceline.errors import ConfigError
 def test_a_limit_takes_the_tasks_in_turn() -> None:
     tasks = ["a"] * 5 + ["b"] * 2 + ["c"]
     whole = Workload(
-        name="w", format="jsonl", source="w", conversations=tuple(Conversation(id=str(i), task=t) for i, t in enumerate(tasks))
+        name="w",
+        format="jsonl",
+        source="w",
+        conversations=tuple(Conversation(id=str(i), task=t) for i, t in enumerate(tasks)),
     )
     assert whole.limited(4).tasks == {"a": 2, "b": 1, "c": 1}
     assert [c.id for c in whole.limited(3).conversations] == ["0", "5", "7"]
@@ -26,7 +29,11 @@ def test_no_workload_is_the_bundled_one_and_names_are_unique() -> None:
     assert {"maths", "code", "repetition"} <= set(bundled.tasks)
     assert bundled.to_dict()["turns"] == 24
     texts = ["synthetic:prompt=4", "synthetic:prompt=8", "bundled"]
-    assert [w.name for w in workloads.load_all(texts, vocab_size=100, limit=2)] == ["synthetic", "synthetic#2", "bundled"]
+    assert [w.name for w in workloads.load_all(texts, vocab_size=100, limit=2)] == [
+        "synthetic",
+        "synthetic#2",
+        "bundled",
+    ]
 
 
 @pytest.mark.parametrize("entropy", [0.0, 2.0, 7.5, np.log2(512)])
@@ -64,5 +71,7 @@ def test_synthetic_parameters() -> None:
 def test_a_synthetic_prompt_leaves_room_for_a_token() -> None:
     (fits,) = workloads.load_all(["synthetic:prompt=127,count=1"], vocab_size=512, max_context=128)
     assert len(fits.conversations[0].token_ids or ()) == 127
-    with pytest.raises(ConfigError, match=r"^synthetic prompt must be at most 127: the context holds 128 tokens .*, got 128$"):
+    with pytest.raises(
+        ConfigError, match=r"^synthetic prompt must be at most 127: the context holds 128 tokens .*, got 128$"
+    ):
         workloads.load_all(["synthetic:prompt=128,count=1"], vocab_size=512, max_context=128)

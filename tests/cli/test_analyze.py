@@ -25,7 +25,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables(run: Command) -> None:
     found = run("analyze", "acceptance", *ROWS, "--drafts", "2,1")
     assert (found.code, found.err) == (0, "")
-    lines = {line.strip().rsplit("  ", 2)[0].strip(): line.split()[-2:] for line in found.out.splitlines() if "0.7000" in line}
+    lines = {
+        line.strip().rsplit("  ", 2)[0].strip(): line.split()[-2:]
+        for line in found.out.splitlines()
+        if "0.7000" in line
+    }
     assert lines["k_seq"] == ["0.7000", "0.7914"]
     assert lines["optimum without replacement"] == ["0.7000", "0.9857"]
     assert "tokens per pass by nodes of the tree" in found.out

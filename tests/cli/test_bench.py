@@ -39,7 +39,13 @@ def arguments(tmp_path: Path, model: Path) -> list[str]:
 def test_a_run_prints_tables_and_writes_a_document(run: Command, arguments: list[str], tmp_path: Path) -> None:
     found = run(*arguments, "--dial", "0.9", "--dial-tokens", "2", "--batch", "1,2", "-o", tmp_path / "run.json")
     assert found.code == 0, found.err
-    for text in ("mine, temperature 0, batch 1", "mine, temperature 0, batch 2", "ngram", "dial 0.9 x 2", "speed-up by task"):
+    for text in (
+        "mine, temperature 0, batch 1",
+        "mine, temperature 0, batch 2",
+        "ngram",
+        "dial 0.9 x 2",
+        "speed-up by task",
+    ):
         assert text in found.out
     made = json.loads((tmp_path / "run.json").read_text())
     assert {cell["setting"] for cell in made["cells"]} == {"plain", "ngram", "dial 0.9 x 2"}
@@ -83,7 +89,9 @@ def test_outputs_that_differ_exit_with_1(run: Command, arguments: list[str], mon
     assert "first at prompt '1', turn 1, token 2" in found.out
 
 
-def test_ctrl_c_writes_what_was_done(run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_writes_what_was_done(
+    run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timed, calls = Harness._timed, []
 
     def stop(self: Harness, *given: Any, **more: Any) -> Any:
@@ -167,9 +175,9 @@ def test_bad_input_gets_one_line(run: Command, flags: list[str], message: str) -
 def test_a_synthetic_prompt_beyond_the_context_is_one_line(run: Command, model: Path) -> None:
     found = run("bench", "--model", model, "--workload", "synthetic:prompt=999999,output=1,entropy=8")
     assert (found.code, found.out) == (2, "")
-    assert (
-        found.line
-        == "synthetic prompt must be at most 127: the context holds 128 tokens including at least one new token, got 999999"
+    assert found.line == (
+        "synthetic prompt must be at most 127: the context holds 128 tokens including at least one new token, got "
+        "999999"
     )
 
 
@@ -184,5 +192,7 @@ def test_files_that_are_no_earlier_run_are_kept(run: Command, tmp_path: Path) ->
 
 def test_an_output_that_cannot_be_written_names_both_flags(run: Command) -> None:
     for flag in ("--output", "--json"):
-        assert run("bench", flag, "/nonexistent/a").line.startswith("--json (or --output) must lie in a folder that exists, got")
+        assert run("bench", flag, "/nonexistent/a").line.startswith(
+            "--json (or --output) must lie in a folder that exists, got"
+        )
     assert run("bench", "--html", "/nonexistent/a").line.startswith("--html must lie in a folder that exists, got")

@@ -28,10 +28,25 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
     pytest.importorskip("matplotlib")
     where = ("-o", tmp_path / "run.json", "--plot", tmp_path / "run.svg")
     found = run(
-        "bench", "diffusion", "-m", model, *SMALL, "-s", "freedave", "-s", '{"method": "static", "denoising_steps": 2}', *where
+        "bench",
+        "diffusion",
+        "-m",
+        model,
+        *SMALL,
+        "-s",
+        "freedave",
+        "-s",
+        '{"method": "static", "denoising_steps": 2}',
+        *where,
     )
     assert found.code == 0, found.err
-    for text in ("1 held-out prompts of 1 tasks, 8 slots each", "freedave", "static denoising_steps=2", "all", "Global@1"):
+    for text in (
+        "1 held-out prompts of 1 tasks, 8 slots each",
+        "freedave",
+        "static denoising_steps=2",
+        "all",
+        "Global@1",
+    ):
         assert text in found.out
     assert found.out.count("static denoising_steps=2") == 3, "a row of each table"
     made = json.loads((tmp_path / "run.json").read_text())

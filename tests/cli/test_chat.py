@@ -24,7 +24,9 @@ def test_a_conversation(run: Command) -> None:
 def test_what_a_conversation_does_not_show_is_refused(run: Command, flag: str) -> None:
     found = run("chat", *FAST, flag, "1", stdin="hello\n")
     assert (found.code, found.out) == (2, "")
-    assert found.line == "--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`"
+    assert (
+        found.line == "--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`"
+    )
 
 
 def test_nothing_said(run: Command) -> None:

@@ -29,7 +29,11 @@ def test_build_and_info(run: Command, text: Path, tmp_path: Path) -> None:
     assert "documents   3" in built.out
     tokenizer = Tokenizer.load(BUNDLED / "target")
     store = Datastore(output)
-    ids = [i for part in (text.read_text(), "What?", "That.") for i in [*tokenizer.encode(part, add_special_tokens=False), -1]]
+    ids = [
+        i
+        for part in (text.read_text(), "What?", "That.")
+        for i in [*tokenizer.encode(part, add_special_tokens=False), -1]
+    ]
     assert store.data[: store.header.tokens].tolist() == ids
     facts = json.loads(run("datastore", "info", output, "--json").out)
     assert facts["tokens"] == len(ids)
@@ -99,7 +103,9 @@ def test_a_field_of_no_rows_is_refused(run: Command, text: Path, tmp_path: Path)
     assert "is no list of rows that have fields; leave --field out" in found.line
 
 
-def test_a_file_that_came_meanwhile_stays(run: Command, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_came_meanwhile_stays(
+    run: Command, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output, load = tmp_path / "out", Tokenizer.load
 
     def meanwhile(*given: Any, **more: Any) -> Tokenizer:

@@ -42,7 +42,9 @@ def test_json_prints_the_data_and_writes_a_page_only_where_told(run: Command, he
 
 
 def test_chat_renders_the_template_and_sampling_flags_count(run: Command) -> None:
-    data = json.loads(run("explain", "--chat", "Add two numbers.", *FAST, "--json", "--temperature", "0.8", "--seed", "3").out)
+    data = json.loads(
+        run("explain", "--chat", "Add two numbers.", *FAST, "--json", "--temperature", "0.8", "--seed", "3").out
+    )
     assert data["prompt"]["text"].startswith("<|user|>")
     assert data["sampling"] == {"temperature": 0.8, "max_tokens": 6, "seed": 3}
 
@@ -70,7 +72,10 @@ def test_other_files_are_not_overwritten(run: Command, here: Path) -> None:
     ("arguments", "line"),
     [
         (("--output", "."), "--output must be a file, got the folder '.'; name a file in it"),
-        (("--output", "no/x.html"), "--output must lie in a folder that exists, got 'no/x.html'; make the folder 'no' first"),
+        (
+            ("--output", "no/x.html"),
+            "--output must lie in a folder that exists, got 'no/x.html'; make the folder 'no' first",
+        ),
         (("--n", "2", "--temperature", "1"), "n must be 1 in a replay, which follows one output, got 2"),
         (("--temperature", "-1"), "temperature must be 0 (greedy) or positive, got -1.0"),
     ],
@@ -95,7 +100,9 @@ def test_open_shows_the_page(run: Command, here: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("steps", [None, 0, 2])
-def test_an_interrupt_keeps_the_steps_so_far(run: Command, here: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None) -> None:
+def test_an_interrupt_keeps_the_steps_so_far(
+    run: Command, here: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None
+) -> None:
     """None: in the warm-up, which nobody watches."""
     decode, calls = Engine.decode, []
 

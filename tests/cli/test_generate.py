@@ -68,7 +68,10 @@ def test_a_zero_is_something_that_was_typed(run: Command, tiny: Path, tmp_path: 
     """Zeros are falsy, but `--temperature 0` must not leave a sampling checkpoint at its own temperature."""
     tiny = shutil.copytree(tiny, tmp_path / "sampling")
     (tiny / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 5.0}))
-    greedy = [run("generate", PROMPT, "-m", tiny, "--temperature", 0, "--max-tokens", 8, "--seed", s, *FAST).out for s in (1, 2)]
+    greedy = [
+        run("generate", PROMPT, "-m", tiny, "--temperature", 0, "--max-tokens", 8, "--seed", s, *FAST).out
+        for s in (1, 2)
+    ]
     sampled = [run("generate", PROMPT, "-m", tiny, "--max-tokens", 8, "--seed", s, *FAST).out for s in (1, 2)]
     assert greedy[0] == greedy[1]
     assert sampled[0] != sampled[1]
@@ -77,7 +80,9 @@ def test_a_zero_is_something_that_was_typed(run: Command, tiny: Path, tmp_path: 
 @pytest.fixture
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring a draft and making one cost nothing, so that what `auto` does is not up to how busy the machine is."""
-    monkeypatch.setattr(Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)])
+    monkeypatch.setattr(
+        Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)]
+    )
     monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
 
 
@@ -138,7 +143,10 @@ def test_a_message_in_the_chat_template(run: Command) -> None:
 
 def test_stop_strings_are_cut(run: Command, expected: str) -> None:
     stop = expected.strip()[4:8]
-    assert run("generate", PROMPT, "--max-tokens", 16, "--stop", stop, *FAST).out == expected[: expected.index(stop)] + "\n"
+    assert (
+        run("generate", PROMPT, "--max-tokens", 16, "--stop", stop, *FAST).out
+        == expected[: expected.index(stop)] + "\n"
+    )
 
 
 @pytest.mark.parametrize("flag", [("--n", 2), ("--logprobs", 1), ("--prompt-logprobs", 1)])

@@ -1,4 +1,6 @@
-"""`paceline generate` and `paceline chat` with a diffusion checkpoint: flags, text, the canvas on a terminal, refusals."""
+"""`paceline generate` and `paceline chat` with a diffusion checkpoint: flags, text, the canvas on a terminal,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,35 @@ def test_the_text_is_the_models(run: Command, folder: Path) -> None:
 
 
 def test_the_flags_are_one_configuration(run: Command, folder: Path) -> None:
-    flags = ("--dllm-unmasking-strategy", "low_confidence_static", "--dllm-block-length", 4, "--dllm-denoising-steps", 2)
+    flags = (
+        "--dllm-unmasking-strategy",
+        "low_confidence_static",
+        "--dllm-block-length",
+        4,
+        "--dllm-denoising-steps",
+        2,
+    )
     made = json.loads(run("generate", PROMPT, "-m", folder, *flags, "--json", *FAST).out)
     same = {"method": "static", "block_length": 4, "denoising_steps": 2}
     assert made["text"] == expected(folder, same)
-    assert (made["metrics"]["method"], made["metrics"]["num_calls"], made["metrics"]["tokens_per_call"]) == ("static", 6, 2.0)
+    assert (made["metrics"]["method"], made["metrics"]["num_calls"], made["metrics"]["tokens_per_call"]) == (
+        "static",
+        6,
+        2.0,
+    )
     whole = run("generate", PROMPT, "-m", folder, "--diffusion-config", json.dumps(same), "--json", *FAST)
     assert json.loads(whole.out)["token_ids"] == made["token_ids"]
     mixed = ("--diffusion-config", '{"method": "static", "block_length": 4}', "--dllm-denoising-steps", 2)
-    assert json.loads(run("generate", PROMPT, "-m", folder, *mixed, "--json", *FAST).out)["token_ids"] == made["token_ids"]
+    assert (
+        json.loads(run("generate", PROMPT, "-m", folder, *mixed, "--json", *FAST).out)["token_ids"] == made["token_ids"]
+    )
     named = json.loads(run("generate", PROMPT, "-m", folder, "--diffusion-config", "leftmost", "--json", *FAST).out)
     assert named["metrics"]["method"] == "leftmost"
     high = ("--dllm-confidence-threshold", 0.999)
     low = ("--dllm-confidence-threshold", 0.01)
     calls = [
-        json.loads(run("generate", PROMPT, "-m", folder, *t, "--json", *FAST).out)["metrics"]["num_calls"] for t in (high, low)
+        json.loads(run("generate", PROMPT, "-m", folder, *t, "--json", *FAST).out)["metrics"]["num_calls"]
+        for t in (high, low)
     ]
     assert calls[0] > calls[1]
 
@@ -105,5 +121,7 @@ def test_a_terminal_sees_the_canvas_fill(folder: Path, monkeypatch: pytest.Monke
 def test_chat(run: Command, folder: Path) -> None:
     found = run("chat", "-m", folder, *FAST, stdin="ab\n")
     llm = LLM(folder, dtype="float32")
-    answer = llm.chat([{"role": "user", "content": "ab"}], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    answer = llm.chat(
+        [{"role": "user", "content": "ab"}], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    )
     assert (found.code, found.out) == (0, answer[0].outputs[0].text + "\n")

@@ -72,7 +72,11 @@ def test_python_m_paceline() -> None:
         (typer.Exit(1), 1, None),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, None),
         (MemoryError(), 2, "not enough memory; take a smaller model, dtype, --max-model-len or prompt"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 2, "not enough memory; take a smaller model"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+            2,
+            "not enough memory; take a smaller model",
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "Permission denied: secret"),
         (KeyError("x"), 70, "internal error, KeyError: 'x' at "),
     ],
@@ -104,7 +108,9 @@ def test_a_bug_shows_its_traceback_only_when_asked(run: Command, monkeypatch: py
 
 
 @pytest.mark.parametrize("arguments", [("--log-level", "info", "methods"), ("methods", "--log-level", "info")])
-def test_log_level_before_and_after_the_verb(run: Command, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+def test_log_level_before_and_after_the_verb(
+    run: Command, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
     def speak(*arguments: Any) -> list[str]:
         logging.getLogger("paceline.somewhere").info("hello")
         logging.getLogger("paceline.somewhere").debug("too much")

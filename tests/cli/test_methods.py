@@ -17,7 +17,8 @@ def test_json_holds_what_the_registry_declares(run: Command) -> None:
     rows = json.loads(run("methods", "--json").out)
     diffusion = [row for row in rows if row["family"] == "diffusion"]
     assert {row["name"]: (row["lossless"], row["needs"], row["paper"]) for row in diffusion} == {
-        name: (method.lossless, [method.needs] if method.needs else [], method.paper) for name, method in METHODS.items()
+        name: (method.lossless, [method.needs] if method.needs else [], method.paper)
+        for name, method in METHODS.items()
     }
     rows = [row for row in rows if row["family"] != "diffusion"]
     assert {row["name"] for row in rows} == NAMES

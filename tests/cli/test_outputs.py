@@ -32,7 +32,9 @@ def test_other_places_are_refused(tmp_path: Path) -> None:
 
 @LOCKED
 def test_a_folder_in_which_nothing_can_be_made() -> None:
-    with pytest.raises(ConfigError, match=r"^--html '/proc/x' cannot be written \(No such file or directory\); name another file$"):
+    with pytest.raises(
+        ConfigError, match=r"^--html '/proc/x' cannot be written \(No such file or directory\); name another file$"
+    ):
         outputs.must_be_writable("--html", Path("/proc/x"))
 
 

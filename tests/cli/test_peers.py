@@ -20,7 +20,9 @@ class Shift:
         self.tokens = tokens
 
     def generate(self, _prompt: list[int], max_tokens: int, _ignore_eos: bool = True) -> PeerRun:
-        return PeerRun(token_ids=self.tokens[:max_tokens], seconds=0.5, ttft=0.1, version="s 1", settings={"threads": 1})
+        return PeerRun(
+            token_ids=self.tokens[:max_tokens], seconds=0.5, ttft=0.1, version="s 1", settings={"threads": 1}
+        )
 
     def __enter__(self) -> Shift:
         return self
@@ -50,13 +52,22 @@ def test_the_list_names_every_peer(run: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "llama.cpp", "--no-compare"), "peer llama.cpp has no environment; run `paceline bench peers install llama.cpp`"),
+        (
+            ("run", "llama.cpp", "--no-compare"),
+            "peer llama.cpp has no environment; run `paceline bench peers install llama.cpp`",
+        ),
         (("run", "lama.cpp"), "unknown peer 'lama.cpp'; did you mean llama.cpp?"),
         (("run", "nope"), "unknown peer 'nope'; known are transformers, llama.cpp,"),
         (("run", "llama.cpp", "--options", "[1]"), "--options must be a JSON object or null, got '[1]'"),
-        (("run", "llama.cpp", "--options", '{"nonsense": 1}'), "--options of peer llama.cpp does not know 'nonsense'; known are"),
+        (
+            ("run", "llama.cpp", "--options", '{"nonsense": 1}'),
+            "--options of peer llama.cpp does not know 'nonsense'; known are",
+        ),
         (("run", "llama.cpp", "--options", '{"contxt": 1}'), "does not know 'contxt'; did you mean context?"),
-        (("run", "llama.cpp", "--options", '{"context": 1, "context": 2}'), "must have each key once, and 'context' stands"),
+        (
+            ("run", "llama.cpp", "--options", '{"context": 1, "context": 2}'),
+            "must have each key once, and 'context' stands",
+        ),
         (("run", "llama.cpp", "--options", '{"method": "ngram"}'), "--options holds a method; give it as --method"),
         (("run", "llama.cpp", "--model", "/nowhere"), "/nowhere holds no config.json"),
         (("install", "nobody"), "unknown peer 'nobody'"),
@@ -79,7 +90,9 @@ def test_remove_says_what_it_did(run: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_run_compares_with_our_own_tokens(run: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, wrong: bool) -> None:
+def test_run_compares_with_our_own_tokens(
+    run: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, wrong: bool
+) -> None:
     from paceline import LLM, SamplingParams
 
     llm = LLM(str(tiny), speculative_config=None, dtype="float32")

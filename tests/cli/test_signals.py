@@ -2,8 +2,8 @@
 
 Decoding is slowed down by a drafter that sleeps, so that the text is still on its way when the signal comes.
 
-A process that was started with Ctrl-C ignored (nohup, a shell's background job) hands that on to its children, and programs respect
-it. So these tests say what they start from: a handler of ours, which a new process begins without.
+A process that was started with Ctrl-C ignored (nohup, a shell's background job) hands that on to its children, and
+programs respect it. So these tests say what they start from: a handler of ours, which a new process begins without.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from paceline.cli.interrupts import AtOnce
 
 @pytest.fixture(autouse=True)
 def ctrl_c_is_not_ignored() -> Iterator[None]:
-    """A signal that is handled here is reset to its default in a new process; one that is ignored here stays ignored."""
+    """A signal that is handled here is reset to its default in a new process; one that is ignored here stays
+    ignored.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -47,7 +49,17 @@ def slow(self):
 Engine.step = slow
 sys.exit(main(sys.argv[2:]))
 """
-ARGUMENTS = ("generate", "Once upon a time", "--max-tokens", "1000", "--ignore-eos", "--threads", "1", "--dtype", "float32")
+ARGUMENTS = (
+    "generate",
+    "Once upon a time",
+    "--max-tokens",
+    "1000",
+    "--ignore-eos",
+    "--threads",
+    "1",
+    "--dtype",
+    "float32",
+)
 
 
 def command(tmp_path: Path, *more: str) -> list[str]:
@@ -135,7 +147,9 @@ sys.exit(main())
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6])
 def test_ctrl_c_while_it_starts(entry: str, delay: float) -> None:
     """The delay counts from the first heavy import; what is before it is Python's own start and a few small files."""
-    process = subprocess.Popen([sys.executable, "-c", ARRIVED, entry, *ARGUMENTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ARRIVED, entry, *ARGUMENTS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.read(1) == b"!"
     with pytest.raises(subprocess.TimeoutExpired):
@@ -146,7 +160,9 @@ def test_ctrl_c_while_it_starts(entry: str, delay: float) -> None:
 
 
 def test_little_is_imported_before_ctrl_c_is_caught() -> None:
-    program = "import sys; before = set(sys.modules); import paceline.cli.main; print(*sorted(set(sys.modules) - before))"
+    program = (
+        "import sys; before = set(sys.modules); import paceline.cli.main; print(*sorted(set(sys.modules) - before))"
+    )
     found = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True, env=BARE)
     assert len(found.stdout.split()) < 35, found.stdout
     assert not {"typing", "typer", "inspect", "paceline.config"} & set(found.stdout.split())

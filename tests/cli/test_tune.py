@@ -1,4 +1,6 @@
-"""`paceline tune`: words, object, profile, exit code. What is chosen depends on the machine; only the form is tested here."""
+"""`paceline tune`: words, object, profile, exit code. What is chosen depends on the machine; only the form is tested
+here.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_bad_input_is_refused_before_the_model_is_loaded(run: Command, tmp_path:
     assert run("tune", "--budget", "0").code == 2
 
 
-def test_an_interrupt_before_anything_was_measured(run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_anything_was_measured(
+    run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*arguments: Any) -> float:
         raise KeyboardInterrupt
 
@@ -85,7 +89,12 @@ def test_an_interrupt_before_anything_was_measured(run: Command, prompts: Path, 
 
 def tuning(**changes: Any) -> Tuning:
     best = Arm(DRAFT, 1)
-    fine: dict[str, Any] = {"best": best, "chosen": best, "gain": Interval(1.5, 1.4, 1.62, 0.9995, 40, 12), "seconds": 61.0}
+    fine: dict[str, Any] = {
+        "best": best,
+        "chosen": best,
+        "gain": Interval(1.5, 1.4, 1.62, 0.9995, 40, 12),
+        "seconds": 61.0,
+    }
     return Tuning("/models/target", "bfloat16", "cpu", 2, 24, 1, **{**fine, **changes})
 
 
@@ -93,16 +102,23 @@ def test_words_of_a_gain() -> None:
     said = words(tuning(settings={"ngram, controller auto": (1.2, 5)}), Path("/p.json"))
     assert "target (bfloat16 on cpu, 2 threads), 24 prompts, temperature 0, 61 s" in said
     flat = " ".join(said.split())
-    assert "Chosen: ngram + draft_model (draft), controller auto, 1 thread. It decodes at 1.50 times plain decoding" in flat
+    assert (
+        "Chosen: ngram + draft_model (draft), controller auto, 1 thread. It decodes at 1.50 times plain decoding"
+        in flat
+    )
     assert "(95 % interval 1.40 to 1.62, 40 paired runs on 12 prompts)" in flat
     assert "with a confidence of more than 99.9 %" in flat
     assert "Profile: /p.json" in flat
 
 
 def test_words_of_no_gain() -> None:
-    said = " ".join(words(tuning(chosen=Arm(None, 2), gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), Path("/p.json")).split())
+    said = " ".join(
+        words(tuning(chosen=Arm(None, 2), gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), Path("/p.json")).split()
+    )
     assert "Chosen: plain decoding (off)." in said
-    assert "The best other setting (ngram + draft_model (draft), controller auto, 1 thread) decodes at 1.02 times" in said
+    assert (
+        "The best other setting (ngram + draft_model (draft), controller auto, 1 thread) decodes at 1.02 times" in said
+    )
     assert "its lower bound is not above 1" in said
     assert "scatter" not in said
     assert "scatter" in words(tuning(chosen=Arm(None, 2), gain=Interval(1.02, 0.7, 1.9, 0.8, 40, 12)), None)
@@ -133,7 +149,10 @@ def test_refusals_and_what_was_left_out_are_said() -> None:
     assert "refused: x, 5 tokens: output differs" in said
     assert "not tried: medusa, eagle: no head" in said
     assert "not tried: 1 setting for which the budget is too short; give more --budget: y" in said
-    assert "not tried: 8 settings less promising than those that the search starts with: a; b; c; d; e; f, and 2 more" in said
+    assert (
+        "not tried: 8 settings less promising than those that the search starts with: a; b; c; d; e; f, and 2 more"
+        in said
+    )
     assert "less promising" not in words(tuning(), None)
 
 

@@ -71,8 +71,12 @@ def test_an_approximate_rule_that_deviates() -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_report_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    report = bench.Report("m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, law=LawTest(300, 20.0, 0.4))
-    report.greedy.add([1, 2], [Difference(position=1234, plain=51234, fast=66789, gap=1e-5, epsilon=1.234e-3, tied=True)])
+    report = bench.Report(
+        "m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, law=LawTest(300, 20.0, 0.4)
+    )
+    report.greedy.add(
+        [1, 2], [Difference(position=1234, plain=51234, fast=66789, gap=1e-5, epsilon=1.234e-3, tied=True)]
+    )
     assert max(map(len, words(report).splitlines())) <= columns
 
 

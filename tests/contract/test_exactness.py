@@ -1,8 +1,9 @@
-"""Every cell of the exactness table, proven: each drafter x verifier x sampling parameter x mode against plain decoding.
+"""Every cell of the exactness table, proven: each drafter x verifier x sampling parameter x mode against plain
+decoding.
 
-A cell that is claimed bit-equal is compared bit by bit, alone, with three others, and among prompts of other lengths. One that is
-claimed equal in law takes a G-test of two samples; where its parameter does not touch what is drawn, the same tokens are drawn
-without it. An approximate one must keep its verifier's bound. What is refused must be so.
+A cell that is claimed bit-equal is compared bit by bit, alone, with three others, and among prompts of other lengths.
+One that is claimed equal in law takes a G-test of two samples; where its parameter does not touch what is drawn, the
+same tokens are drawn without it. An approximate one must keep its verifier's bound. What is refused must be so.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
 LAW = [cell for cell in CELLS if cell.claim == "equal in law"]
 APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
 UNTOUCHED = {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"}
-"""Parameters that change what a caller is shown and not what is drawn (the law's requests have n and no seed of their own)."""
+"""Parameters that change what a caller is shown and not what is drawn (the law's requests have n and no seed of their
+own).
+"""
 OUTPUTS, EACH, LENGTH, LAW_NODES = {"plain": 3072, "fast": 320}, 32, 2, 4
 FIRST_SEED = {"plain": 10_000, "fast": 50_000}
 
@@ -76,7 +79,13 @@ def store() -> str:
     """A datastore of what this target says, and of something else, in the toy world's tokenizer."""
     folder = Path(mkdtemp(prefix="paceline-contract-"))
     words = Numbers(VOCAB, letters().fingerprint())
-    return str(write(folder / "texts.datastore", [PROMPT + target().greedy(PROMPT, 60), [5, 6, 5, 6, 7, 1, 2, 9]], tokenizer=words))
+    return str(
+        write(
+            folder / "texts.datastore",
+            [PROMPT + target().greedy(PROMPT, 60), [5, 6, 5, 6, 7, 1, 2, 9]],
+            tokenizer=words,
+        )
+    )
 
 
 def options(drafter: str) -> dict[str, Any]:
@@ -112,7 +121,9 @@ def test_bit_equal(cell: Cell) -> None:
 def drawn(drafters: list[Any], sampled: Any, parameter: str, which: str, runner: Any, outputs: int = 0) -> list[Any]:
     """Token ids and reasons of outputs, over requests of 32 outputs each."""
     live = engine(drafters, sampled, runner=runner, nodes=LAW_NODES)
-    wanted = params(parameter, "sampled", n=EACH, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0)))
+    wanted = params(
+        parameter, "sampled", n=EACH, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0))
+    )
     found = decoded(live, [PROMPT] * ((outputs or OUTPUTS[which]) // EACH), wanted, FIRST_SEED[which])
     return [(tuple(tokens), reason) for tokens, _, reason, *_ in found]
 
@@ -142,7 +153,9 @@ def test_equal_in_law(cell: Cell) -> None:
     if cell.parameter not in UNTOUCHED:
         assert p_value(cell, verifier(cell.verifier)) > ERROR
         return
-    with_it, without = (drafted_law(cell, verifier(cell.verifier), name, EACH) for name in (cell.parameter, "temperature"))
+    with_it, without = (
+        drafted_law(cell, verifier(cell.verifier), name, EACH) for name in (cell.parameter, "temperature")
+    )
     assert with_it == without, "what is drawn changes with it; the cell of temperature has the G-test"
 
 
@@ -183,7 +196,9 @@ def test_every_parameter_and_drafter_has_cells() -> None:
     assert set(CASES) == set(claims.PARAMETERS)
     assert {cell.drafter for cell in CELLS} == set(registry.DRAFTERS)
     assert len(EQUAL) + len(LAW) + len(APPROXIMATE) == len(CELLS)
-    assert {cell.verifier for cell in APPROXIMATE} == {"typical_acceptance_sampler"}, "the bound tested is that verifier's"
+    assert {cell.verifier for cell in APPROXIMATE} == {"typical_acceptance_sampler"}, (
+        "the bound tested is that verifier's"
+    )
 
 
 @pytest.mark.parametrize("drafter", registry.DRAFTERS)

@@ -1,4 +1,6 @@
-"""The exactness table on the bundled model in float32: rows that hold every pair of drafter, parameter, mode and batch."""
+"""The exactness table on the bundled model in float32: rows that hold every pair of drafter, parameter, mode and
+batch.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def shuffled(folder: Path) -> str:
 
 
 def recorded(llm: LLM) -> list[Config]:
-    found = llm.generate([{"prompt_token_ids": ids} for ids in prompts(llm)], SamplingParams(temperature=0.0, max_tokens=24))
+    found = llm.generate(
+        [{"prompt_token_ids": ids} for ids in prompts(llm)], SamplingParams(temperature=0.0, max_tokens=24)
+    )
     return [{"prompt": out.prompt_token_ids, "continuation": out.outputs[0].token_ids} for out in found]
 
 
@@ -115,7 +119,10 @@ def config_of(drafter: str, nodes: int, llm: LLM, folder: Path) -> Config:
     if drafter == "auto":
         return {"method": "auto"}
     if drafter == "merged":
-        return {"method": ["ngram", {"method": "draft_model", "model": str(BUNDLED / "draft")}], "num_speculative_tokens": nodes}
+        return {
+            "method": ["ngram", {"method": "draft_model", "model": str(BUNDLED / "draft")}],
+            "num_speculative_tokens": nodes,
+        }
     needs = NEEDS.get(drafter, lambda llm, folder: {})(llm, folder)
     return {"method": drafter, "num_speculative_tokens": nodes, **needs}
 
@@ -141,15 +148,21 @@ def engines(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 def decoded(llm: LLM, row: dict[str, Any]) -> list[Any]:
     mode: Config = {"temperature": 0.0} if row["mode"] == "greedy" else {"temperature": 0.8, "seed": 11}
     params = SamplingParams(**{"max_tokens": 16, **mode, **PARAMETERS[row["parameter"]]})
-    given = [{"prompt_token_ids": ids, "prediction": PREDICTED} for ids in prompts(llm)][: 1 if row["batch"] == "one" else 4]
+    given = [{"prompt_token_ids": ids, "prediction": PREDICTED} for ids in prompts(llm)][
+        : 1 if row["batch"] == "one" else 4
+    ]
     found = llm.generate(given, params)
     assert not any(out.metrics.dropped_drafters for out in found)
-    return [[(o.token_ids, o.text, o.finish_reason, o.stop_reason, ranks(o.logprobs)) for o in out.outputs] for out in found]
+    return [
+        [(o.token_ids, o.text, o.finish_reason, o.stop_reason, ranks(o.logprobs)) for o in out.outputs] for out in found
+    ]
 
 
 def ranks(logprobs: Any) -> Any:
     """Logprobs to five digits: rows beside a row may change the last ones in float32."""
-    return logprobs and [{token: (round(one.logprob, 4), one.rank) for token, one in entry.items()} for entry in logprobs]
+    return logprobs and [
+        {token: (round(one.logprob, 4), one.rank) for token, one in entry.items()} for entry in logprobs
+    ]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))

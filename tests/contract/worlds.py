@@ -1,6 +1,8 @@
-"""Toy worlds for the exactness matrix: every drafter of the registry over a table-driven target, with a tokenizer of letters.
+"""Toy worlds for the exactness matrix: every drafter of the registry over a table-driven target, with a tokenizer of
+letters.
 
-In: a drafter's name and a verifier's. Out: engines and what they decode. Toy logits are exact: "up to near ties" means equal.
+In: a drafter's name and a verifier's. Out: engines and what they decode. Toy logits are exact: "up to near ties" means
+equal.
 """
 
 from __future__ import annotations

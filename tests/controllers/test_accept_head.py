@@ -39,8 +39,9 @@ def trained(weight: float, tokens: int = 6000) -> AcceptHead:
 
 
 def worst_bin(foretold: Floats, stood: Floats, bins: int = 8) -> float:
-    """Largest distance between the mean prediction and the empirical acceptance of equally filled bins, beyond three times its
-    standard error."""
+    """Largest distance between the mean prediction and the empirical acceptance of equally filled bins, beyond three
+    times its standard error.
+    """
     found = []
     for part in np.array_split(np.argsort(foretold), bins):
         mean, share = foretold[part].mean(), stood[part].mean()

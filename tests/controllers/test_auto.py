@@ -1,4 +1,5 @@
-"""The automatic controller in synthetic worlds: near the best fixed depth everywhere, and never much slower than plain decoding.
+"""The automatic controller in synthetic worlds: near the best fixed depth everywhere, and never much slower than plain
+decoding.
 
 Negative controls: a controller that ignores costs, and one that never looks again.
 """
@@ -192,7 +193,9 @@ def warmed(world: World, count: int = 300) -> AutoController:
     return controller
 
 
-def budget_of(controller: AutoController, drafter: int = 0, *, remaining: int = 1000, temperature: float = 0.0) -> Budget | None:
+def budget_of(
+    controller: AutoController, drafter: int = 0, *, remaining: int = 1000, temperature: float = 0.0
+) -> Budget | None:
     """What a drafter may propose for the one sequence of the next step that is not plain to be timed."""
     for _ in range(2):
         plan = controller.plan([Signal(0, 500, remaining, temperature)])
@@ -281,7 +284,9 @@ def row_world(share: float, batch: int) -> World:
 @pytest.mark.parametrize("batch", [8, 16, 32])
 @pytest.mark.parametrize("share", [0.0005, 0.02])
 def test_rows_beyond_the_measured_range_are_neither_dear_nor_free(share: float, batch: int) -> None:
-    """Priced at 2 % each for ever, cheap rows gave 0.85, 0.75 and 0.65 of the best length; at nothing, dear ones 0.82."""
+    """Priced at 2 % each for ever, cheap rows gave 0.85, 0.75 and 0.65 of the best length; at nothing, dear ones
+    0.82.
+    """
     world = row_world(share, batch)
     controller = automatic(world)
     world.run(controller, 400)
@@ -338,7 +343,9 @@ def test_what_was_learned_of_drafters_survives_a_process(tmp_path: Path, caplog:
 
 
 def test_plans_hold_longer_where_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planning takes 1 % of decoding at most: 100 microseconds a plan are nothing beside 13 ms, and 50 steps of 0.2 ms."""
+    """Planning takes 1 % of decoding at most: 100 microseconds a plan are nothing beside 13 ms, and 50 steps of 0.2
+    ms.
+    """
     ticks = iter(np.arange(0.0, 1e3, 5e-5).tolist())
     monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: next(ticks)))
 

@@ -55,7 +55,9 @@ def test_a_plan_says_whether_anybody_drafts_and_holds_for_a_step_or_more() -> No
 
 
 def test_outcomes_add_up_and_the_last_is_the_sample() -> None:
-    early, late = (Outcome(count, 10 * count, 0.5 * count, [], [], [], StepTimes((), count, 0.0, 0.0, 1)) for count in (2, 1))
+    early, late = (
+        Outcome(count, 10 * count, 0.5 * count, [], [], [], StepTimes((), count, 0.0, 0.0, 1)) for count in (2, 1)
+    )
     both = late.merged(early)
     assert (both.steps, both.tokens, both.seconds) == (3, 30, 1.5)
     assert both.times is late.times

@@ -106,7 +106,9 @@ def test_costs_survive_a_process(tmp_path: Path) -> None:
         costs.observe(1, 10, step(1 + i % 3, 0.01 + 0.002 * (i % 3), draft=(1e-3,), other=1e-4), ("draft",), (2,))
     again = Costs(CostStore(KEY, tmp_path))
     assert again.table(1, 10, 4) == pytest.approx(costs.table(1, 10, 4))
-    assert again.line("draft").count == 0, "the model's file says nothing of drafters, which another process may not have"
+    assert again.line("draft").count == 0, (
+        "the model's file says nothing of drafters, which another process may not have"
+    )
     again.restore_drafts(json.loads(json.dumps(costs.drafts())))
     assert again.line("draft").at(2) == pytest.approx(costs.line("draft").at(2))
     assert not Costs(CostStore(KEY, tmp_path / "elsewhere")).knows(1, 10)

@@ -70,7 +70,9 @@ def test_a_cheap_drafter_that_fills_the_number_leaves_the_likelier_nodes_of_the_
 
 def test_the_earlier_drafter_stays_where_both_are_equally_likely() -> None:
     for first, second in ((3, 4), (4, 3)):
-        trees = [TokenTree.chain([token], confidence=[0.5], source=source) for source, token in enumerate((first, second))]
+        trees = [
+            TokenTree.chain([token], confidence=[0.5], source=source) for source, token in enumerate((first, second))
+        ]
         tree = merge(trees)
         reach = plan(FixedController(1, drafters=CHEAP)).select([tree])
         assert reach[0].tokens.tolist() == [first]
@@ -106,11 +108,15 @@ def draws_kept(controller: FixedController, found: TokenTree) -> set[int]:
     """How many drawn trials stay beside this tree, over all that can be drawn."""
     trees = [merge([drawn(tokens), found]) for tokens in product((1, 2, 3), repeat=4)]
     plan(controller, size=len(trees))
-    return {sum(trial.drawn for trials in tree.trials.values() for trial in trials) for tree in controller.select(trees)}
+    return {
+        sum(trial.drawn for trials in tree.trials.values() for trial in trials) for tree in controller.select(trees)
+    }
 
 
 @pytest.mark.parametrize(("found", "count"), [([], 4), ([1], 3), ([1, 2], 2), ([1, 2, 3], 2), ([1, 2, 3, 1], 2)])
-def test_how_many_draws_stay_follows_from_what_was_found_and_not_from_what_was_drawn(found: list[int], count: int) -> None:
+def test_how_many_draws_stay_follows_from_what_was_found_and_not_from_what_was_drawn(
+    found: list[int], count: int
+) -> None:
     tree = TokenTree.chain(found, confidence=[0.4] * len(found), source=1) if found else EMPTY_TREE
     controller = FixedController(4, drafters=FUSED)
     assert draws_kept(controller, tree) == {count}
@@ -123,4 +129,6 @@ class Careless(FixedController):
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         whole = super().select(trees)
-        return [tree if len(tree) <= self.num_speculative_tokens else cut for tree, cut in zip(trees, whole, strict=True)]
+        return [
+            tree if len(tree) <= self.num_speculative_tokens else cut for tree, cut in zip(trees, whole, strict=True)
+        ]

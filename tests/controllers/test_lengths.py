@@ -21,7 +21,9 @@ from paceline.drafters import DrafterArgs
 from paceline.tree import NO_BUDGET, TokenTree, merge
 
 POLICIES = [
-    name for name, entry in registry.CONTROLLERS.items() if issubclass(registry.load("controllers", name), LengthController)
+    name
+    for name, entry in registry.CONTROLLERS.items()
+    if issubclass(registry.load("controllers", name), LengthController)
 ]
 SURE = [0.97] * 40
 VOCAB, LENGTH, TEMPERATURE, PROMPT = 6, 3, 0.9, [1, 2, 1, 2, 3, 1, 2]
@@ -101,7 +103,9 @@ def p_value(controller: Any, outputs: int = 768, **options: Any) -> float:
     """Of drawn drafts under a policy, against the target's law."""
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
-    requests = run(engine(target, [drafts(target, **options)], controller=controller), [PROMPT] * (outputs // 64), params, seed=1)
+    requests = run(
+        engine(target, [drafts(target, **options)], controller=controller), [PROMPT] * (outputs // 64), params, seed=1
+    )
     assert not any(request.metrics.dropped_drafters for request in requests)
     assert sum(request.metrics.num_accepted_tokens for request in requests) > outputs / 10
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)

@@ -1,4 +1,6 @@
-"""Speculation within a limit of memory: no plan takes more, nothing is left unused that would fit, and every call comes through."""
+"""Speculation within a limit of memory: no plan takes more, nothing is left unused that would fit, and every call comes
+through.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Two drafters that draw, cut to what one may have: the output law is the target's under every controller, by enumeration.
+"""Two drafters that draw, cut to what one may have: the output law is the target's under every controller, by
+enumeration.
 
-Where draws of both fall on the same token the merged tree is smaller. A controller that cuts only trees which are too large then
-lets the second drafter's draw be tried only if it fell on the first one's.
+Where draws of both fall on the same token the merged tree is smaller. A controller that cuts only trees which are too
+large then lets the second drafter's draw be tried only if it fell on the first one's.
 """
 
 from __future__ import annotations
@@ -85,4 +86,6 @@ def test_the_law_stays(name: str, depth: int) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_leaving_small_trees_whole_breaks_it(depth: int) -> None:
     controller = under("fixed", depth)
-    assert error(lambda trees: [one if len(one) <= depth else controller.select([one])[0] for one in trees], depth) > WRONG
+    assert (
+        error(lambda trees: [one if len(one) <= depth else controller.select([one])[0] for one in trees], depth) > WRONG
+    )

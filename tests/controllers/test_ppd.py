@@ -42,7 +42,9 @@ def drawn_ranks(chances: Sequence[float], rng: np.random.Generator, depth: int) 
     return [int(rank) for rank in rng.choice(len(chances) + 1, depth, p=[*chances, 1 - sum(chances)])]
 
 
-def step(controller: PPDController, chances: Sequence[float], seconds: Seconds, rng: np.random.Generator) -> tuple[int, float]:
+def step(
+    controller: PPDController, chances: Sequence[float], seconds: Seconds, rng: np.random.Generator
+) -> tuple[int, float]:
     """One step of one sequence; tokens and seconds."""
     budget = granted(controller)
     tree, path = EMPTY_TREE, []

@@ -78,9 +78,9 @@ def test_it_learns_what_a_vain_drafter_is_worth() -> None:
     vain.run(controller, 600)
     assert asked(controller, [0.99] * 40)[1] == 2
     head = controller.heads[True]
-    assert np.mean([head.chance((1.0, math.log(99), math.log(0.99), 0.0, x, 0.0, 0.0, 0.0)) for x in (0.05, 0.1)]) == pytest.approx(
-        0.6, abs=0.1
-    )
+    assert np.mean(
+        [head.chance((1.0, math.log(99), math.log(0.99), 0.0, x, 0.0, 0.0, 0.0)) for x in (0.05, 0.1)]
+    ) == pytest.approx(0.6, abs=0.1)
 
 
 def test_evidence_ends_with_the_first_rejection() -> None:
@@ -121,7 +121,14 @@ def test_a_hopeless_drafter_costs_two_tokens_a_step() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"stop_threshold": 2}, {"bound": 3}, {"bound": [0, 5]}, {"bound": [6, 5]}, {"bound": [1, 2, 3]}, {"weight_mismatch": 0}],
+    [
+        {"stop_threshold": 2},
+        {"bound": 3},
+        {"bound": [0, 5]},
+        {"bound": [6, 5]},
+        {"bound": [1, 2, 3]},
+        {"weight_mismatch": 0},
+    ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -1,7 +1,7 @@
 """Synthetic worlds for controllers: costs and acceptance are formulas, time is a sum, nothing is measured.
 
-A world drafts as told by the controller's budgets, decides with its own random numbers which nodes the target accepts, and adds
-up the seconds that its formulas give. Token RIGHT is what the target wants next; any other token is a failure.
+A world drafts as told by the controller's budgets, decides with its own random numbers which nodes the target accepts,
+and adds up the seconds that its formulas give. Token RIGHT is what the target wants next; any other token is a failure.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class World:
         return tokens / elapsed
 
     def step(self, controller: Any, step: int, rng: np.random.Generator) -> tuple[int, float]:
-        """One step of the loop; tokens and seconds. Sequences are the same in every step, so a plan ends by itself alone."""
+        """One step of the loop; tokens and seconds. Sequences are the same in every step, so a plan ends by itself
+        alone.
+        """
         if self._left < 1:
             self._plan = controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
             self._left, self._outcome = self._plan.steps, None
@@ -152,7 +154,9 @@ class World:
         )
         noisy = [seconds * factor for seconds, factor in zip([*draft, score], noise.tolist(), strict=True)]
         tokens = sum(len(verdict.path) for verdict in verdicts) + self.batch
-        outcome = Outcome(1, tokens, sum(noisy), proposed, trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows))
+        outcome = Outcome(
+            1, tokens, sum(noisy), proposed, trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows)
+        )
         self._outcome = outcome if self._outcome is None else outcome.merged(self._outcome)
         if self._left < 1:
             controller.observe(self._outcome)

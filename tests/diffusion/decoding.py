@@ -12,7 +12,9 @@ from tests.diffusion.toys import Independent
 
 
 def fill(toy: Any, config: Any, length: int = 12, prompt: Sequence[int] = (3, 4, 5), seed: int = 0) -> Outcome:
-    return complete(toy, Canvas.of(prompt, length, mask_token_id=toy.mask_token_id, eos_token_ids=toy.eos_token_ids), config, seed)
+    return complete(
+        toy, Canvas.of(prompt, length, mask_token_id=toy.mask_token_id, eos_token_ids=toy.eos_token_ids), config, seed
+    )
 
 
 def complete(toy: Any, canvas: Canvas, config: Any, seed: int = 0) -> Outcome:

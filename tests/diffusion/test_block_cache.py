@@ -93,7 +93,10 @@ def test_a_rewritten_block_is_stored_again_with_those_after_it() -> None:
 def test_regions_of_a_template_are_filled_as_without_cache() -> None:
     toy = t4("block")
     template = [3, 23, 23, 6, 7, 23, 8, 9, 10, 11, 12, 13, 23, 23, 5, 23]
-    run = [complete(toy, Canvas.infill(template, mask_token_id=23), {"method": "static", "cache": c}) for c in ("none", "block")]
+    run = [
+        complete(toy, Canvas.infill(template, mask_token_id=23), {"method": "static", "cache": c})
+        for c in ("none", "block")
+    ]
     assert same(*run)
 
 

@@ -88,6 +88,11 @@ def test_blocks_grow() -> None:
 
 def test_blocks_stay_within_those_of_the_model() -> None:
     toy = PlannedBlocks([0.5] * 8, block_length=4)
-    assert fill(toy, {"method": "static", "schedule": "progressive", "block_lengths": (1, 1, 2, 4)}, 8, ()).trajectory.calls == 8
+    assert (
+        fill(
+            toy, {"method": "static", "schedule": "progressive", "block_lengths": (1, 1, 2, 4)}, 8, ()
+        ).trajectory.calls
+        == 8
+    )
     with pytest.raises(ConfigError, match="not cross the model's, of 4 slots each"):
         fill(toy, {"method": "static", "schedule": "progressive", "block_lengths": (3, 4)}, 8, ())

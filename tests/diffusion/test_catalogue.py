@@ -23,7 +23,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window_diffusion": {"active_slots": 4, "window_slots": 8, "refresh_period": 3},
 }
 OPTIONS["learn2pd_eotp"] = OPTIONS["learn2pd"]
-WITHOUT_BLOCKS = {"ass", "eoser_ass", "ass_blocks", "bacd_progressive", "remdm", "remdm_conf", "mask_predict", "dream_origin"}
+WITHOUT_BLOCKS = {
+    "ass",
+    "eoser_ass",
+    "ass_blocks",
+    "bacd_progressive",
+    "remdm",
+    "remdm_conf",
+    "mask_predict",
+    "dream_origin",
+}
 REFUSED = re.compile("has no option|of the whole text|constraint must be one of")
 """Options of the method's own cache policy; blocks for a method without; a constraint that is not given here."""
 

@@ -17,7 +17,9 @@ class Even(Toy):
 
     def rows(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
-            return np.log([[float(token < round(np.exp(NATS[slot]))) for token in range(self.vocab_size)] for slot in slots])
+            return np.log(
+                [[float(token < round(np.exp(NATS[slot]))) for token in range(self.vocab_size)] for slot in slots]
+            )
 
 
 @pytest.mark.parametrize(("bar", "first"), [(0.5, [2]), (0.7, [0, 2]), (1.1, [0, 2, 3]), (1.4, [0, 1, 2, 3])])

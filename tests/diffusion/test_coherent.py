@@ -79,7 +79,9 @@ def test_histories_do_not_cross_a_cut() -> None:
     """The first round writes an end, which cuts the text: the second knows nothing of the first and writes one slot."""
     confidence = [0.6, 0.9, 0.85, 0.8, 0.7, 0.65, 0.95, 0.4]
     config = {"method": "ccd_ds", "history_length": 2, "history_slots": 4, "stop": "end_of_text"}
-    cut, whole = (fill(with_ends(confidence, [0] * 6 + [token, 0], 6), config, 8, ()).trajectory.rounds for token in (6, 0))
+    cut, whole = (
+        fill(with_ends(confidence, [0] * 6 + [token, 0], 6), config, 8, ()).trajectory.rounds for token in (6, 0)
+    )
     assert [r.slots.size for r in cut][:3] == [1, 1, 3]
     assert [r.slots.size for r in whole][:2] == [1, 3]
 
@@ -92,7 +94,9 @@ def test_agreement_never_writes_a_flipping_slot_beyond_the_quota() -> None:
     rounds = [r.slots.tolist() for r in fill(Scripted(script), config, 8, ()).trajectory.rounds]
     assert any(len(slots) > 1 for slots in rounds)
     assert not any(3 in slots and len(slots) > 1 for slots in rounds)
-    still = [r.slots.tolist() for r in fill(Scripted(lambda f, s: (2, 0.9 - 0.05 * s)), config, 8, ()).trajectory.rounds]
+    still = [
+        r.slots.tolist() for r in fill(Scripted(lambda f, s: (2, 0.9 - 0.05 * s)), config, 8, ()).trajectory.rounds
+    ]
     assert any(3 in slots and len(slots) > 1 for slots in still)
 
 
@@ -121,7 +125,9 @@ def test_agreement_does_not_cross_a_cut() -> None:
     """The second round writes an end, which cuts the text: the third finds no list."""
     confidence = [0.6, 0.95, 0.85, 0.8, 0.7, 0.65, 0.9, 0.4]
     config = {"method": "ccd_agreement", "warmup_rounds": 1, "stop": "end_of_text"}
-    cut, whole = (fill(with_ends(confidence, [0] * 6 + [token, 0], 6), config, 8, ()).trajectory.rounds for token in (6, 0))
+    cut, whole = (
+        fill(with_ends(confidence, [0] * 6 + [token, 0], 6), config, 8, ()).trajectory.rounds for token in (6, 0)
+    )
     assert [r.slots.size for r in cut][:3] == [1, 1, 1]
     assert [r.slots.size for r in whole][:3] == [1, 1, 2]
 

@@ -20,7 +20,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "factor 0": ({"method": "factor", "factor": 0.0}, {}),
     "quota of a slot a round": ({"method": "static", "denoising_steps": 4}, {}),
     "LocalLeap, anchors above 1": ({"method": "local_leap", "confidence_threshold": 1.1, "relaxed_threshold": 1.1}, {}),
-    "LocalLeap, no anchor to relax": ({"method": "local_leap", "confidence_threshold": 1.1, "relaxed_threshold": 0.1}, {}),
+    "LocalLeap, no anchor to relax": (
+        {"method": "local_leap", "confidence_threshold": 1.1, "relaxed_threshold": 0.1},
+        {},
+    ),
     "ETE, no exploring, no look-ahead": (
         {"method": "ete", "confidence_threshold": 1.1, "explore_blocks": 0, "look_ahead": 0},
         {},
@@ -54,11 +57,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "CAD, one token, no bar": ({"method": "cad", "max_tokens_per_round": 1, "eos_bar": 0.0}, {}),
     "CAD, threshold above 1, no bar": ({"method": "cad", "confidence_threshold": 1.1, "eos_bar": 0.0}, {}),
-    "Learn2PD, threshold 1": ({"method": "learn2pd", "filter_threshold": 1.0, "filter": lambda step: np.full(4, 50.0)}, {}),
+    "Learn2PD, threshold 1": (
+        {"method": "learn2pd", "filter_threshold": 1.0, "filter": lambda step: np.full(4, 50.0)},
+        {},
+    ),
     "EoTP, no end of text": ({"method": "eotp", "end_token_ids": (9,)}, {}),
     "Prophet, infinite bars": ({"method": "prophet", "gap_thresholds": (INFINITE,) * 3}, {}),
     "Learn2PD with EoTP, threshold 1, no end of text": (
-        {"method": "learn2pd_eotp", "filter_threshold": 1.0, "filter": lambda step: np.full(4, 50.0), "end_token_ids": (9,)},
+        {
+            "method": "learn2pd_eotp",
+            "filter_threshold": 1.0,
+            "filter": lambda step: np.full(4, 50.0),
+            "end_token_ids": (9,),
+        },
         {},
     ),
     "LLaDA2.1, thresholds above 1": ({"method": "llada2.1_s", "confidence_threshold": 1.1, "edit_threshold": 1.0}, {}),
@@ -71,7 +82,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"method": "fast_dllm_prefix", "confidence_threshold": 1.1, "refresh_period": 1},
         {},
     ),
-    "dual cache, refreshed every round": ({"method": "fast_dllm_dual", "confidence_threshold": 1.1, "refresh_period": 1}, {}),
+    "dual cache, refreshed every round": (
+        {"method": "fast_dllm_dual", "confidence_threshold": 1.1, "refresh_period": 1},
+        {},
+    ),
     "ReMDM, one round": (
         {"method": "remdm", "denoising_steps": 1, "block_length": None},
         {"denoising_steps": 1, "block_length": None},
@@ -82,7 +96,13 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "ReCAP, no local steps": ({"method": "recap", "refresh_period": 1}, {}),
     "Window-Diffusion, everything open and refreshed every round": (
-        {"method": "window_diffusion", "schedule": "sliding", "active_slots": None, "window_slots": None, "refresh_period": 1},
+        {
+            "method": "window_diffusion",
+            "schedule": "sliding",
+            "active_slots": None,
+            "window_slots": None,
+            "refresh_period": 1,
+        },
         {"block_length": None},
     ),
 }

@@ -19,7 +19,9 @@ def canvas_of(toy: Toy, length: int = 12) -> Canvas:
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
 def test_an_exact_policy_deviates_by_rounding_only(kind: str, cache: str) -> None:
     toy = t4(kind)
-    config = {"method": "static", "block_length": 6, "cache": cache} | ({} if cache == "none" else {"refresh_period": 1})
+    config = {"method": "static", "block_length": 6, "cache": cache} | (
+        {} if cache == "none" else {"refresh_period": 1}
+    )
     found = deviation(toy, canvas_of(toy), config)
     assert (found.different, found.other_tokens, found.slots) == (0, 0, 12)
     assert found.largest < 1e-9
@@ -64,7 +66,8 @@ class Neighbours(Toy):
 
 
 def test_logits_are_compared_at_masked_slots_with_a_full_pass() -> None:
-    # The small passes of the first block do not see the given slot 5; where the block is the whole text, they see everything.
+    # The small passes of the first block do not see the given slot 5; where the block is the whole text, they see
+    # everything.
     canvas = Canvas.infill([3, 3, 3, 3, 3, 3, 1], mask_token_id=3)
     found = deviation(Neighbours(4), canvas, {"method": "static", "block_length": 7, "cache": "dual"})
     assert found.largest == 0

@@ -85,7 +85,9 @@ def test_canvas_and_order_are_those_of_the_plain_method_in_blocks(config, ahead:
     plain = fill(toy, config, 13)
     ours = fill(toy, {**config, "verification": "freedave", "layout": layout, "blocks_ahead": ahead}, 13)
     assert same(plain, ours)
-    two_slots = config.get("block_length") == 2 and not ahead  # 1 + ceil((2 - 1) / drafts) is what the plain method takes
+    two_slots = (
+        config.get("block_length") == 2 and not ahead
+    )  # 1 + ceil((2 - 1) / drafts) is what the plain method takes
     assert ours.trajectory.calls < plain.trajectory.calls + two_slots
 
 
@@ -104,7 +106,10 @@ def test_one_draft_is_the_plain_method() -> None:
     toy = t4()
     plain, ours = fill(toy, POLICIES["dual"]), fill(toy, {**POLICIES["dual"], "verification": "freedave", "drafts": 1})
     assert same(plain, ours)
-    assert (ours.trajectory.calls, ours.trajectory.slots_computed) == (plain.trajectory.calls, plain.trajectory.slots_computed)
+    assert (ours.trajectory.calls, ours.trajectory.slots_computed) == (
+        plain.trajectory.calls,
+        plain.trajectory.slots_computed,
+    )
 
 
 @pytest.mark.parametrize("config", [POLICIES["none"], POLICIES["dual"]], ids=["none", "dual"])
@@ -170,7 +175,9 @@ def with_verification(toy, config, verification: type[FreeDave], seed: int):
 
 def test_taking_every_draft_would_be_noticed() -> None:
     toys = [t4(seed=seed) for seed in range(4)]
-    assert any(not same(fill(toy, "static"), with_verification(toy, {"method": "static"}, Credulous, 0)) for toy in toys)
+    assert any(
+        not same(fill(toy, "static"), with_verification(toy, {"method": "static"}, Credulous, 0)) for toy in toys
+    )
 
 
 def test_computing_drafts_by_another_plan_would_be_noticed() -> None:
@@ -184,7 +191,8 @@ def test_sampled_text_is_that_of_the_plain_method_for_every_seed(layout: str) ->
     toy = t4()
     config = {"method": "static", "block_length": 6, "temperature": 1.0}
     runs = [
-        (fill(toy, config, seed=s), fill(toy, {**config, "verification": "freedave", "layout": layout}, seed=s)) for s in range(5)
+        (fill(toy, config, seed=s), fill(toy, {**config, "verification": "freedave", "layout": layout}, seed=s))
+        for s in range(5)
     ]
     assert all(same(plain, ours) for plain, ours in runs)
     assert len({tuple(plain.canvas.tokens) for plain, _ in runs}) > 1

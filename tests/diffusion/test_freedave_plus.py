@@ -1,4 +1,6 @@
-"""FreeDave++: drafts that the rule would have written, and perhaps more; not lossless, and FreeDave where a round is a slot."""
+"""FreeDave++: drafts that the rule would have written, and perhaps more; not lossless, and FreeDave where a round is a
+slot.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,8 @@ def test_plus_is_freedave_where_one_slot_is_written_a_round(seed: int) -> None:
 
 
 def test_plus_keeps_drafts_that_the_rule_would_have_written_and_more() -> None:
-    # The first pass shows 4 sure slots of 8; then all are sure: a target of all holds every draft, and the furthest is kept.
+    # The first pass shows 4 sure slots of 8; then all are sure: a target of all holds every draft, and the furthest is
+    # kept.
     class Growing(Toy):
         def rows(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
             rows = np.zeros((slots.size, self.vocab_size))
@@ -37,7 +40,8 @@ def test_plus_keeps_drafts_that_the_rule_would_have_written_and_more() -> None:
 
 
 def test_plus_takes_the_furthest_draft_that_the_rule_would_have_written() -> None:
-    # A canvas of 5 written slots changes the model's mind about slot 6; one of 4 does not, and 8 are all it would have written.
+    # A canvas of 5 written slots changes the model's mind about slot 6; one of 4 does not, and 8 are all it would have
+    # written.
     class Doubting(Toy):
         def rows(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
             written = (ids != self.mask_token_id).sum()

@@ -1,4 +1,6 @@
-"""`LLM` on a diffusion checkpoint: canvases behind the front door, cut and counted as other models' texts, or refused by name."""
+"""`LLM` on a diffusion checkpoint: canvases behind the front door, cut and counted as other models' texts, or refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, DiffusionMetrics, Recipe, decode
-from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, PromptError, UnsupportedModelError
+from paceline.errors import (
+    CapabilityError,
+    CheckpointError,
+    ConfigError,
+    PacelineError,
+    PromptError,
+    UnsupportedModelError,
+)
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import hub
 from tests.tiny_checkpoint import edit_json
@@ -100,9 +109,13 @@ def test_lengths_are_rounded_up_to_blocks_and_cut_back(folder: Path) -> None:
     assert (out.outputs[0].token_ids, out.outputs[0].finish_reason) == (whole[:13], "length")
     assert out.metrics.num_steps == 16
     long = [7] * 250  # of 256
-    with pytest.raises(PromptError, match="the prompt has 250 tokens, but the context holds 256 including at least one block of 8"):
+    with pytest.raises(
+        PromptError, match="the prompt has 250 tokens, but the context holds 256 including at least one block of 8"
+    ):
         blocks.generate({"prompt_token_ids": long}, SamplingParams(**GREEDY))
-    [short] = blocks.generate({"prompt_token_ids": long[:240]}, SamplingParams(temperature=0.0, max_tokens=999, ignore_eos=True))
+    [short] = blocks.generate(
+        {"prompt_token_ids": long[:240]}, SamplingParams(temperature=0.0, max_tokens=999, ignore_eos=True)
+    )
     assert len(short.outputs[0].token_ids) == 16
 
 
@@ -224,7 +237,9 @@ def test_constrained_texts(folder: Path) -> None:
             [out] = found.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=14, seed=seed))
             assert fits(out.outputs[0].text), out.outputs[0].text
     for length in (5, 6):  # of blocks of 8: the text ends before the cut
-        blocks = LLM(folder, diffusion_config={"method": "static", "regex": "[abc]{3}:[0-9]+", "block_length": 8}, **OPEN)
+        blocks = LLM(
+            folder, diffusion_config={"method": "static", "regex": "[abc]{3}:[0-9]+", "block_length": 8}, **OPEN
+        )
         [out] = blocks.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=length, seed=0))
         assert re.fullmatch("[abc]{3}:[0-9]+", out.outputs[0].text)
         with pytest.raises(ConfigError, match="fill whole blocks where a constrained text has no end"):
@@ -249,7 +264,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM, change: dict[str, 
 
 
 def test_every_sampling_parameter_is_either_honoured_or_refused() -> None:
-    honoured = {"n", "temperature", "logit_bias", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "max_tokens"}
+    honoured = {
+        "n",
+        "temperature",
+        "logit_bias",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "max_tokens",
+    }
     honoured |= {"ignore_eos", "detokenize", "skip_special_tokens"}
     assert honoured | SAMPLING.keys() == set(SamplingParams.__dataclass_fields__)
     assert not honoured & SAMPLING.keys()
@@ -258,7 +282,12 @@ def test_every_sampling_parameter_is_either_honoured_or_refused() -> None:
 
 
 def test_engine_arguments_that_cannot_be_honoured(folder: Path) -> None:
-    wrong = {"quantization": "int8", "exactness": "strict", "kv_cache_memory_bytes": 10**9, "max_num_batched_tokens": 64}
+    wrong = {
+        "quantization": "int8",
+        "exactness": "strict",
+        "kv_cache_memory_bytes": 10**9,
+        "max_num_batched_tokens": 64,
+    }
     assert wrong.keys() | {"speculative_memory_bytes"} == ENGINE.keys()
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=f"^{name}=.* does not go with a diffusion language model"):
@@ -275,7 +304,9 @@ def test_the_configurations_of_the_other_kind(folder: Path, tmp_path: Path, llm:
     ):
         LLM(folder, speculative_config={"method": "ngram"})
     LLM(folder, speculative_config=None, **OPEN)  # asks for nothing
-    with pytest.raises(ConfigError, match=r"diffusion_config needs a diffusion language model.* use speculative_config"):
+    with pytest.raises(
+        ConfigError, match=r"diffusion_config needs a diffusion language model.* use speculative_config"
+    ):
         LLM(write_llama(tmp_path), diffusion_config={"method": "static"})
     for refused in (lambda: llm.exactness, llm.save_tables, lambda: llm.with_speculative_config(None)):
         with pytest.raises(CapabilityError, match="is a diffusion language model"):
@@ -291,14 +322,20 @@ WRONG: list[tuple[Any, str]] = [
     ({"block_length": 0}, "block_length must be an integer of 1 or more, got 0"),
     ({"block_length": "8"}, "block_length must be an integer, got '8'"),
     ("{", "diffusion_config is not JSON"),
-    ('{"cache": "none", "cache": "dual"}', "diffusion_config must have each key once, and 'cache' stands there 2 times"),
+    (
+        '{"cache": "none", "cache": "dual"}',
+        "diffusion_config must have each key once, and 'cache' stands there 2 times",
+    ),
     ({"confidence_threshold": 5}, r"confidence_threshold must be a number in 0\.\.2, got 5"),
     ({"confidence_threshold": -0.1}, "confidence_threshold must be a number in"),
     ({"confidence_threshold": float("nan")}, "confidence_threshold must be a number in"),
     ({"confidence_threshold": "0.5"}, "confidence_threshold must be a number in"),
     ({"confidence_threshold": True}, "confidence_threshold must be a number in"),
     ({"confidence_threshold": None}, "confidence_threshold must be a number in"),
-    ({"confidence_threshold": 0.5, "dllm_confidence_threshold": 0.9}, "'dllm_confidence_threshold' is another name of 'confidence"),
+    (
+        {"confidence_threshold": 0.5, "dllm_confidence_threshold": 0.9},
+        "'dllm_confidence_threshold' is another name of 'confidence",
+    ),
     ({"method": "factor", "factor": -1}, "factor must be a number in"),
     ({"method": "factor", "factor": [1]}, "factor must be a number in"),
     ({"method": "llada2.1_s", "edit_threshold": 1.5}, r"edit_threshold must be a number in 0\.\.1, got 1\.5"),
@@ -357,7 +394,9 @@ def test_a_constraint_that_no_text_meets(folder: Path) -> None:
         out.raise_for_error()
 
 
-def test_a_model_that_breaks_down_ends_its_output_with_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_breaks_down_ends_its_output_with_the_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = LLM(folder, diffusion_config="static", **OPEN)
     assert found.diffusion is not None
     forward, passes = found.diffusion.denoiser.forward, iter(range(99))
@@ -380,7 +419,9 @@ def test_the_names_of_bundled_models(folder: Path, tmp_path: Path, monkeypatch: 
         LLM("bundled/diffusion", revision="main")
 
 
-def test_recommendations_that_cannot_be_honoured_are_named(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recommendations_that_cannot_be_honoured_are_named(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     there = shutil.copytree(folder, tmp_path / "there")
     (there / "generation_config.json").write_text(
         json.dumps({"do_sample": True, "temperature": 0.5, "top_p": 0.9, "eos_token_id": END})

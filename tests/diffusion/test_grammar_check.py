@@ -1,4 +1,6 @@
-"""Constrained decoding: whatever the denoiser says, what is finished is a text of the constraint; allowed texts stay untouched."""
+"""Constrained decoding: whatever the denoiser says, what is finished is a text of the constraint; allowed texts stay
+untouched.
+"""
 
 import json
 import re
@@ -18,7 +20,10 @@ TEXTS = [*'{}[]:," -.01237abcnrtuslexyé()+*', '"a', '":', '": ', '",', "true", 
 END, MASK = len(TEXTS), len(TEXTS) + 1
 PAIR = {
     "type": "object",
-    "properties": {"a": {"type": "string", "maxLength": 3}, "x": {"type": "array", "items": {"type": "integer"}, "minItems": 1}},
+    "properties": {
+        "a": {"type": "string", "maxLength": 3},
+        "x": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+    },
     "required": ["x"],
 }
 NEST = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "boolean"}]}
@@ -175,7 +180,10 @@ def test_without_a_budget_the_shortest_text_is_written() -> None:
 def test_several_regions_of_a_template_are_filled() -> None:
     for seed in range(6):
         template = (
-            [TEXTS.index(t) for t in ("{", '"x":', "[")] + [MASK] * 4 + [TEXTS.index(t) for t in (",", "7", ",")] + [MASK] * 2
+            [TEXTS.index(t) for t in ("{", '"x":', "[")]
+            + [MASK] * 4
+            + [TEXTS.index(t) for t in (",", "7", ",")]
+            + [MASK] * 2
         )
         template += [TEXTS.index("]}")]
         canvas = Canvas.infill(template, mask_token_id=MASK)
@@ -212,7 +220,9 @@ def test_canvases_of_a_batch_do_not_mix() -> None:
 def test_drafts_verified_ahead_give_the_static_text() -> None:
     for seed in range(2):
         for constraint, _ in CASES.values():
-            ours, plain = (run(Rough(seed, 2.0), blank(12), {"method": m, **constraint})[0] for m in ("freedave", "static"))
+            ours, plain = (
+                run(Rough(seed, 2.0), blank(12), {"method": m, **constraint})[0] for m in ("freedave", "static")
+            )
             assert ours.canvas.output == plain.canvas.output
 
 

@@ -42,7 +42,9 @@ def test_the_factor_rule_commits_three_of_the_card() -> None:
     assert outcome.trajectory.rounds[0].slots.size == 3
 
 
-@pytest.mark.parametrize("config", [{"method": "threshold", "confidence_threshold": 1.1}, {"method": "factor", "factor": 0.0}])
+@pytest.mark.parametrize(
+    "config", [{"method": "threshold", "confidence_threshold": 1.1}, {"method": "factor", "factor": 0.0}]
+)
 def test_degenerate_settings_are_the_static_baseline(config) -> None:
     toy = permutation(4)
     ours, static = run(toy, 4, config), run(toy, 4, "static")
@@ -93,7 +95,9 @@ def test_company_changes_nothing() -> None:
     canvases = [Canvas.of((), 4, mask_token_id=toy.mask_token_id) for _ in range(3)]
     together = decode(canvases, toy, [recipe.parts(toy, c, seed=i) for i, c in enumerate(canvases)])
     for i, outcome in enumerate(together):
-        assert (outcome.canvas.tokens == run(toy, 4, {"method": "random", "temperature": 1.0}, seed=i).canvas.tokens).all()
+        assert (
+            outcome.canvas.tokens == run(toy, 4, {"method": "random", "temperature": 1.0}, seed=i).canvas.tokens
+        ).all()
 
 
 def test_priors_and_prompt_never_change() -> None:

@@ -66,7 +66,10 @@ def test_the_gap_is_in_units_of_logits() -> None:
 
 def test_regions() -> None:
     sure_at_the_end = Gaps([0.1] * 8 + [10.0] * 4)
-    assert fill(sure_at_the_end, {"method": "prophet", "monitor": "last", "answer_length": 4}, 12, ()).trajectory.calls == 1
+    assert (
+        fill(sure_at_the_end, {"method": "prophet", "monitor": "last", "answer_length": 4}, 12, ()).trajectory.calls
+        == 1
+    )
     assert fill(sure_at_the_end, "prophet", 12, ()).trajectory.calls > 1
     span = {"method": "prophet", "monitor": "span", "answer_start": 7, "answer_length": 5}
     assert fill(sure_at_the_end, span, 12, ()).trajectory.calls == 1

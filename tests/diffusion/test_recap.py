@@ -18,7 +18,9 @@ PERIODS = (2, 4, 6)
 
 
 class Fenced:
-    """A denoiser in which the context of a group of rounds, the slots written when it began, sees nothing that was masked then."""
+    """A denoiser in which the context of a group of rounds, the slots written when it began, sees nothing that was
+    masked then.
+    """
 
     def __init__(self, inner: Any, period: int) -> None:
         self.inner, self.period, self.rounds = inner, period, 0
@@ -49,7 +51,10 @@ def test_local_steps_are_exact_where_the_context_sees_nothing_masked(kind: str, 
 
 
 def test_they_are_not_where_it_does() -> None:
-    pairs = [(fill(t4(seed=s), {"method": "static"}), fill(t4(seed=s), {"method": "recap", "refresh_period": 4})) for s in SEEDS]
+    pairs = [
+        (fill(t4(seed=s), {"method": "static"}), fill(t4(seed=s), {"method": "recap", "refresh_period": 4}))
+        for s in SEEDS
+    ]
     assert any(not same(plain, local) for plain, local in pairs)
 
 

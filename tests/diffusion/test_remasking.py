@@ -48,7 +48,10 @@ def test_the_share_of_masked_slots_does_not_depend_on_remasking(options: dict[st
 def test_remasking_without_the_compensation_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Remasking, "write", lambda self, round_: 1 / (STEPS - round_))
     counts = masked_after({"method": "remdm", "remask_eta": 0.3})
-    assert min(stats.binomtest(int(count), 20 * LENGTH, 1 - (i + 1) / STEPS).pvalue for i, count in enumerate(counts[:-1])) < 1e-6
+    assert (
+        min(stats.binomtest(int(count), 20 * LENGTH, 1 - (i + 1) / STEPS).pvalue for i, count in enumerate(counts[:-1]))
+        < 1e-6
+    )
 
 
 def test_rates_are_those_of_the_paper() -> None:
@@ -93,7 +96,10 @@ def test_unsure_slots_are_masked_again_more_often() -> None:
 
 
 def test_company_changes_nothing() -> None:
-    toy, recipe = permutation(3), Recipe({"method": "remdm", "denoising_steps": 5, "remask_eta": 0.5, "temperature": 1.0})
+    toy, recipe = (
+        permutation(3),
+        Recipe({"method": "remdm", "denoising_steps": 5, "remask_eta": 0.5, "temperature": 1.0}),
+    )
     canvases = [Canvas.of((), 3, mask_token_id=3) for _ in range(4)]
     together = decode(canvases, toy, [recipe.parts(toy, c, seed=i) for i, c in enumerate(canvases)])
     for i, outcome in enumerate(together):

@@ -27,18 +27,24 @@ def by_hand(toy, tokens: list[int], length: int) -> list[int]:
 
 def test_phase_two_is_autoregressive_decoding_of_the_same_model() -> None:
     toy = t4("block", block_length=4, seed=3)
-    phases = Phases(thinking_length=8, answer_length=6, check_prompt=[1, 2], thinking={"method": "bacd", "block_length": 4})
+    phases = Phases(
+        thinking_length=8, answer_length=6, check_prompt=[1, 2], thinking={"method": "bacd", "block_length": 4}
+    )
     answers = think_then_answer(PROMPTS, toy, phases)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert answer.answer == by_hand(toy, [*prompt, *answer.thoughts, 1, 2], 6)
         assert answer.answering.trajectory.calls == 6
-    coarse = fill(toy, {"method": "static", "cache": "none"}, 6, (*PROMPTS[0], *answers[0].thoughts, 1, 2)).canvas.output
+    coarse = fill(
+        toy, {"method": "static", "cache": "none"}, 6, (*PROMPTS[0], *answers[0].thoughts, 1, 2)
+    ).canvas.output
     assert coarse != answers[0].answer
 
 
 def test_phase_one_is_the_method_with_its_blocks() -> None:
     toy = t4("block", block_length=4)
-    phases = Phases(thinking_length=8, answer_length=4, check_prompt=[1], thinking={"method": "static", "block_length": 4})
+    phases = Phases(
+        thinking_length=8, answer_length=4, check_prompt=[1], thinking={"method": "static", "block_length": 4}
+    )
     [answer] = think_then_answer(PROMPTS[:1], toy, phases)
     assert answer.thoughts == fill(toy, {"method": "static", "block_length": 4}, 8, PROMPTS[0]).canvas.output
 
@@ -99,6 +105,8 @@ def test_other_blocks_are_another_mask() -> None:
 def test_wrong_use_is_one_line() -> None:
     with pytest.raises(ConfigError, match="attention must be causal between blocks"):
         Reblocked(t4(), 1)
-    phases = Phases(thinking_length=4, answer_length=4, check_prompt=[1], answering={"method": "static", "block_length": 2})
+    phases = Phases(
+        thinking_length=4, answer_length=4, check_prompt=[1], answering={"method": "static", "block_length": 2}
+    )
     with pytest.raises(ConfigError, match="block_length of phase two must be 1"):
         think_then_answer(PROMPTS[:1], t4(), phases)

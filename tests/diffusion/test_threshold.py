@@ -78,7 +78,8 @@ PARALLEL: list[dict[str, Any]] = [
 def test_never_more_calls_than_slots_and_fewer_in_all(config: dict[str, Any]) -> None:
     """A call for each round, and the round of each slot is the most there can be."""
     joints: list[Callable[[], Any]] = [
-        lambda seed=seed: Joint(np.random.default_rng(seed).dirichlet(np.full(256, 0.1)).reshape((2,) * 8)) for seed in range(3)
+        lambda seed=seed: Joint(np.random.default_rng(seed).dirichlet(np.full(256, 0.1)).reshape((2,) * 8))
+        for seed in range(3)
     ]
     calls = [fill(toy(), {**config, "block_length": 4}, 8, ()).trajectory.calls for toy in joints]
     calls += [fill(t4(seed=seed), {**config, "block_length": 4}, 8).trajectory.calls for seed in range(3)]

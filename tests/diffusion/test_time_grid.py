@@ -139,7 +139,9 @@ class Fenced:
 
 @pytest.mark.parametrize("kind", ["full", "shifted"])
 def test_a_prefilled_prompt_is_exact_where_it_does_not_see_the_answer(kind: Any) -> None:
-    """With shifted logits its last token is computed again; a prompt that sees the masks makes prefilling approximate."""
+    """With shifted logits its last token is computed again; a prompt that sees the masks makes prefilling
+    approximate.
+    """
     config, open_ = {"method": "dimple", "confidence_threshold": 0.7}, []
     for seed in range(2):
         toy = t4(kind, seed=seed)

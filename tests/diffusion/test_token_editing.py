@@ -32,7 +32,9 @@ def test_a_model_that_copies_stops_a_round_after_the_last_mask(mode: str, blocks
     c = np.linspace(0.2, 0.95, 8).tolist()
     outcome = fill(Copier(c), {"method": mode, "block_length": 8 // blocks}, 8, ())
     threshold = 0.5 if mode == "llada2.1_s" else 0.7
-    plain = fill(Copier(c), {"method": "threshold", "confidence_threshold": threshold, "block_length": 8 // blocks}, 8, ())
+    plain = fill(
+        Copier(c), {"method": "threshold", "confidence_threshold": threshold, "block_length": 8 // blocks}, 8, ()
+    )
     assert (outcome.canvas.tokens == plain.canvas.tokens).all()
     assert not any(r.edited.size for r in outcome.trajectory.rounds)
     assert outcome.trajectory.calls == plain.trajectory.calls + blocks
@@ -55,7 +57,9 @@ def test_calls_are_bounded(mode: str, seed: int) -> None:
 
 
 def changing(filled: int, slot: int) -> tuple[int, float]:
-    """Slot 0 is written as 1; once two slots are filled the model would rather have 2 there, with a probability of 0.6."""
+    """Slot 0 is written as 1; once two slots are filled the model would rather have 2 there, with a probability of
+    0.6.
+    """
     if slot == 0:
         return (1, 0.95) if filled < 2 else (2, 0.6)
     return 3, 0.9 - 0.3 * slot
@@ -132,7 +136,9 @@ def test_the_guard_lowers_the_left_neighbours_token() -> None:
 def test_the_guard_ends_a_stutter() -> None:
     toy = Independent([0.6] * 5, tokens=[1] * 5)
     assert fill(toy, {"method": "leftmost"}, 5, ()).canvas.output == [1] * 5
-    guarded = fill(toy, {"method": "leftmost", "correction": "repetition_guard", "penalty_lambda": 9.0}, 5, ()).canvas.output
+    guarded = fill(
+        toy, {"method": "leftmost", "correction": "repetition_guard", "penalty_lambda": 9.0}, 5, ()
+    ).canvas.output
     assert all(a != b for a, b in pairwise(guarded))
 
 

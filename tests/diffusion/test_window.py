@@ -66,7 +66,14 @@ def test_the_window_slides_and_computes_what_this_phase_has_written() -> None:
     slots = [calls[0] for calls in toy.computed]
     assert slots == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [4, 5, 6], [4, 5, 6]]
     reads = [calls[0].read for calls, _ in toy.passes]
-    assert [None if read is None else read.tolist() for read in reads] == [None, [0], [0], None, [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert [None if read is None else read.tolist() for read in reads] == [
+        None,
+        [0],
+        [0],
+        None,
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+    ]
 
 
 def test_pruning_changes_only_the_order_where_slots_are_independent() -> None:

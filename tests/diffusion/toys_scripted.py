@@ -1,4 +1,6 @@
-"""Toys whose word depends on how many slots are filled, or on one neighbour: for rules that look at more than one round."""
+"""Toys whose word depends on how many slots are filled, or on one neighbour: for rules that look at more than one
+round.
+"""
 
 from collections.abc import Callable
 

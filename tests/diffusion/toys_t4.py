@@ -22,8 +22,9 @@ def t4(
     dtype: torch.dtype = torch.float64,
     eos_token_ids: tuple[int, ...] = (),
 ) -> NativeDenoiser:
-    """Two layers, 32 wide; the mask token is the last of the vocabulary. Logits spread by about 2, so that arguments of the
-    maximum are clear and depend on the canvas."""
+    """Two layers, 32 wide; the mask token is the last of the vocabulary. Logits spread by about 2, so that arguments of
+    the maximum are clear and depend on the canvas.
+    """
     spec = DenoiserSpec(
         model=ModelSpec(
             family="t4",

@@ -29,11 +29,15 @@ def table(text: Sequence[int], rows: int = 1024, width: int = 8) -> TrigramTable
 
 def followers(one: TrigramTable, first: int, second: int) -> dict[int, float]:
     row = find_trigram(one.rows, first, second)
-    return {} if row < 0 else {int(t): float(w) for t, w in zip(one.rows[2][row], one.rows[3][row], strict=True) if t >= 0}
+    return (
+        {} if row < 0 else {int(t): float(w) for t, w in zip(one.rows[2][row], one.rows[3][row], strict=True) if t >= 0}
+    )
 
 
 def drafter(*, trees: bool = True, **options: Any) -> AdedDrafter:
-    return AdedDrafter(DrafterArgs(vocab_size=VOCAB, index=1, max_context=64, target=ToyRunner(VOCAB, trees=trees)), **options)  # type: ignore[arg-type]
+    return AdedDrafter(
+        DrafterArgs(vocab_size=VOCAB, index=1, max_context=64, target=ToyRunner(VOCAB, trees=trees)), **options
+    )  # type: ignore[arg-type]
 
 
 def begin(one: AdedDrafter, text: Sequence[int], tenant: str = "") -> Any:
@@ -147,7 +151,9 @@ def drafter_with(text: Sequence[int], **options: Any) -> tuple[AdedDrafter, Any]
 
 
 def test_more_exploration_makes_wider_trees() -> None:
-    widths = [len(propose(*drafter_with(RANDOM, exploration=weight), nodes=24).children(-1)) for weight in (0.0, 0.3, 3.0)]
+    widths = [
+        len(propose(*drafter_with(RANDOM, exploration=weight), nodes=24).children(-1)) for weight in (0.0, 0.3, 3.0)
+    ]
     assert widths[0] == 1
     assert widths == sorted(widths)
     assert widths[2] > widths[0]
@@ -276,6 +282,9 @@ def test_the_bundled_model_says_the_same() -> None:
     plain = LLM(speculative_config=None, dtype="float32")
     other = plain.with_speculative_config({"method": "aded", "num_speculative_tokens": 6})
     prompts = ["def add(a, b):\n    return a + b\n\ndef", "one two one two one"]
-    for params in (SamplingParams(temperature=0.0, max_tokens=24), SamplingParams(temperature=0.8, seed=3, max_tokens=24)):
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=24),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=24),
+    ):
         expected, found = plain.generate(prompts, params), other.generate(prompts, params)
         assert [a.outputs[0].token_ids for a in found] == [b.outputs[0].token_ids for b in expected]

@@ -1,4 +1,6 @@
-"""What every drafter of the registry must keep, whatever it does inside. A new drafter is tested on the day it is registered."""
+"""What every drafter of the registry must keep, whatever it does inside. A new drafter is tested on the day it is
+registered.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 NAMES = sorted([*registry.DRAFTERS, DIAL])
 VOCAB = 11
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
-STORE = written([[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16)
+STORE = written(
+    [[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16
+)
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}]
@@ -41,7 +45,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "toy", "tree_policy": "dyspec"},
         {"model": "toy", "tree_policy": "dyspec_threshold"},
         {"model": "toy", "tree_policy": "eagle2", "tree_width": 4},
-        {"model": "toy", "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"},
+        {
+            "model": "toy",
+            "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]",
+        },
         {"model": "toy", "tree_policy": "ppd"},
         {"model": "toy", "tree_policy": "rsd_c", "tree_width": 2},
         {"model": "toy", "tree_policy": "rsd_s"},
@@ -100,9 +107,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": "other", "draft_sample_method": "greedy", "num_speculative_tokens": 2},
     ],
     "slem": [{"model": "other"}, {"model": "other", "num_speculative_tokens": 2}],
-    "rest": [{"datastore": STORE}, {"datastore": STORE, "min_match_length": 1, "max_matches": 5, "num_speculative_tokens": 2}],
+    "rest": [
+        {"datastore": STORE},
+        {"datastore": STORE, "min_match_length": 1, "max_matches": 5, "num_speculative_tokens": 2},
+    ],
     "rasd": [{"datastore": STORE}, {"datastore": STORE, "prune_top_k": 0}],
-    "aded": [{}, {"table_rows": 8, "table_width": 2}, {"simulations": 20, "exploration": 0.0, "num_speculative_tokens": 2}],
+    "aded": [
+        {},
+        {"table_rows": 8, "table_width": 2},
+        {"simulations": 20, "exploration": 0.0, "num_speculative_tokens": 2},
+    ],
     "layer_skip": [
         {},
         {"exit_layer": 2, "num_speculative_tokens": 3, "resume_verification": True},
@@ -139,8 +153,18 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"continuations": RECORD, "acceptance": 0.4, "tree_width": 3},
         {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "dyspec"},
         {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "dyspec_threshold", "spread": 1.0},
-        {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "eagle2", "spread": 0.5, "num_speculative_tokens": 4},
-        {"continuations": RECORD, "acceptance": 0.4, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"},
+        {
+            "continuations": RECORD,
+            "acceptance": 0.4,
+            "tree_policy": "eagle2",
+            "spread": 0.5,
+            "num_speculative_tokens": 4,
+        },
+        {
+            "continuations": RECORD,
+            "acceptance": 0.4,
+            "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]",
+        },
         {"continuations": RECORD, "acceptance": 0.4, "tree_policy": "ppd"},
     ],
 }
@@ -163,7 +187,9 @@ def remembers(name: str) -> bool:
 
 def named(options: dict[str, Any]) -> str:
     """The options for a test's name, without what differs from run to run."""
-    return str([(key, "..." if key == "datastore" or value in (ADAPTER, MUTE) else value) for key, value in options.items()])
+    return str(
+        [(key, "..." if key == "datastore" or value in (ADAPTER, MUTE) else value) for key, value in options.items()]
+    )
 
 
 def over(cases: Sequence[tuple[str, dict[str, Any]]]) -> Any:
@@ -313,7 +339,9 @@ def test_the_separation_check_catches_a_table_that_two_sequences_share(options: 
 @each_of_the_text
 @pytest.mark.parametrize("accept", [0, 1, 2, 9])
 @pytest.mark.parametrize("branch", [0, 1])
-def test_after_any_verdict_the_state_is_that_of_a_fresh_one(name: str, options: dict[str, Any], accept: int, branch: int) -> None:
+def test_after_any_verdict_the_state_is_that_of_a_fresh_one(
+    name: str, options: dict[str, Any], accept: int, branch: int
+) -> None:
     world = World(name, options)
     state = world.begin(PROMPT)
     for step in range(6):
@@ -326,7 +354,9 @@ def test_after_any_verdict_the_state_is_that_of_a_fresh_one(name: str, options: 
 
 @each_of_the_text
 def test_tokens_of_others_and_steps_without_drafts_are_caught_up(name: str, options: dict[str, Any]) -> None:
-    """The accepted path may be another drafter's, the target's token may be one that was drafted, and drafts may be skipped."""
+    """The accepted path may be another drafter's, the target's token may be one that was drafted, and drafts may be
+    skipped.
+    """
     world = World(name, options)
     state = world.begin(PROMPT)
     rng = np.random.default_rng(0)

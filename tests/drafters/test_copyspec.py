@@ -1,4 +1,6 @@
-"""CopySpec: the first place is copied, never the text's own end, and the running index equals a search of the whole text."""
+"""CopySpec: the first place is copied, never the text's own end, and the running index equals a search of the whole
+text.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_longer_matches_are_trusted_more() -> None:
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=8),
     st.integers(1, 4),
 )
-def test_the_running_index_equals_a_search_of_the_whole_text(prompt: list[int], added: list[list[int]], gamma: int) -> None:
+def test_the_running_index_equals_a_search_of_the_whole_text(
+    prompt: list[int], added: list[list[int]], gamma: int
+) -> None:
     drafter = CopySpecDrafter(ARGS, copyspec_gamma=gamma)
     own = context(prompt)
     states = drafter.begin([own])
@@ -94,7 +98,9 @@ def test_the_running_index_equals_a_search_of_the_whole_text(prompt: list[int], 
 
 
 def test_the_search_check_catches_a_drafter_that_takes_the_latest_place() -> None:
-    """Negative control of the equality above: prompt lookup, which takes the latest place, differs from the definition."""
+    """Negative control of the equality above: prompt lookup, which takes the latest place, differs from the
+    definition.
+    """
     from paceline.drafters.lookup import NgramDrafter
 
     text, latest = [1, 2, 7, 1, 2, 8, 1, 2], NgramDrafter(ARGS)

@@ -33,7 +33,12 @@ def test_it_holds_the_ids_and_their_suffix_array(path: Path) -> None:
     ((tokens, suffixes, n),) = store.shards.tolist()
     assert store.data[tokens : tokens + n].tolist() == IDS
     assert store.data[suffixes : suffixes + n].tolist() == suffix_array(np.array(IDS, np.int32)).tolist()
-    assert (store.header.tokens, store.header.documents, store.header.vocab_size, store.header.sources) == (13, 3, 11, 1)
+    assert (store.header.tokens, store.header.documents, store.header.vocab_size, store.header.sources) == (
+        13,
+        3,
+        11,
+        1,
+    )
     assert not store.data.flags.writeable
     assert list(path.parent.iterdir()) == [path]
 
@@ -77,7 +82,9 @@ def test_any_safetensors_reader_opens_it(path: Path) -> None:
 
 
 def test_another_tokenizers_file_is_refused(path: Path) -> None:
-    with pytest.raises(DrafterError, match=r"built with another tokenizer, that of 'numbers' \(abc\), than the target's \(xyz\)"):
+    with pytest.raises(
+        DrafterError, match=r"built with another tokenizer, that of 'numbers' \(abc\), than the target's \(xyz\)"
+    ):
         Datastore.of(path, "xyz")
     for nothing in (None, "", 5):
         with pytest.raises(DrafterError, match="must be the path"):
@@ -217,7 +224,9 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1 2 3\n")
     said: list[tuple[int, str]] = []
-    header = build_datastore(Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: said.append(what))
+    header = build_datastore(
+        Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: said.append(what)
+    )
     assert max(said)[0] == 6
     assert (-1, "sorting shard 1") in said
     assert (header.tokens, header.documents) == (4, 1)

@@ -85,7 +85,8 @@ def test_rules_of_the_request_shape_every_row_along_the_drafted_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "context"), [({}, {"temperature": 0.0}), ({}, {"seeded": True}), ({"draft_sample_method": "greedy"}, {})]
+    ("options", "context"),
+    [({}, {"temperature": 0.0}), ({}, {"seeded": True}), ({"draft_sample_method": "greedy"}, {})],
 )
 def test_points_are_the_likeliest_tokens(options: dict[str, Any], context: dict[str, Any]) -> None:
     says = random_rows(VOCAB)
@@ -97,7 +98,9 @@ def test_points_are_the_likeliest_tokens(options: dict[str, Any], context: dict[
 def test_nothing_is_drafted_behind_an_end_token() -> None:
     rows = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     for temperature in (0.0, 1.0):
-        tree = tree_of(drafter(lambda text, place: rows[place], 3, ends=(0,), draft_masks=0), [1], 3, temperature=temperature)
+        tree = tree_of(
+            drafter(lambda text, place: rows[place], 3, ends=(0,), draft_masks=0), [1], 3, temperature=temperature
+        )
         assert tree.tokens.tolist() == [1, 0]
 
 
@@ -201,13 +204,18 @@ def test_the_text_is_that_of_greedy_decoding(says: Says) -> None:
     runner = ToyRunner(VOCAB, seed=3)
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     prompts = [PROMPT, [5], PROMPT * 3]
-    assert tokens(run(engine(runner, [drafter(says)], 6), prompts, params)) == tokens(run(engine(runner), prompts, params))
+    assert tokens(run(engine(runner, [drafter(says)], 6), prompts, params)) == tokens(
+        run(engine(runner), prompts, params)
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": None}, "speculative_config model must be the folder or hub id of a diffusion language model for method 'deer'"),
+        (
+            {"model": None},
+            "speculative_config model must be the folder or hub id of a diffusion language model for method 'deer'",
+        ),
         ({"draft_max_length": 0}, "draft_max_length must be an integer of 1 or more"),
         ({"draft_masks": -1}, "draft_masks must be an integer of 0 or more"),
         ({"draft_context": 0}, "draft_context must be an integer of 1 or more"),

@@ -87,7 +87,10 @@ def test_block_causal_masks_go_on_to_the_end_of_a_block(length: int, nodes: int)
     denoiser = t4("block")
     one = over(denoiser)
     masks = -(-(length + nodes) // 4) * 4 - length
-    assert propose(one, begin(one, RANDOM[:length]), nodes).tokens.tolist() == direct(denoiser, RANDOM[:length], masks)[:nodes]
+    assert (
+        propose(one, begin(one, RANDOM[:length]), nodes).tokens.tolist()
+        == direct(denoiser, RANDOM[:length], masks)[:nodes]
+    )
 
 
 class Counting(NativeDenoiser):
@@ -104,7 +107,9 @@ def rejections(one: DeerDrafter) -> list[tuple[list[int], list[int]]]:
     state, found = begin(one, RANDOM[:10]), []
     for step in range(40):
         tree = propose(one, state, 1 + step % 7)
-        found.append((tree.tokens.tolist(), propose(one, begin(one, state.context.tokens), 1 + step % 7).tokens.tolist()))
+        found.append(
+            (tree.tokens.tolist(), propose(one, begin(one, state.context.tokens), 1 + step % 7).tokens.tolist())
+        )
         accepted = tree.tokens.tolist()[: step % 4]
         state.context.tokens.extend([*accepted, RANDOM[step]])
     return found
@@ -158,11 +163,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["diffuspec", "deer"])
 def test_a_checkpoint_drafts_and_changes_nothing(llm: LLM, folder: Path, method: str) -> None:
     """Of random weights; at temperature 0 and with a seed. `draft_masks` beyond its canvas are cut."""
-    for params in (SamplingParams(temperature=0.0, max_tokens=16), SamplingParams(temperature=0.9, seed=4, max_tokens=16)):
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=16),
+        SamplingParams(temperature=0.9, seed=4, max_tokens=16),
+    ):
         given = ["def add(a, b):", "The first"]
         fast = llm.with_speculative_config({"method": method, "model": str(folder), "num_speculative_tokens": 3})
         found = fast.generate(given, params)
-        assert [out.outputs[0].token_ids for out in found] == [out.outputs[0].token_ids for out in llm.generate(given, params)]
+        assert [out.outputs[0].token_ids for out in found] == [
+            out.outputs[0].token_ids for out in llm.generate(given, params)
+        ]
         assert all(out.metrics.num_draft_tokens > 0 and not out.metrics.dropped_drafters for out in found)
 
 
@@ -176,7 +186,11 @@ def test_what_cannot_draft_is_refused_in_one_line(llm: LLM, folder: Path, tmp_pa
         ({"model": str(tiny_denoiser.SOURCE)}, PacelineError, "it is no masked diffusion language model"),
         ({"model": str(tmp_path / "nothing")}, PacelineError, "nothing"),
         ({}, ConfigError, "model must be the folder or hub id of a diffusion language model"),
-        ({"model": str(folder), "draft_device": "auto"}, ConfigError, "draft_device of a diffusion language model must be cpu"),
+        (
+            {"model": str(folder), "draft_device": "auto"},
+            ConfigError,
+            "draft_device of a diffusion language model must be cpu",
+        ),
         ({"model": str(folder), "draft_device": "moon"}, ConfigError, "draft_device"),
     ]
     for options, kind, message in cases:

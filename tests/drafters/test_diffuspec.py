@@ -26,7 +26,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 
 def drafter(says: Says, *, ends: tuple[int, ...] = (), **options: Any) -> DiffuSpecDrafter:
-    return DiffuSpecDrafter(args(Scripted(says, VOCAB, ends=ends), VOCAB), **{"model": "toy", "draft_masks": 0, **options})
+    return DiffuSpecDrafter(
+        args(Scripted(says, VOCAB, ends=ends), VOCAB), **{"model": "toy", "draft_masks": 0, **options}
+    )
 
 
 def tree_of(one: DiffuSpecDrafter, text: Sequence[int] = PROMPT, nodes: int = 6, **context: Any) -> TokenTree:
@@ -97,7 +99,9 @@ def test_k_min_equal_to_k_max_fixes_the_length() -> None:
         one, seen = drafter(rows_of_a_runner(ToyRunner(VOCAB, seed=3, noise=0.05)), **ARGMAX), list[int]()
         propose = one.propose
 
-        def noting(states: Any, budgets: Any, so_far: Any, propose: Any = propose, seen: list[int] = seen) -> list[TokenTree]:
+        def noting(
+            states: Any, budgets: Any, so_far: Any, propose: Any = propose, seen: list[int] = seen
+        ) -> list[TokenTree]:
             trees: list[TokenTree] = propose(states, budgets, so_far)
             seen += [len(tree) for tree in trees]
             return trees

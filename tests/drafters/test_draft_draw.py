@@ -46,4 +46,6 @@ def test_nothing_left_and_nan() -> None:
 
 def test_rows_of_other_types_and_strides_are_drawn_from_too() -> None:
     row_v = torch.tensor([0.0, 0.25, 0.75])
-    assert draw_tokens(row_v.double(), (), 0.1) == draw_tokens(torch.stack((row_v, row_v), 1)[:, 0], (), 0.1) == (1, 0.25)
+    assert (
+        draw_tokens(row_v.double(), (), 0.1) == draw_tokens(torch.stack((row_v, row_v), 1)[:, 0], (), 0.1) == (1, 0.25)
+    )

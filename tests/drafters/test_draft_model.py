@@ -1,4 +1,6 @@
-"""The draft model drafter: what it drafts, what its trials carry, what it feeds, and that its trees keep the output law."""
+"""The draft model drafter: what it drafts, what its trials carry, what it feeds, and that its trees keep the output
+law.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def begin(drafter: DraftModelDrafter, tokens: Sequence[int] = PROMPT, **fields: 
     return state
 
 
-def propose(drafter: DraftModelDrafter, state: Any, nodes: int, depth: int = 99, go_on: Any = always_go_on) -> TokenTree:
+def propose(
+    drafter: DraftModelDrafter, state: Any, nodes: int, depth: int = 99, go_on: Any = always_go_on
+) -> TokenTree:
     return drafter.propose([state], [Budget(nodes, depth, go_on)], [EMPTY_TREE])[0]
 
 
@@ -71,7 +75,9 @@ def test_drawn_trials_carry_the_row_that_they_were_drawn_from(width: int) -> Non
             assert tree.confidence[trial.node] == pytest.approx(float(q[tokens[i]]), rel=1e-5)
 
 
-@pytest.mark.parametrize(("width", "method"), [(1, "probabilistic"), (3, "probabilistic"), (1, "greedy"), (3, "greedy")])
+@pytest.mark.parametrize(
+    ("width", "method"), [(1, "probabilistic"), (3, "probabilistic"), (1, "greedy"), (3, "greedy")]
+)
 def test_q_follows_the_rules_of_the_request(width: int, method: Any) -> None:
     """A shape that forbids each path's own last token and token 4, and sharpens; it is told the right paths."""
 
@@ -138,7 +144,9 @@ def test_draws_follow_their_row_exactly() -> None:
 
 
 def test_uniform_numbers_are_uniform_and_independent_of_neighbours() -> None:
-    """Chi-square over 16 x 16 cells of neighbouring draws: 255 degrees of freedom, above 330 once in 1000 seeds; ours is fixed."""
+    """Chi-square over 16 x 16 cells of neighbouring draws: 255 degrees of freedom, above 330 once in 1000 seeds; ours
+    is fixed.
+    """
     numbers = np.array([[uniform(7, i, 0), uniform(7, i, 1)] for i in range(8000)])
     assert 0 <= numbers.min() <= numbers.max() < 1
 
@@ -169,7 +177,9 @@ def confident(depth: int, confidence: float, features: object) -> bool:
 
 @pytest.mark.parametrize("go_on", [always_go_on, confident])
 @pytest.mark.parametrize(("width", "nodes", "depth"), [(1, 3, 3), (2, 3, 2), (2, 4, 2), (3, 3, 1), (3, 4, 2)])
-def test_drawn_trees_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, width: int, nodes: int, depth: int, go_on: Any) -> None:
+def test_drawn_trees_keep_the_output_law(
+    monkeypatch: pytest.MonkeyPatch, width: int, nodes: int, depth: int, go_on: Any
+) -> None:
     """Alone, cut afterwards, and merged behind a point drafter and cut: exact by enumeration."""
     drafter = drafter_of(ToyRunner(3, order=None, sharpness=1.0), 3, tree_width=width)
     program = enumerable(monkeypatch, drafter, nodes, depth, go_on)
@@ -204,7 +214,9 @@ def test_one_forward_pass_a_level_and_only_new_tokens_are_fed() -> None:
         observe(drafter, state, tree, path, 7)
         propose(drafter, state, 16, 4)
         never_fed = 2 if width == 1 else 1
-        assert (runner.calls, runner.fed) == (8, len(PROMPT) + 2 * inner + never_fed), "accepted keys and values are used again"
+        assert (runner.calls, runner.fed) == (8, len(PROMPT) + 2 * inner + never_fed), (
+            "accepted keys and values are used again"
+        )
 
 
 def test_a_batch_shares_its_forward_passes() -> None:
@@ -282,7 +294,12 @@ def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
 
 def test_a_draft_model_must_be_named_and_able() -> None:
     with pytest.raises(ConfigError, match="folder or hub id"):
-        DraftModelDrafter(DrafterArgs(vocab_size=VOCAB, index=0, max_context=9, load_runner=lambda name: ToyRunner(VOCAB)))
+        DraftModelDrafter(
+            DrafterArgs(vocab_size=VOCAB, index=0, max_context=9, load_runner=lambda name: ToyRunner(VOCAB))
+        )
     with pytest.raises(CapabilityError, match="tree_width=1"):
         drafter_of(ToyRunner(VOCAB, trees=False), tree_width=2)
-    assert len(propose(drafter_of(ToyRunner(VOCAB, trees=False)), begin(drafter_of(ToyRunner(VOCAB, trees=False))), 3)) == 3
+    assert (
+        len(propose(drafter_of(ToyRunner(VOCAB, trees=False)), begin(drafter_of(ToyRunner(VOCAB, trees=False))), 3))
+        == 3
+    )

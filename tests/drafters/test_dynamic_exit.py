@@ -161,7 +161,12 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(
     plain: LLM, monkeypatch: pytest.MonkeyPatch, every: int | None, resumes: bool
 ) -> None:
     """In growing distances, or in every step where that is asked for."""
-    options = {"num_speculative_tokens": 2, "controller": "fixed", "resume_verification": resumes, "shadow_every": every}
+    options = {
+        "num_speculative_tokens": 2,
+        "controller": "fixed",
+        "resume_verification": resumes,
+        "shadow_every": every,
+    }
     llm, drafter = fast(plain, **options)
     asked: list[bool] = []
     score = type(llm.runner).score

@@ -1,4 +1,6 @@
-"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy law, tokens stay."""
+"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy law, tokens
+stay.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,10 @@ def bundled() -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(bundled: LLM) -> list[Any]:
-    return [{"prompt_token_ids": bundled.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
+    return [
+        {"prompt_token_ids": bundled.chat_ids([{"role": "user", "content": p.prompt}])}
+        for p in bundled_prompts()[::6][:4]
+    ]
 
 
 def test_larger_groups_are_accepted_less_and_change_no_token(bundled: LLM, prompts: list[Any]) -> None:
@@ -168,7 +173,9 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
         )
 
 
-def test_models_whose_layers_cannot_run_apart_are_refused(bundled: LLM, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_whose_layers_cannot_run_apart_are_refused(
+    bundled: LLM, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two = {"method": "easyspec", "model": str(tiny_checkpoint.write(tmp_path / "two"))}
     with pytest.raises(ConfigError, match=r"must have 4 layers or more, .* has 2"):
         bundled.with_speculative_config(two)

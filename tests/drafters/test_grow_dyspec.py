@@ -1,4 +1,6 @@
-"""DySpec: v never grows, a sure token makes a chain, equal ones breadth, a node's reach is the product of raw q, the law stands."""
+"""DySpec: v never grows, a sure token makes a chain, equal ones breadth, a node's reach is the product of raw q, the
+law stands.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_points_are_the_drafts_most_likely_paths() -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_rows_fetched_ahead_change_nothing_but_the_number_of_passes(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_fetched_ahead_change_nothing_but_the_number_of_passes(
+    drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead = ToyRunner(VOCAB, order=None)
     _, expected = grown(ahead, 24, drawn=drawn)
     monkeypatch.setattr(dyspec, "ROWS", 1)
@@ -120,7 +124,9 @@ def programs(monkeypatch: pytest.MonkeyPatch, policy: str, nodes: int, depth: in
 
 @pytest.mark.parametrize("policy", ["dyspec", "dyspec_threshold"])
 @pytest.mark.parametrize(("nodes", "depth", "go_on"), [(3, 3, always_go_on), (4, 2, always_go_on), (4, 2, confident)])
-def test_drawn_trees_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, policy: str, nodes: int, depth: int, go_on: Any) -> None:
+def test_drawn_trees_keep_the_output_law(
+    monkeypatch: pytest.MonkeyPatch, policy: str, nodes: int, depth: int, go_on: Any
+) -> None:
     """Alone, cut afterwards, and merged behind a point drafter and cut: exact by enumeration."""
     program, target = programs(monkeypatch, policy, nodes, depth, go_on), random_target(nodes, 3)
     points = TokenTree.build([1, 0, 2], [ROOT, 0, 0], confidence=[0.4, 0.3, 0.3])

@@ -50,5 +50,7 @@ def test_above_temperature_0_it_proposes_points_which_keep_the_law() -> None:
 
 def test_drawing_is_refused_by_name() -> None:
     for policy, options in (("eagle2", {}), ("ppd", {}), ("static", {"speculative_token_tree": [[0]]})):
-        with pytest.raises(ConfigError, match=f"draft_sample_method must be greedy or left out with tree_policy '{policy}'"):
+        with pytest.raises(
+            ConfigError, match=f"draft_sample_method must be greedy or left out with tree_policy '{policy}'"
+        ):
             drafter_of(ToyRunner(VOCAB), tree_policy=policy, draft_sample_method="probabilistic", **options)

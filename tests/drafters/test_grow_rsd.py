@@ -1,4 +1,6 @@
-"""Policies that say how tokens are drawn: the output law stands, beams are draws of whole texts, chains agree and count apart."""
+"""Policies that say how tokens are drawn: the output law stands, beams are draws of whole texts, chains agree and count
+apart.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def error(policy: str, program: Any, target: Any, length: int) -> float:
     return max(distance(output_law(one, program, target, length), target_law(target, length)) for one in found)
 
 
-def program_of(monkeypatch: pytest.MonkeyPatch, policy: str, width: Any, nodes: int, depth: int, go_on: Any = always_go_on) -> Any:
+def program_of(
+    monkeypatch: pytest.MonkeyPatch, policy: str, width: Any, nodes: int, depth: int, go_on: Any = always_go_on
+) -> Any:
     drafter = drafter_of(ToyRunner(3, order=None, sharpness=1.0), 3, tree_policy=policy, tree_width=width)
     return enumerable(monkeypatch, drafter, nodes, depth, go_on)
 
@@ -100,10 +104,18 @@ def test_the_shapes(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("factors", "nodes", "levels"),
-    [([3, 2, 1], 99, [3, 6, 6]), ([1, 1, 4], 99, [1, 1, 4]), ([3, 2, 1], 7, [3, 4]), ([4], 99, [4]), ([8, 2], 99, [8, 16])],
+    [
+        ([3, 2, 1], 99, [3, 6, 6]),
+        ([1, 1, 4], 99, [1, 1, 4]),
+        ([3, 2, 1], 7, [3, 4]),
+        ([4], 99, [4]),
+        ([8, 2], 99, [8, 16]),
+    ],
 )
 def test_factors_say_the_children_of_each_level(factors: list[int], nodes: int, levels: list[int]) -> None:
-    """The first nodes of a level get theirs where the budget ends; the last factor ends the tree, at temperature 0 as well."""
+    """The first nodes of a level get theirs where the budget ends; the last factor ends the tree, at temperature 0 as
+    well.
+    """
     drafter = drafter_of(ToyRunner(8, order=None, sharpness=0.5), 8, tree_policy="rsd_c", tree_width=factors)
     tree = propose(drafter, begin(drafter, PROMPT[:2], temperature=1.0), nodes, 9)
     assert Counter(tree.depths.tolist()) == dict(enumerate(levels, 1))
@@ -119,7 +131,9 @@ def test_factors_say_the_children_of_each_level(factors: list[int], nodes: int, 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_draft_is_a_chain_of_speculative_sampling(policy: str) -> None:
-    """With one draft every policy draws one child of each node, from all of q; for greedy drafts no token is excluded then."""
+    """With one draft every policy draws one child of each node, from all of q; for greedy drafts no token is excluded
+    then.
+    """
     drafter = drafter_of(ToyRunner(8, order=None), 8, tree_policy=policy, tree_width=1)
     tree = propose(drafter, begin(drafter, temperature=1.0), 4, 4)
     assert tree.is_chain
@@ -137,7 +151,8 @@ class Fixed(ToyRunner):
 
 
 @pytest.mark.parametrize(
-    ("policy", "rate"), [("levels", 0.82), ("rsd_c", 0.82), ("rsd_s", 0.82), ("spectr", 0.79136), ("greedy_draft", 0.90)]
+    ("policy", "rate"),
+    [("levels", 0.82), ("rsd_c", 0.82), ("rsd_s", 0.82), ("spectr", 0.79136), ("greedy_draft", 0.90)],
 )
 def test_drafted_trees_reproduce_the_known_vector(monkeypatch: pytest.MonkeyPatch, policy: str, rate: float) -> None:
     drafter = drafter_of(Fixed(3), 3, tree_policy=policy, tree_width=2)
@@ -164,7 +179,8 @@ def test_without_draws_they_are_levels() -> None:
     assert all(tree.tokens.tolist() == trees[0].tokens.tolist() for tree in trees)
 
 
-# ------------------------------------------------------------------------------------------------ stochastic beam search
+# ------------------------------------------------------------------------------------------------ stochastic beam
+# search
 
 SIZE = 3
 

@@ -1,4 +1,6 @@
-"""Kangaroo: an adapter that is all that the target does behind the exit is always right, and the text stays the target's."""
+"""Kangaroo: an adapter that is all that the target does behind the exit is always right, and the text stays the
+target's.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ ADAPTER = written_adapter(adapter_weights(WIDTH), WIDTH, HEADS)
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A target of four layers that behind the first one does nothing but one layer's attention, and that layer as an adapter."""
+    """A target of four layers that behind the first one does nothing but one layer's attention, and that layer as an
+    adapter.
+    """
     folder = tiny_checkpoint.write(tmp_path_factory.mktemp("target"), num_hidden_layers=4)
     state = load_file(folder / "model.safetensors")
     for layer in (1, 2, 3):
@@ -39,7 +43,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     own = {
         name.replace("model.layers.1.", "layers.0.").removeprefix("model."): value
         for name, value in state.items()
-        if name.startswith(("model.layers.1.self_attn", "model.layers.1.input_layernorm")) or name == "model.norm.weight"
+        if name.startswith(("model.layers.1.self_attn", "model.layers.1.input_layernorm"))
+        or name == "model.norm.weight"
     }
     config = json.loads((folder / "config.json").read_text())
     heads = {key: config[key] for key in ("num_key_value_heads", "rms_norm_eps")}
@@ -52,7 +57,12 @@ def plain(weights: dict[str, Any]) -> LLM:
 
 
 def drafting(plain: LLM, model: str, **options: Any) -> LLM:
-    options = {"exit_layer": 1, "draft_stop_threshold": 0.0, "controller": "fixed", "num_speculative_tokens": 4} | options
+    options = {
+        "exit_layer": 1,
+        "draft_stop_threshold": 0.0,
+        "controller": "fixed",
+        "num_speculative_tokens": 4,
+    } | options
     return plain.with_speculative_config({"method": "kangaroo", "model": model, **options})
 
 
@@ -70,7 +80,9 @@ def outputs(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_an_adapter_that_is_the_rest_of_the_target_is_always_right(plain: LLM, weights: dict[str, Any], count: int) -> None:
+def test_an_adapter_that_is_the_rest_of_the_target_is_always_right(
+    plain: LLM, weights: dict[str, Any], count: int
+) -> None:
     """Whole drafts stand in every round, so that each time the last token's state comes from the scoring pass alone."""
     fast = drafting(plain, weights["adapter"], num_speculative_tokens=count)
     assert rate(fast, PROMPTS, GREEDY) > 0.97
@@ -78,13 +90,19 @@ def test_an_adapter_that_is_the_rest_of_the_target_is_always_right(plain: LLM, w
 
 
 @pytest.mark.parametrize("wrong", ["positions", "lost rows", "no replay", "norm"])
-def test_whatever_the_adapter_lacks_shows(plain: LLM, weights: dict[str, Any], wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: with a part of the drafter broken, drafts are rejected; the text is the target's all the same."""
+def test_whatever_the_adapter_lacks_shows(
+    plain: LLM, weights: dict[str, Any], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: with a part of the drafter broken, drafts are rejected; the text is the target's all the
+    same.
+    """
     model = weights["adapter"]
     if wrong == "positions":
         model = written_adapter(weights["own"], WIDTH, HEADS, rope_theta=3.0, **weights["heads"])
     elif wrong == "norm":
-        model = written_adapter(weights["own"] | {"norm.weight": torch.arange(1.0, 33.0)}, WIDTH, HEADS, **weights["heads"])
+        model = written_adapter(
+            weights["own"] | {"norm.weight": torch.arange(1.0, 33.0)}, WIDTH, HEADS, **weights["heads"]
+        )
     fast = drafting(plain, model)
     if wrong == "lost rows":
         monkeypatch.setattr(KangarooDrafter, "observe", _careless)
@@ -96,7 +114,13 @@ def test_whatever_the_adapter_lacks_shows(plain: LLM, weights: dict[str, Any], w
 
 def _careless(self: KangarooDrafter, states: Any, trees: Any, verdicts: Any, scores: Any) -> None:
     """The states of tokens that stood are taken from the row before."""
-    observe(self, states, trees, verdicts, replace(scores, taps={layer: tap.roll(1, 0) for layer, tap in scores.taps.items()}))
+    observe(
+        self,
+        states,
+        trees,
+        verdicts,
+        replace(scores, taps={layer: tap.roll(1, 0) for layer, tap in scores.taps.items()}),
+    )
 
 
 def test_an_adapter_that_knows_nothing_costs_no_text(plain: LLM) -> None:
@@ -164,7 +188,11 @@ def test_a_draft_ends_behind_the_first_token_that_is_not_sure() -> None:
         ({"model": None}, ConfigError, "model must be the folder or hub id of an adapter"),
         ({"exit_layer": 4}, ConfigError, r"exit_layer must be an integer in 1\.\.3, got 4"),
         ({"draft_stop_threshold": 2.0}, ConfigError, r"draft_stop_threshold must be in 0\.\.1, got 2"),
-        ({"model": "wide"}, CheckpointError, r"reads states of width 64, but .* has 32; take one that was trained for this model"),
+        (
+            {"model": "wide"},
+            CheckpointError,
+            r"reads states of width 64, but .* has 32; take one that was trained for this model",
+        ),
         ({"model": "headless"}, CheckpointError, r"lacks norm\.weight"),
         ({"model": "surplus"}, CheckpointError, r"holds lm_head\.weight which its architecture does not have"),
         ({"model": "target"}, CheckpointError, "which its architecture does not have"),
@@ -177,13 +205,18 @@ def test_bad_adapters_and_layers_are_refused_in_one_line(
     own = weights["own"]
     made = {
         "wide": lambda: written_adapter(adapter_weights(64), 64),
-        "headless": lambda: written_adapter({k: v for k, v in own.items() if k != "norm.weight"}, WIDTH, HEADS, **weights["heads"]),
-        "surplus": lambda: written_adapter(own | {"lm_head.weight": torch.ones(11, WIDTH)}, WIDTH, HEADS, **weights["heads"]),
+        "headless": lambda: written_adapter(
+            {k: v for k, v in own.items() if k != "norm.weight"}, WIDTH, HEADS, **weights["heads"]
+        ),
+        "surplus": lambda: written_adapter(
+            own | {"lm_head.weight": torch.ones(11, WIDTH)}, WIDTH, HEADS, **weights["heads"]
+        ),
         "target": lambda: weights["target"],
     }
     given = {"model": weights["adapter"]} | options
     given["model"] = made.get(given["model"], lambda: given["model"])()
+    config = {"method": "kangaroo"} | {k: v for k, v in given.items() if v is not None}
     with pytest.raises(kind, match=words) as refused:
-        plain.with_speculative_config({"method": "kangaroo", **{k: v for k, v in given.items() if v is not None}}).engine  # noqa: B018  built when asked for
+        plain.with_speculative_config(config).engine  # noqa: B018 (made at the first look)
     assert "\n" not in str(refused.value)
     assert Path(weights["adapter"]).is_dir()

@@ -39,7 +39,9 @@ def decoded(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[Any]:
 
 @pytest.mark.parametrize("exit_layer", [1, 3, 5])
 def test_the_text_is_the_targets_at_every_exit(plain: LLM, exit_layer: int) -> None:
-    fast = plain.with_speculative_config({"method": "layer_skip", "exit_layer": exit_layer, "num_speculative_tokens": 3})
+    fast = plain.with_speculative_config(
+        {"method": "layer_skip", "exit_layer": exit_layer, "num_speculative_tokens": 3}
+    )
     assert decoded(fast, PROMPTS, GREEDY) == decoded(plain, PROMPTS, GREEDY)
     for params in (
         SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2),
@@ -51,7 +53,9 @@ def test_the_text_is_the_targets_at_every_exit(plain: LLM, exit_layer: int) -> N
 def test_deeper_exits_are_right_more_often(plain: LLM) -> None:
     rates = []
     for exit_layer in (1, 3, 5):
-        fast = plain.with_speculative_config({"method": "layer_skip", "exit_layer": exit_layer, "num_speculative_tokens": 2})
+        fast = plain.with_speculative_config(
+            {"method": "layer_skip", "exit_layer": exit_layer, "num_speculative_tokens": 2}
+        )
         found = fast.generate(PROMPTS, GREEDY)
         rates.append(sum(o.metrics.num_accepted_tokens for o in found) / sum(o.metrics.num_draft_tokens for o in found))
     assert rates[0] < rates[1] < rates[2]
@@ -73,7 +77,9 @@ def test_aliases_and_bad_layers(plain: LLM) -> None:
         return drafter.exit_layer
 
     assert exit_of() == 1
-    assert exit_of(assistant_early_exit=4) == exit_of(exit_layer=4) == exit_of(exit_layer=4, assistant_early_exit=4) == 4
+    assert (
+        exit_of(assistant_early_exit=4) == exit_of(exit_layer=4) == exit_of(exit_layer=4, assistant_early_exit=4) == 4
+    )
     for options, words in (
         ({"exit_layer": 6}, r"exit_layer must be an integer in 1\.\.5, got 6"),
         ({"assistant_early_exit": 0}, r"assistant_early_exit must be an integer in 1\.\.5, got 0"),
@@ -87,7 +93,9 @@ def test_aliases_and_bad_layers(plain: LLM) -> None:
 def test_a_runner_without_the_capability_is_refused_by_name() -> None:
     runner = ToyRunner(11)
     runner.capabilities = Capabilities(fork=True)
-    with pytest.raises(CapabilityError, match=r"method 'layer_skip' needs 'early_exit', which the runner of toy cannot do"):
+    with pytest.raises(
+        CapabilityError, match=r"method 'layer_skip' needs 'early_exit', which the runner of toy cannot do"
+    ):
         build_parts(runner, SpeculativeConfig(method="layer_skip"), load=lambda name: runner)
 
 

@@ -1,4 +1,6 @@
-"""Lookahead and Jacobi: trajectories are the target's own, windows keep their place in the text, outputs are plain decoding's."""
+"""Lookahead and Jacobi: trajectories are the target's own, windows keep their place in the text, outputs are plain
+decoding's.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ def test_a_jacobi_guess_that_is_the_greedy_text_stands_whole() -> None:
 
 @pytest.mark.parametrize("plain", [0, 3])
 def test_steps_without_drafts_need_not_be_told(plain: int) -> None:
-    """What the text got meanwhile is read when drafts are next asked for; what was foreseen for another place is forgotten."""
+    """What the text got meanwhile is read when drafts are next asked for; what was foreseen for another place is
+    forgotten.
+    """
     target = ToyRunner(VOCAB, seed=5)
     ahead, fixed = Alone(LookaheadDrafter(ARGS), target), Alone(JacobiDrafter(ARGS), target)
     for alone in (ahead, fixed):

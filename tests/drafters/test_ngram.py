@@ -28,7 +28,9 @@ def proposal(tokens: Sequence[int], nodes: int = 6, **options: Any) -> TokenTree
 
 
 def searched(text: Sequence[int], lowest: int, highest: int, steps: int) -> list[int]:
-    """The definition: for n from high to low, the latest place before the end where the last n tokens stand; copy what follows."""
+    """The definition: for n from high to low, the latest place before the end where the last n tokens stand; copy what
+    follows.
+    """
     for n in range(highest, lowest - 1, -1):
         for end in range(len(text) - 2, n - 2, -1):
             if len(text) > n and text[end + 1 - n : end + 1] == text[-n:]:

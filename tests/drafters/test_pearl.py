@@ -34,7 +34,10 @@ def bundled() -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(bundled: LLM) -> list[Any]:
-    return [{"prompt_token_ids": bundled.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
+    return [
+        {"prompt_token_ids": bundled.chat_ids([{"role": "user", "content": p.prompt}])}
+        for p in bundled_prompts()[::6][:4]
+    ]
 
 
 def models(noise: float = 0.7, **more: Any) -> tuple[ToyRunner, ToyRunner]:
@@ -47,7 +50,9 @@ def drafter(target: Any, draft: Any, window: int | None = 4, **options: Any) -> 
     return PearlDrafter(args, model="toy", num_speculative_tokens=window, **{"overlap": True} | options)
 
 
-def decoded(target: Any, made: PearlDrafter | None, params: SamplingParams, prompts: Sequence[Sequence[int]] = BATCH) -> Any:
+def decoded(
+    target: Any, made: PearlDrafter | None, params: SamplingParams, prompts: Sequence[Sequence[int]] = BATCH
+) -> Any:
     found = run(engine(target, [made] if made else [], 9, max_num_seqs=8), prompts, params)
     return tokens(found), [request.metrics.num_steps for request in found], [r.metrics.dropped_drafters for r in found]
 
@@ -123,7 +128,9 @@ def test_no_clock_decides(params: SamplingParams) -> None:
             options = {"seed": 3, "sharpness": 1.5}
             target, draft = Slow(VOCAB, **options), Slow(VOCAB, noise=0.7, **options)  # type: ignore[arg-type]
             (target if slow_target else draft).wait = 4e-3
-            args = DrafterArgs(vocab_size=VOCAB, index=0, max_context=4096, target=target, load_runner=lambda name, d=draft: d)
+            args = DrafterArgs(
+                vocab_size=VOCAB, index=0, max_context=4096, target=target, load_runner=lambda name, d=draft: d
+            )
             made = kind(args, model="toy", num_speculative_tokens=3, overlap=True)
             if isinstance(made, Racing):
                 made.target_calls = lambda target=target: target.calls
@@ -200,7 +207,8 @@ def test_a_draft_that_fails_on_its_thread_is_dropped_for_that_request(caplog: py
 def test_it_goes_on_in_batches_that_change_and_leaves_nothing_behind() -> None:
     target, draft = models()
     params = [
-        replace(GREEDY, max_tokens=n, n=k, temperature=t) for n, k, t in ((9, 1, 0.0), (30, 3, 0.8), (17, 1, 0.0), (5, 2, 1.0))
+        replace(GREEDY, max_tokens=n, n=k, temperature=t)
+        for n, k, t in ((9, 1, 0.0), (30, 3, 0.8), (17, 1, 0.0), (5, 2, 1.0))
     ]
     live = engine(target, [drafter(target, draft)], 9, max_num_seqs=4)
     found = run(live, BATCH, params)
@@ -271,7 +279,9 @@ def test_on_one_gpu_it_is_sequential_and_says_so(caplog: pytest.LogCaptureFixtur
 
 def test_it_is_refused_inside_a_hierarchy(bundled: LLM) -> None:
     with pytest.raises(DrafterError, match="'pearl', which cannot go back"):
-        bundled.with_speculative_config({"method": "specmquant", "draft": {"method": "pearl", "model": str(BUNDLED_DRAFT)}})
+        bundled.with_speculative_config(
+            {"method": "specmquant", "draft": {"method": "pearl", "model": str(BUNDLED_DRAFT)}}
+        )
 
 
 @pytest.mark.parametrize("more", [{}, {"controller": "auto"}])
@@ -284,7 +294,9 @@ def test_beside_other_drafters_and_under_auto(bundled: LLM, prompts: list[Any], 
     assert not any(out.metrics.dropped_drafters for out in found)
 
 
-@pytest.mark.parametrize(("options", "words"), [({"overlap": 1}, "overlap must be"), ({"model": None}, "folder or hub id")])
+@pytest.mark.parametrize(
+    ("options", "words"), [({"overlap": 1}, "overlap must be"), ({"model": None}, "folder or hub id")]
+)
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     target, draft = models()
     args = DrafterArgs(vocab_size=VOCAB, index=0, max_context=64, target=target, load_runner=lambda name: draft)

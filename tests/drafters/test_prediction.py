@@ -82,11 +82,15 @@ def test_the_nearest_place_after_the_last_sure_one_counts() -> None:
     expected = [1, 2, 77, 3, 4, 5, 6, 1, 2, 88, 7, 8, 1, 2, 99]
     assert proposal(expected, [1, 2, 77, 3, 4, 5, 50, 1, 2], 1).tokens.tolist() == [88]
     assert proposal(expected, [1, 2, 77, 3, 4, 5, 6, 1, 2, 88, 7, 60, 1, 2], 1).tokens.tolist() == [99]
-    assert proposal([1, 2, 77, 3, 4, 5, 6], [1, 2, 77, 3, 4, 5, 60, 1, 2], 1).tokens.tolist() == [77], "the nearest before it"
+    assert proposal([1, 2, 77, 3, 4, 5, 6], [1, 2, 77, 3, 4, 5, 60, 1, 2], 1).tokens.tolist() == [77], (
+        "the nearest before it"
+    )
 
 
 def test_a_lucky_match_of_one_token_does_not_move_the_sure_place() -> None:
-    """The model says something new that holds one token of further on; what comes next is found behind that place all the same."""
+    """The model says something new that holds one token of further on; what comes next is found behind that place all
+    the same.
+    """
     expected = list(range(10, 40))
     assert proposal(expected, [10, 11, 12, 30, 500, 13], 2).tokens.tolist() == [14, 15]
 
@@ -117,7 +121,9 @@ def test_the_step_count_catches_a_drafter_that_never_finds_its_place_again(monke
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=16), st.data())
-def test_the_place_does_not_depend_on_how_the_tokens_came(expected: list[int], output: list[int], data: st.DataObject) -> None:
+def test_the_place_does_not_depend_on_how_the_tokens_came(
+    expected: list[int], output: list[int], data: st.DataObject
+) -> None:
     drafter, state = begun([*expected, 3])
     said = 0
     while said < len(output):

@@ -1,4 +1,6 @@
-"""The rounded copy of the target as a draft: it agrees nearly always, changes nothing, and is refused where it cannot be."""
+"""The rounded copy of the target as a draft: it agrees nearly always, changes nothing, and is refused where it cannot
+be.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def plain() -> LLM:
 @pytest.fixture(scope="module")
 def prompts(plain: LLM) -> list[dict[str, Any]]:
     """Four, ragged."""
-    return [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
+    return [
+        {"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])}
+        for p in bundled_prompts()[::6][:4]
+    ]
 
 
 def texts(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams) -> tuple[list[list[int]], float]:
@@ -34,12 +39,16 @@ def texts(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams) -> tu
     found = llm.generate(prompts, params)
     assert not any(out.metrics.dropped_drafters for out in found)
     drafted = sum(out.metrics.num_draft_tokens for out in found)
-    return [out.outputs[0].token_ids for out in found], sum(o.metrics.num_accepted_tokens for o in found) / max(1, drafted)
+    return [out.outputs[0].token_ids for out in found], sum(o.metrics.num_accepted_tokens for o in found) / max(
+        1, drafted
+    )
 
 
 @pytest.mark.parametrize(("form", "least"), [("int8", 0.85), ("int4", 0.6)])
 def test_a_copy_says_what_its_target_says(plain: LLM, prompts: list[dict[str, Any]], form: str, least: float) -> None:
-    fast = plain.with_speculative_config({"method": "quantized_copy", "quantization": form, "num_speculative_tokens": 4})
+    fast = plain.with_speculative_config(
+        {"method": "quantized_copy", "quantization": form, "num_speculative_tokens": 4}
+    )
     for batch in (prompts[:1], prompts):
         tokens, share = texts(fast, batch, GREEDY)
         assert tokens == texts(plain, batch, GREEDY)[0]

@@ -1,4 +1,6 @@
-"""Retrieval beside a draft: pruned by the draft's first tokens, fused with its tree, and nothing where nothing is found."""
+"""Retrieval beside a draft: pruned by the draft's first tokens, fused with its tree, and nothing where nothing is
+found.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TEXT = [1, 2]
 ARGS = DrafterArgs(vocab_size=VOCAB, index=4, max_context=64)
 
 
-def propose(one: RasdDrafter | RestDrafter, so_far: TokenTree, text: Sequence[int] = TEXT, nodes: int = 30) -> TokenTree:
+def propose(
+    one: RasdDrafter | RestDrafter, so_far: TokenTree, text: Sequence[int] = TEXT, nodes: int = 30
+) -> TokenTree:
     states = one.begin([Context("r", list(text), len(text))])
     (tree,) = one.propose(states, [Budget(nodes, 6)], [so_far])
     tree.check(VOCAB, nodes)
@@ -112,7 +116,9 @@ def test_the_fused_tree_takes_at_least_as_much_as_either() -> None:
     one, longer = rasd(documents), 0
     for _ in range(200):
         text, truth = rng.integers(0, 5, 6).tolist(), rng.integers(0, 5, 6).tolist()
-        draft = merge([TokenTree.chain(rng.integers(0, 5, 3).tolist()), TokenTree.chain(truth[: int(rng.integers(0, 3))])])
+        draft = merge(
+            [TokenTree.chain(rng.integers(0, 5, 3).tolist()), TokenTree.chain(truth[: int(rng.integers(0, 3))])]
+        )
         found = propose(one, draft, text)
         fused = merge([draft, found])
         alone = max(accepted(draft, truth), accepted(found, truth))
@@ -134,7 +140,9 @@ def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, op
     prompts = ["def area(width, height):\n    return", "SELECT name FROM"]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     expected = plain.generate(prompts, params)
-    said = [[*plain.tokenizer.encode(text), *one.outputs[0].token_ids] for text, one in zip(prompts, expected, strict=True)]
+    said = [
+        [*plain.tokenizer.encode(text), *one.outputs[0].token_ids] for text, one in zip(prompts, expected, strict=True)
+    ]
     path = write(tmp_path / "said", said, tokenizer=plain.tokenizer)  # type: ignore[arg-type]
     methods: list[dict[str, Any]] = [{"method": "rasd", "datastore": str(path)}]
     methods += [{"method": "draft_model", **options}]
@@ -152,7 +160,9 @@ class Careless(FixedController):
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         cut = super().select(trees)
-        return [tree if len(tree) <= self.num_speculative_tokens else less for tree, less in zip(trees, cut, strict=True)]
+        return [
+            tree if len(tree) <= self.num_speculative_tokens else less for tree, less in zip(trees, cut, strict=True)
+        ]
 
 
 def p_value(controller: type[FixedController], outputs: int) -> float:
@@ -160,13 +170,17 @@ def p_value(controller: type[FixedController], outputs: int) -> float:
     target, draft = (ToyRunner(SMALL, order=2, sharpness=1.5, noise=noise) for noise in (0.0, 0.3))
     documents = [[*PROMPT, *draft.greedy(PROMPT, LENGTH)]]
     made = []
-    for index, (name, options) in enumerate([("draft_model", {"model": "toy"}), ("rasd", {"datastore": written(documents)})]):
+    for index, (name, options) in enumerate(
+        [("draft_model", {"model": "toy"}), ("rasd", {"datastore": written(documents)})]
+    ):
         args = DrafterArgs(vocab_size=SMALL, index=index, max_context=64, target=target, load_runner=lambda name: draft)
         made.append(load("drafters", name)(args, **options))
     live = engine(target, made, controller=controller(2, drafters=("draft_model", "rasd")))
     params = SamplingParams(temperature=0.9, max_tokens=LENGTH, n=64, ignore_eos=True)
     requests = run(live, [PROMPT] * (outputs // 64), params, seed=1)
-    taken = {name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests) for name in live.parts.crew.names}
+    taken = {
+        name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests) for name in live.parts.crew.names
+    }
     assert min(taken.values()) > outputs / 50, taken
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
     law = {}

@@ -21,7 +21,9 @@ from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree
 VOCAB = 11
 
 
-def drafter(documents: Sequence[Sequence[int]], *, shard_tokens: int = 4096, trees: bool = True, **options: Any) -> RestDrafter:
+def drafter(
+    documents: Sequence[Sequence[int]], *, shard_tokens: int = 4096, trees: bool = True, **options: Any
+) -> RestDrafter:
     args = DrafterArgs(vocab_size=VOCAB, index=1, max_context=64, target=ToyRunner(VOCAB, trees=trees))  # type: ignore[arg-type]
     return RestDrafter(args, datastore=written(documents, shard_tokens), **options)
 
@@ -81,7 +83,9 @@ def test_the_trie_is_that_of_all_places(shard_tokens: int) -> None:
         found = {tuple(int(tree.tokens[i]) for i in tree.path(node)): node for node in range(len(tree))}
         assert set(found) == set(counts)
         for path, node in found.items():
-            siblings = [float(tree.confidence[i]) / counts[(*path[:-1], int(tree.tokens[i]))] for i in _siblings(tree, node)]
+            siblings = [
+                float(tree.confidence[i]) / counts[(*path[:-1], int(tree.tokens[i]))] for i in _siblings(tree, node)
+            ]
             assert np.allclose(siblings, siblings[0])
 
 

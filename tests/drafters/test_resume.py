@@ -80,7 +80,9 @@ def test_states_of_other_inputs_give_other_scores(plain: LLM) -> None:
 def test_a_cache_that_moves_takes_the_drafts_along(plain: LLM, careful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: without them the scores are others."""
     runner: Any = plain.runner
-    made = Drafted(plain, LayerPlan(stop=2), (40,), first=100 * careful)  # so that neither finds the other's in freed slots
+    made = Drafted(
+        plain, LayerPlan(stop=2), (40,), first=100 * careful
+    )  # so that neither finds the other's in freed slots
     (cache,) = made.caches
     before = list(cache.blocks)
     if not careful:
@@ -114,7 +116,9 @@ def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return saved
 
 
-@pytest.mark.parametrize("config", [SKIP, RESUMING | {"method": "del", "exit_layers": [3], "num_speculative_tokens": 5}])
+@pytest.mark.parametrize(
+    "config", [SKIP, RESUMING | {"method": "del", "exit_layers": [3], "num_speculative_tokens": 5}]
+)
 @pytest.mark.parametrize(
     "params",
     [

@@ -1,4 +1,6 @@
-"""One text in the tokens of another vocabulary: the same whatever way it came in, a bounded look-back, no broken characters."""
+"""One text in the tokens of another vocabulary: the same whatever way it came in, a bounded look-back, no broken
+characters.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from paceline.models.loading import Tokenizer
 
 SOURCE = Tokenizer.load(BUNDLED / "target")
 TEXT = (
-    "The quick brown fox, größer than a 東京タワー 🙂🚀, jumps:\n\n    def add(a, b):\n        return a + b  # русский\n\n" * 6
+    (
+        "The quick brown fox, größer than a 東京タワー 🙂🚀, jumps:\n\n"
+        "    def add(a, b):\n        return a + b  # русский\n\n"
+    )
+    * 6
     + "x" * 700
     + " and so on and on, it doesn't end. " * 20
 )
@@ -89,7 +95,9 @@ def test_bytes_of_a_character_wait_for_its_end(others: dict[str, Tokenizer]) -> 
     assert {text for text, waits in seen if waits} == {"a"}
     reading = by.open()
     reading.follow([*ids[:2], 3])
-    assert others["byte_level"].decode(tokens(reading)) == "a\ufffd", "what a special token interrupts never gets its end"
+    assert others["byte_level"].decode(tokens(reading)) == "a\ufffd", (
+        "what a special token interrupts never gets its end"
+    )
 
 
 def test_special_tokens_become_the_others_own(others: dict[str, Tokenizer]) -> None:

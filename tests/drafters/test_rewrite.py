@@ -21,8 +21,12 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
-@pytest.mark.parametrize(("before", "after"), [("The quick", " brown fox jumps"), ("I under", "stand it"), ("größ", "er 東京")])
-def test_the_text_is_kept_and_chances_multiply_up(others: dict[str, Tokenizer], kind: str, before: str, after: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("The quick", " brown fox jumps"), ("I under", "stand it"), ("größ", "er 東京")]
+)
+def test_the_text_is_kept_and_chances_multiply_up(
+    others: dict[str, Tokenizer], kind: str, before: str, after: str
+) -> None:
     draft = others[kind]
     together, alone = (draft.encode(text, add_special_tokens=False) for text in (before + after, before))
     drafted = together[len(alone) :]

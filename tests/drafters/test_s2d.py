@@ -128,7 +128,10 @@ def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
     models = ToyModels(ToyRunner(6144), ToyRunner(6144))
     models.exits = runner
     drafter = S2dDrafter(
-        DrafterArgs(vocab_size=6144, index=0, max_context=99, models=models), model="x", draft_exits=[2], draft_exit_thresholds=0.0
+        DrafterArgs(vocab_size=6144, index=0, max_context=99, models=models),
+        model="x",
+        draft_exits=[2],
+        draft_exit_thresholds=0.0,
     )
     state = begin(drafter, [5, 6, 7])
     tree = propose(drafter, state, 3)

@@ -71,5 +71,9 @@ def test_side_branches_hang_off_the_chain_and_help(plain: LLM) -> None:
 
 
 def test_a_runner_of_chains_refuses_side_branches() -> None:
-    with pytest.raises(CapabilityError, match=r"tree_width must be 1, since the runner of toy scores chains only, got 3"):
-        SwiftDrafter(DrafterArgs(vocab_size=11, index=0, max_context=64, target=ToyRunner(11, trees=False)), tree_width=3)
+    with pytest.raises(
+        CapabilityError, match=r"tree_width must be 1, since the runner of toy scores chains only, got 3"
+    ):
+        SwiftDrafter(
+            DrafterArgs(vocab_size=11, index=0, max_context=64, target=ToyRunner(11, trees=False)), tree_width=3
+        )

@@ -36,7 +36,9 @@ def test_too_little_or_too_much_is_refused(speedup: float) -> None:
         unified_layers(6, speedup)
 
 
-@pytest.mark.parametrize(("layers", "ratio", "count"), [(32, 0.45, 27), (6, 0.45, 3), (40, 0.45, 34), (52, 0.29, 29), (4, 1.0, 4)])
+@pytest.mark.parametrize(
+    ("layers", "ratio", "count"), [(32, 0.45, 27), (6, 0.45, 3), (40, 0.45, 34), (52, 0.29, 29), (4, 1.0, 4)]
+)
 def test_the_size_is_the_share_of_what_may_be_left_out(layers: int, ratio: float, count: int) -> None:
     assert count_of(layers, ratio) == count
     rng = np.random.default_rng(0)

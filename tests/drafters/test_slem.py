@@ -17,7 +17,9 @@ from paceline.tree import EMPTY_TREE, Budget
 def drafter_of(**options: Any) -> tuple[SlemDrafter, ToyModels]:
     context = options.pop("max_context", 4096)
     models = ToyModels(ToyRunner(11), ToyRunner(11, order=None, max_context=context))
-    return SlemDrafter(DrafterArgs(vocab_size=11, index=3, max_context=99, models=models), model="other", **options), models
+    return SlemDrafter(
+        DrafterArgs(vocab_size=11, index=3, max_context=99, models=models), model="other", **options
+    ), models
 
 
 def text_of(tokens: Any) -> str:

@@ -92,7 +92,9 @@ class EnumeratingJudge:
 
     choices: Choices
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]) -> list[Verdict]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
+    ) -> list[Verdict]:
         draws = [EnumeratingDraws(self.choices)] * len(trees)
         found = RecursiveRejection().verify(trees, rows, draws)
         assert all(isinstance(one, Verdict) for one in found)
@@ -141,7 +143,9 @@ def test_the_law_check_catches_a_chain_that_declares_the_small_models_law(monkey
 
     def lying(choices: Choices) -> TokenTree:
         tree: TokenTree = draws(choices)
-        rows = {p: models.draft.logits([1, 2, *(int(tree.tokens[i]) for i in tree.path(p))]).softmax(0) for p in tree.trials}
+        rows = {
+            p: models.draft.logits([1, 2, *(int(tree.tokens[i]) for i in tree.path(p))]).softmax(0) for p in tree.trials
+        }
         return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
 
     assert law_error(lying, random_target(2, VOCAB, zeros=0.0), 3) > WRONG
@@ -213,9 +217,17 @@ def test_drafts_that_cannot_go_back_are_refused() -> None:
 
 def test_the_bundled_pair_with_an_int4_copy_between() -> None:
     plain = LLM(speculative_config=None, dtype="float32", seed=1)
-    prompts = [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
-    fast = plain.with_speculative_config({"method": "specmquant", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 6})
-    for params in (SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(temperature=0.8, seed=3, max_tokens=24)):
+    prompts = [
+        {"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])}
+        for p in bundled_prompts()[::6][:4]
+    ]
+    fast = plain.with_speculative_config(
+        {"method": "specmquant", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 6}
+    )
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=32),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=24),
+    ):
         want, found = plain.generate(prompts, params), fast.generate(prompts, params)
         assert not any(out.metrics.dropped_drafters for out in found)
         assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in want]

@@ -25,7 +25,9 @@ def context(tokens: Sequence[int], prompt: int | None = None, tenant: str = "") 
     return Context("r", list(tokens), len(tokens) if prompt is None else prompt, tenant=tenant)
 
 
-def drafted(drafter: SuffixDrafter, text: Sequence[int], nodes: int = 16, depth: int = 16, tenant: str = "") -> TokenTree:
+def drafted(
+    drafter: SuffixDrafter, text: Sequence[int], nodes: int = 16, depth: int = 16, tenant: str = ""
+) -> TokenTree:
     (state,) = drafter.begin([context(text, tenant=tenant)])
     (tree,) = drafter.propose([state], [Budget(nodes, depth)], [EMPTY_TREE])
     tree.check(VOCAB, nodes)
@@ -110,7 +112,9 @@ def test_tenants_learn_nothing_of_each_other_unless_tables_are_shared() -> None:
 
 
 def test_the_tree_with_the_higher_score_drafts() -> None:
-    """The text knows two tokens of the match, past requests three; where both know as many, the text's own word counts."""
+    """The text knows two tokens of the match, past requests three; where both know as many, the text's own word
+    counts.
+    """
     drafter = make()
     teach(drafter, [50], [7, 8, 9, 20, 21, 22])
     assert drafted(drafter, [8, 9, 30, 31, 32, 7, 8, 9]).tokens.tolist() == [20, 21, 22]
@@ -156,7 +160,9 @@ def test_what_is_drafted_follows_from_the_counts() -> None:
         tail = [99, *(int(t) for t in rng.permutation(6)[:4])]  # nothing to copy from the text itself
         tree = drafted(drafter, tail)
         drafts += len(tree) > 0
-        assert not len(tree) or any(explained(texts, tail[-match:], tree, drafter._desk.scarce) for match in range(1, 5))
+        assert not len(tree) or any(
+            explained(texts, tail[-match:], tree, drafter._desk.scarce) for match in range(1, 5)
+        )
     assert drafts > 40
 
 
@@ -171,7 +177,10 @@ def explained(texts: Sequence[Sequence[int]], match: Sequence[int], tree: TokenT
             return i == len(tree)
         token = int(tree.tokens[i]) if i < len(tree) else -1
         trust = lookup.PARTED if sum(count > 0 for count in after.values()) > 1 else 1.0
-        if after.get(token) != most or abs(float(tree.confidence[i]) - trust * most / (seen + scarce[len(path)])) > 1e-6:
+        if (
+            after.get(token) != most
+            or abs(float(tree.confidence[i]) - trust * most / (seen + scarce[len(path)])) > 1e-6
+        ):
             return False
         path.append(token)
     return len(tree) == room

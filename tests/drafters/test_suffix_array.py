@@ -43,7 +43,9 @@ def test_a_search_finds_all_places_that_go_on(text: list[int]) -> None:
     order = suffix_array(text_n)
     rng = np.random.default_rng(2)
     tails = [rng.integers(0, 5, int(n)).tolist() for n in rng.integers(1, 6, 30)]
-    tails += [text[i : i + n] for i, n in zip(rng.integers(0, max(len(text), 1), 30), rng.integers(1, 9, 30), strict=True)]
+    tails += [
+        text[i : i + n] for i, n in zip(rng.integers(0, max(len(text), 1), 30), rng.integers(1, 9, 30), strict=True)
+    ]
     for tail in tails:
         if tail and min(tail) >= 0:
             longer = np.array([3, 9, *tail], np.int32)  # only the last `length` tokens count

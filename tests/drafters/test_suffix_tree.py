@@ -66,7 +66,10 @@ def counts(tree: SuffixTree) -> Counts:
 
 def by_force(texts: Iterable[Sequence[int]], depth: int) -> Counts:
     return Counter(
-        tuple(text[i:j]) for text in texts for i in range(len(text)) for j in range(i + 1, min(i + depth, len(text)) + 1)
+        tuple(text[i:j])
+        for text in texts
+        for i in range(len(text))
+        for j in range(i + 1, min(i + depth, len(text)) + 1)
     )
 
 

@@ -1,4 +1,6 @@
-"""SWIFT: the right sub-layers are found, matchness is what it says, the search is bounded, and the text stays the target's."""
+"""SWIFT: the right sub-layers are found, matchness is what it says, the search is bounded, and the text stays the
+target's.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str
 def test_a_replay_that_wrote_into_the_texts_own_cache_would_show(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
 
-    def careless(runner: Any, drafts: Any, cache: Any, start: int, tokens: Sequence[int], *, plan: LayerPlan) -> torch.Tensor:
+    def careless(
+        runner: Any, drafts: Any, cache: Any, start: int, tokens: Sequence[int], *, plan: LayerPlan
+    ) -> torch.Tensor:
         length = cache.length
         runner.truncate(cache, start)
         found, _ = runner.run_layers([cache], [tokens[0]], [TokenTree.chain(tokens[1:])], plan=plan)
@@ -107,7 +111,9 @@ def test_nothing_left_out_matches_everything(plain: LLM) -> None:
     tried = drafter._try
 
     def spy(state: Any) -> None:
-        seen.append((drafter.matchness(state, frozenset()), drafter.matchness(state, frozenset({2, 3, 4, 5, 6, 7, 8, 9}))))
+        seen.append(
+            (drafter.matchness(state, frozenset()), drafter.matchness(state, frozenset({2, 3, 4, 5, 6, 7, 8, 9})))
+        )
         tried(state)
 
     drafter._try = spy  # type: ignore[method-assign]
@@ -125,7 +131,13 @@ class Planted(ToyLayers):
         self.idle, self.rows = frozenset(idle), 0
 
     def step(
-        self, caches: Sequence[Any], inputs: Sequence[Sequence[int]], plan: LayerPlan, *, states: bool = False, logits: bool = True
+        self,
+        caches: Sequence[Any],
+        inputs: Sequence[Sequence[int]],
+        plan: LayerPlan,
+        *,
+        states: bool = False,
+        logits: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scored, hidden = super().step(caches, inputs, LayerPlan(), states=states)
         self.rows += len(inputs)
@@ -177,7 +189,9 @@ def test_the_planted_set_is_found_and_then_drafts_are_right() -> None:
 
 
 def test_matchness_by_hand() -> None:
-    """Window of 10: with one sub-layer that matters left out, every fifth position is wrong; with another, two of five."""
+    """Window of 10: with one sub-layer that matters left out, every fifth position is wrong; with another, two of
+    five.
+    """
     world = PlantedWorld(set(), context_window=10)
     state = world.text()
     world.say(state, 13)
@@ -285,7 +299,9 @@ def test_a_target_of_two_layers_is_refused() -> None:
 
 @pytest.mark.parametrize("speedup", [1.0, 2.0, 3.0])
 def test_unified_layers_draft_and_the_text_is_the_targets(plain: LLM, speedup: float) -> None:
-    llm = plain.with_speculative_config({"method": "layer_skip", "target_speedup": speedup, "num_speculative_tokens": 3})
+    llm = plain.with_speculative_config(
+        {"method": "layer_skip", "target_speedup": speedup, "num_speculative_tokens": 3}
+    )
     found = llm.generate(PROMPTS, GREEDY)
     assert [[one.token_ids for one in out.outputs] for out in found] == decoded(plain, PROMPTS)
     rates = [out.metrics.num_accepted_tokens / out.metrics.num_draft_tokens for out in found]

@@ -39,7 +39,9 @@ def args(vocab: int = 11, words: str = "abc") -> DrafterArgs:
     return DrafterArgs(vocab_size=vocab, index=0, max_context=64, fingerprint=lambda: words)
 
 
-def make(folder: Path | None = None, *, shared: bool = False, most: int = 4, given: DrafterArgs | None = None) -> Tables[Counts]:
+def make(
+    folder: Path | None = None, *, shared: bool = False, most: int = 4, given: DrafterArgs | None = None
+) -> Tables[Counts]:
     where = None if folder is None else str(folder)
     return Tables("counts", given or args(), Counts, folder=where, shared=shared, max_tenants=most)
 
@@ -223,7 +225,9 @@ def test_two_of_a_method_must_not_save_to_one_file(tmp_path: Path, method: str, 
             crew_of(first, {"method": method, "tables": same, **option})
     crew = crew_of(first, {"method": method, "tables": other, **option})
     assert [path.parent for path in crew.save_tables()] == [Path(folder), Path(other)]
-    with pytest.raises(ConfigError, match=r"folder must be a folder for each .*; leave it out, and give each its own 'tables'"):
+    with pytest.raises(
+        ConfigError, match=r"folder must be a folder for each .*; leave it out, and give each its own 'tables'"
+    ):
         crew.save_tables(tmp_path / "third")
     assert not (tmp_path / "third").exists()
 

@@ -1,4 +1,6 @@
-"""Token-level intersection: the output's law, noise of its own every step, the same drafts as a draft with the target's tokens."""
+"""Token-level intersection: the output's law, noise of its own every step, the same drafts as a draft with the target's
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch, width: int) -
 
 def raw(models: ToyModels, tree: TokenTree, parent: int) -> torch.Tensor:
     """(v,) the draft's law before it was renormalised over the shared tokens."""
-    text = [OTHER.index("ab"), *(OTHER.index("?abc"[int(tree.tokens[i])]) if tree.tokens[i] else 0 for i in tree.path(parent))]
+    text = [
+        OTHER.index("ab"),
+        *(OTHER.index("?abc"[int(tree.tokens[i])]) if tree.tokens[i] else 0 for i in tree.path(parent)),
+    ]
     whole = models.other.logits(text).softmax(0)
     return torch.stack([whole[0], *(whole[OTHER.index(letter)] for letter in "abc")])
 
@@ -102,7 +107,9 @@ def test_the_cache_keeps_what_stays_the_same() -> None:
 
 
 def test_a_text_that_begins_with_a_broken_character_waits(shuffled: Path) -> None:
-    llm = LLM(speculative_config={"method": "tli", "model": str(shuffled), "num_speculative_tokens": 3}, dtype="float32")
+    llm = LLM(
+        speculative_config={"method": "tli", "model": str(shuffled), "num_speculative_tokens": 3}, dtype="float32"
+    )
     ids = llm.tokenizer.encode("a 🚀", add_special_tokens=False)
     (drafter,) = llm.engine.parts.crew.drafters
     states = drafter.begin([Context("r", ids[:stop], stop) for stop in (len(ids) - 1, len(ids))])
@@ -120,13 +127,16 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["tli", "slem"])
 def test_a_draft_with_other_ids_drafts_what_the_same_draft_does(shuffled: Path, method: str) -> None:
     plain = LLM(speculative_config=None, dtype="float32", seed=1)
-    prompts = [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::6][:4]]
+    prompts = [
+        {"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])}
+        for p in bundled_prompts()[::6][:4]
+    ]
     params = SamplingParams(temperature=0.0, max_tokens=32)
     found = {}
     for name, model in (("draft_model", BUNDLED / "draft"), (method, shuffled)):
-        outs = plain.with_speculative_config({"method": name, "model": str(model), "num_speculative_tokens": 3}).generate(
-            prompts, params
-        )
+        outs = plain.with_speculative_config(
+            {"method": name, "model": str(model), "num_speculative_tokens": 3}
+        ).generate(prompts, params)
         assert not any(out.metrics.dropped_drafters for out in outs)
         found[name] = [(o.outputs[0].token_ids, o.metrics.num_accepted_tokens) for o in outs]
     assert found[method] == found["draft_model"]

@@ -1,4 +1,6 @@
-"""Token Recycling: the template, its cut to a budget, what rows teach, whose table it is, and what a file of tables may hold."""
+"""Token Recycling: the template, its cut to a budget, what rows teach, whose table it is, and what a file of tables may
+hold.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,11 @@ def test_where_little_is_known_the_next_likely_nodes_take_the_place() -> None:
     state.table.candidates_vk[2] = np.arange(10, 18)
     assert proposal(drafter, state, 5).tokens.tolist() == [10, 11, 12, 13, 14]
     state.table.candidates_vk[13, :3] = 20, 21, 22
-    assert sorted(proposal(drafter, state).tokens.tolist()) == [*range(10, 18), 20, 21]  # the template gives (3,) two children
+    assert sorted(proposal(drafter, state).tokens.tolist()) == [
+        *range(10, 18),
+        20,
+        21,
+    ]  # the template gives (3,) two children
 
 
 SHAPE = from_paths([(7,), (7, 6), (0,), (0, 0), *((0,) * n for n in range(3, 9))])
@@ -173,7 +179,9 @@ def test_every_row_teaches_accepted_or_not(accepted: tuple[int, ...]) -> None:
 
 def test_the_rows_check_catches_rows_that_teach_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: rows one place off."""
-    monkeypatch.setattr(token_recycling, "learn", lambda table_vk, tokens_r, rows: learn(table_vk, tokens_r, rows.roll(1, 0)))
+    monkeypatch.setattr(
+        token_recycling, "learn", lambda table_vk, tokens_r, rows: learn(table_vk, tokens_r, rows.roll(1, 0))
+    )
     with pytest.raises(AssertionError):
         test_every_row_teaches_accepted_or_not((0,))
 
@@ -207,7 +215,11 @@ def test_a_bigram_model_is_followed_to_the_full_depth() -> None:
     runner = ToyRunner(VOCAB, order=1, seed=4)
     drafter = TokenRecyclingDrafter(args(runner))
     state = begun(drafter)
-    learn(state.table.candidates_vk, np.arange(VOCAB, dtype=np.int32), torch.stack([runner.logits([t]) for t in range(VOCAB)]))
+    learn(
+        state.table.candidates_vk,
+        np.arange(VOCAB, dtype=np.int32),
+        torch.stack([runner.logits([t]) for t in range(VOCAB)]),
+    )
     params = SamplingParams(temperature=0.0, max_tokens=35, ignore_eos=True)
     (request,) = run(engine(runner, [drafter], tokens=80), [[1, 2]], params)
     assert request.outputs[0].token_ids == runner.greedy([1, 2], 35)
@@ -282,7 +294,9 @@ def test_no_more_tenants_than_told() -> None:
     assert len(drafter.tables) == 2
 
 
-@pytest.mark.parametrize("options", [{"num_speculative_tokens": -1}, {"tables": 3}, {"shared_tables": 1}, {"max_tenants": 0}])
+@pytest.mark.parametrize(
+    "options", [{"num_speculative_tokens": -1}, {"tables": 3}, {"shared_tables": 1}, {"max_tenants": 0}]
+)
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         TokenRecyclingDrafter(args(), **options)

@@ -14,7 +14,10 @@ from paceline.controllers.policies import FixedController
 from paceline.drafters.growth import POLICIES
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
-OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"speculative_token_tree": "[(0,), (1,), (0, 0)]"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "levels": {"tree_width": 3},
+    "static": {"speculative_token_tree": "[(0,), (1,), (0, 0)]"},
+}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,10 @@ OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"s
         ({"tree_policy": "dyspec", "tree_width": 2}, "tree_width must be left out with tree_policy 'dyspec'"),
         ({"tree_policy": "dyspec", "tree_threshold": 0.1}, "tree_threshold must be left out with tree_policy 'dyspec'"),
         ({"tree_policy": "eagle2", "speculative_token_tree": "[(0,)]"}, "speculative_token_tree must be given with"),
-        ({"tree_policy": "static"}, 'speculative_token_tree must be given with tree_policy "static", and with no other, got None'),
+        (
+            {"tree_policy": "static"},
+            'speculative_token_tree must be given with tree_policy "static", and with no other, got None',
+        ),
         ({"speculative_token_tree": "[(0,), (64,)]"}, "ranks in 0..63"),
         (
             {"tree_policy": "rsd_c", "tree_width": []},
@@ -35,7 +41,10 @@ OPTIONS: dict[str, dict[str, Any]] = {"levels": {"tree_width": 3}, "static": {"s
         ({"tree_policy": "rsd_c", "tree_width": (2, 65)}, r"one per level, got \(2, 65\)"),
         ({"tree_policy": "rsd_c", "tree_width": [2, True]}, r"one per level, got \[2, True\]"),
         ({"tree_policy": "rsd_c", "tree_width": [1] * 65}, "one per level, got"),
-        ({"tree_policy": "rsd_c", "tree_width": "3,2"}, r"integer in 1..64 \(with tree_policy 'rsd_c' also a list .*got '3,2'"),
+        (
+            {"tree_policy": "rsd_c", "tree_width": "3,2"},
+            r"integer in 1..64 \(with tree_policy 'rsd_c' also a list .*got '3,2'",
+        ),
         ({"tree_policy": "rsd_s", "tree_width": [3, 2]}, r"\(with tree_policy 'rsd_c' also a list .*got \[3, 2\]"),
         ({"tree_width": [3, 2]}, r"\(with tree_policy 'rsd_c' also a list of them, one per level\), got \[3, 2\]"),
         ({"tree_width": 65}, "tree_width must be an integer in 1..64, got 65"),

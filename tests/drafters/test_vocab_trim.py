@@ -73,7 +73,9 @@ def test_counts_lists_and_texts_say_the_same(words: Tokenizer, tmp_path: Path) -
         found = read_counts(tmp_path / name, words, 6144)
         assert (np.argsort(-found, kind="stable") == np.argsort(-counts, kind="stable")).all()
     (tmp_path / "code.py").write_text("[x for x in y]")
-    assert read_counts(tmp_path / "code.py", words, 6144).sum() == len(words.encode("[x for x in y]", add_special_tokens=False))
+    assert read_counts(tmp_path / "code.py", words, 6144).sum() == len(
+        words.encode("[x for x in y]", add_special_tokens=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,9 @@ def test_without_files_a_head_cannot_be_trimmed() -> None:
 
 
 def test_outputs_stay_and_a_smaller_head_is_right_less_often(plain: LLM) -> None:
-    prompt = {"prompt_token_ids": plain.chat_ids([{"role": "user", "content": "List three animals and what they eat."}])}
+    prompt = {
+        "prompt_token_ids": plain.chat_ids([{"role": "user", "content": "List three animals and what they eat."}])
+    }
     params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
     (want,) = plain.generate(prompt, params)
     accepted = {}
@@ -157,7 +161,8 @@ def test_the_law_check_catches_a_q_that_forgets_the_trimming(monkeypatch: pytest
         texts = {parent: [1, 2, *(int(tree.tokens[i]) for i in tree.path(parent))] for parent in tree.trials}
         rows = {parent: draft.logits(text).softmax(0) for parent, text in texts.items()}
         trials = {
-            parent: tuple(type(t)(t.node, rows[parent], t.removed, t.order) for t in each) for parent, each in tree.trials.items()
+            parent: tuple(type(t)(t.node, rows[parent], t.removed, t.order) for t in each)
+            for parent, each in tree.trials.items()
         }
         return tree.replace(trials=trials)
 

@@ -35,12 +35,16 @@ def test_special_tokens_are_no_texts() -> None:
     shared = shared_tokens(letters(), others())
     assert shared.specials == {0: 0}
     assert shared.texts == len(LETTERS)
-    assert {OTHER[a]: LETTERS[b - 1] for a, b in shared.target_of.items() if a} == dict(zip(LETTERS, LETTERS, strict=True))
+    assert {OTHER[a]: LETTERS[b - 1] for a, b in shared.target_of.items() if a} == dict(
+        zip(LETTERS, LETTERS, strict=True)
+    )
 
 
 def test_nothing_in_common_is_refused() -> None:
     shared = shared_tokens(letters(), strangers())
-    with pytest.raises(DrafterError, match="'x' shares no token with the target: none of its 3 writes what one of 11 does"):
+    with pytest.raises(
+        DrafterError, match="'x' shares no token with the target: none of its 3 writes what one of 11 does"
+    ):
         check_shared(shared, "x", letters(), strangers())
     check_shared(shared_tokens(letters(), others()), "x", letters(), others())
 

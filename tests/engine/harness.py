@@ -14,7 +14,13 @@ from paceline.verifiers import GreedyVerifier, RecursiveRejection
 
 
 def engine(
-    runner: ToyRunner, drafters: Sequence[Any] = (), tokens: int = 0, *, sampled: Any = None, controller: Any = None, **sizes: Any
+    runner: ToyRunner,
+    drafters: Sequence[Any] = (),
+    tokens: int = 0,
+    *,
+    sampled: Any = None,
+    controller: Any = None,
+    **sizes: Any,
 ) -> Engine:
     """An engine that drafts `tokens` tokens a step with each drafter."""
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
@@ -36,7 +42,9 @@ def run(
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     info = engine.parts.runner.info
     requests = [
-        Request(f"r{i}", None, list(p), q, seed + i, check_prompt(list(p), info.vocab_size, info.max_context, q.max_tokens))
+        Request(
+            f"r{i}", None, list(p), q, seed + i, check_prompt(list(p), info.vocab_size, info.max_context, q.max_tokens)
+        )
         for i, (p, q) in enumerate(zip(prompts, each, strict=True))
     ]
     for request in requests:

@@ -1,4 +1,6 @@
-"""Hostile drafters in the engine: greedy tokens, the output law and other requests stay as they were; broken ones are dropped."""
+"""Hostile drafters in the engine: greedy tokens, the output law and other requests stay as they were; broken ones are
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
 from paceline.tree import Budget, TokenTree
 
-KINDS = [kind for kind in vars(adversaries).values() if isinstance(kind, type) and issubclass(kind, adversaries.Adversary)]
+KINDS = [
+    kind for kind in vars(adversaries).values() if isinstance(kind, type) and issubclass(kind, adversaries.Adversary)
+]
 VALID = adversaries.VALID
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 1, 2, 1]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
@@ -38,7 +42,10 @@ def test_tokens_stay_and_nothing_leaks(kind: type, temperature: float, auto: boo
     drafter = build(kind, runner)
     controller = AutoController(Costs(), [drafter.name]) if auto else None
     params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True)
-    plain, fast = run(engine(runner), PROMPTS, params), run(engine(runner, [drafter], 6, controller=controller), PROMPTS, params)
+    plain, fast = (
+        run(engine(runner), PROMPTS, params),
+        run(engine(runner, [drafter], 6, controller=controller), PROMPTS, params),
+    )
     if temperature == 0 or kind.__name__ != "Gambler":  # drawn drafts keep the law, not the tokens of a seed
         assert tokens(fast) == tokens(plain)
     assert all(output.finish_reason == "length" for request in fast for output in request.outputs)
@@ -48,7 +55,9 @@ def test_tokens_stay_and_nothing_leaks(kind: type, temperature: float, auto: boo
         assert not any(request.metrics.dropped_drafters for request in fast)
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*VALID, adversaries.Adversary, adversaries.RaisesForOne)])
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if k not in (*VALID, adversaries.Adversary, adversaries.RaisesForOne)]
+)
 def test_broken_drafters_are_dropped_and_named(kind: type) -> None:
     runner = ToyRunner(VOCAB, order=None)
     drafter = build(kind, runner)
@@ -56,7 +65,9 @@ def test_broken_drafters_are_dropped_and_named(kind: type) -> None:
         assert drafter.name in request.metrics.dropped_drafters, kind.__name__
 
 
-def test_a_message_over_several_lines_is_told_in_one(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_over_several_lines_is_told_in_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Verbose(adversaries.Adversary):
         def propose(self, states: Any, budgets: Any, so_far: Any) -> Any:
             raise ValueError("one line\n\n  and another\n")

@@ -1,6 +1,8 @@
-"""`auto` with every drafter that costs passes of a model, by name: the same text, drafts where they pay, rest where they do not.
+"""`auto` with every drafter that costs passes of a model, by name: the same text, drafts where they pay, rest where
+they do not.
 
-Time is made up: a pass of the target takes as long as its rows say, a drafter's level what the world says. Nothing is measured.
+Time is made up: a pass of the target takes as long as its rows say, a drafter's level what the world says. Nothing is
+measured.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ def seconds(world: World, config: dict[str, Any] | None, params: SamplingParams 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_text_is_that_of_plain_decoding(world: World, name: str) -> None:
-    """At temperature 0, and at 0.8 with a seed, where drafters that draw propose points; three sequences of different lengths."""
+    """At temperature 0, and at 0.8 with a seed, where drafters that draw propose points; three sequences of different
+    lengths.
+    """
     greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     for params in (greedy, SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)):
         live = engine(listed(name))
@@ -146,7 +150,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def p_value(rule: str) -> float:
-    """Of every token under `auto`, given the text before it, against the target's law: their places in it must be uniform.
+    """Of every token under `auto`, given the text before it, against the target's law: their places in it must be
+    uniform.
 
     Tokens are put in the order of their chances, which a rule that leans towards the likely ones must disturb.
     """

@@ -1,4 +1,6 @@
-"""The whole engine against the target's law: G-tests of short outputs with a declared error, for drawn, point and merged drafts."""
+"""The whole engine against the target's law: G-tests of short outputs with a declared error, for drawn, point and
+merged drafts.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: i
 def draft(**options: Any) -> Any:
     def make(target: ToyRunner, index: int) -> Any:
         runner = ToyRunner(VOCAB, order=2, sharpness=1.0, noise=0.8)
-        args = DrafterArgs(vocab_size=VOCAB, index=index, max_context=4096, target=target, load_runner=lambda name: runner)
+        args = DrafterArgs(
+            vocab_size=VOCAB, index=index, max_context=4096, target=target, load_runner=lambda name: runner
+        )
         return registry.load("drafters", "draft_model")(args, model="toy", **options)
 
     return make

@@ -61,7 +61,9 @@ def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monk
     found = find_exactness(target, "auto")
     assert not found.proven
     assert str(found) == "up to near ties (the self-test found other bits in a chain of 3 rows)"
-    with pytest.raises(ConfigError, match=r"exactness='strict' is not available for .*chain of 3 rows; use exactness='auto'"):
+    with pytest.raises(
+        ConfigError, match=r"exactness='strict' is not available for .*chain of 3 rows; use exactness='auto'"
+    ):
         find_exactness(target, "strict")
 
 

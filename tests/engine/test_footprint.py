@@ -1,4 +1,6 @@
-"""The memory of speculation: what is predicted is what is held, and no step of a limited engine holds more than its limit."""
+"""The memory of speculation: what is predicted is what is held, and no step of a limited engine holds more than its
+limit.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def test_what_is_predicted_is_held(folder: Path, draft: dict[str, Any], batch: i
 
 
 def test_no_step_holds_more_than_the_limit(folder: Path, plain: LLM, draft: dict[str, Any]) -> None:
-    """With a limit for one sequence of three, for a few nodes, and for all that is asked: the same tokens, more and more drafts."""
+    """With a limit for one sequence of three, for a few nodes, and for all that is asked: the same tokens, more and
+    more drafts.
+    """
     config = {**draft, "num_speculative_tokens": 8}
     free = Meter(engine_of(folder, config))
     signals, drafted, want = [Signal(i, 40, 9, 0.0) for i in range(3)], [], texts(plain, 3, 30, 40)
@@ -150,7 +154,9 @@ def test_drafts_of_a_diffusion_model_are_counted(kind: str, stores: bool) -> Non
         (state,) = record.sequences[0].states
         cache = None if state is None else state.cache
         if state is not None:  # it is gone after the last step
-            held.append((0 if cache is None else cache.keys.nbytes + cache.values.nbytes, found.drafts(record.lengths[0], 5)))
+            held.append(
+                (0 if cache is None else cache.keys.nbytes + cache.values.nbytes, found.drafts(record.lengths[0], 5))
+            )
 
     llm.engine.watchers.append(look)
     texts(llm, 1, 100, 60)

@@ -18,10 +18,14 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engine import Scheduler
 from paceline.models.decoder import Arena, NativeCache
 
-FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py", "engine/driver.py",
-         "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/blocks.py", "models/decoder/prefixes.py", "models/decoder/cache_memory.py",
+FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py",
+         "engine/driver.py",
+         "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/blocks.py",
+         "models/decoder/prefixes.py", "models/decoder/cache_memory.py",
          "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # an interrupt inside __del__
 
 BLOCKS = (
     "models/decoder/cache.py",
@@ -48,7 +52,9 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 def small(arena: Arena, limit: int | None = None) -> None:
     """Few blocks, so that the arena grows and sequences move, or make way where it must not."""
-    arena.__init__(len(arena.layers), arena.kv_heads, arena.kv.shape[3], dtype=arena.kv.dtype, device=arena.kv.device, slots=32)  # type: ignore[misc]
+    arena.__init__(
+        len(arena.layers), arena.kv_heads, arena.kv.shape[3], dtype=arena.kv.dtype, device=arena.kv.device, slots=32
+    )  # type: ignore[misc]
     arena.limit = limit
 
 
@@ -103,7 +109,9 @@ def leaks(llm: LLM, files: tuple[str, ...], points: int, *, length: int = 8, lim
     return found
 
 
-@pytest.mark.parametrize(("files", "points"), [(FILES, 60), (BLOCKS, 60)], ids=["anywhere", "while blocks change hands"])
+@pytest.mark.parametrize(
+    ("files", "points"), [(FILES, 60), (BLOCKS, 60)], ids=["anywhere", "while blocks change hands"]
+)
 def test_an_interrupt_leaks_nothing(llm: LLM, files: tuple[str, ...], points: int) -> None:
     assert leaks(llm, files, points) == []
 
@@ -111,7 +119,9 @@ def test_an_interrupt_leaks_nothing(llm: LLM, files: tuple[str, ...], points: in
 def test_an_interrupt_leaks_nothing_where_sequences_make_way(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[int] = []
     pause = Scheduler._pause
-    monkeypatch.setattr(Scheduler, "_pause", lambda self, sequence: paused.append(sequence.key) or pause(self, sequence))
+    monkeypatch.setattr(
+        Scheduler, "_pause", lambda self, sequence: paused.append(sequence.key) or pause(self, sequence)
+    )
     assert leaks(llm, FILES, 20, length=24, limit=6) == []
     assert len(paused) > 20
     shrink(llm, None)
@@ -124,7 +134,9 @@ def test_without_recounting_it_would_leak(llm: LLM, monkeypatch: pytest.MonkeyPa
     shrink(llm, None)
 
 
-def test_other_streams_end_with_an_error_and_all_later_ones_are_right(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_streams_end_with_an_error_and_all_later_ones_are_right(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (alone,) = llm.generate([PROMPTS[0]], params()[0])
     stream = llm.stream(PROMPTS[0], params()[0])
     chunks = [next(stream)]

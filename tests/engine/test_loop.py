@@ -115,7 +115,9 @@ def test_batching_and_chunking_change_nothing(sizes: dict[str, int]) -> None:
 
 def test_outputs_of_one_request_differ_and_share_the_prompt() -> None:
     runner = ToyRunner(16)
-    (request,) = run(engine(runner), [[1, 2, 3, 4, 5, 6]], SamplingParams(temperature=1.5, max_tokens=16, n=4, ignore_eos=True))
+    (request,) = run(
+        engine(runner), [[1, 2, 3, 4, 5, 6]], SamplingParams(temperature=1.5, max_tokens=16, n=4, ignore_eos=True)
+    )
     assert len({tuple(o.token_ids) for o in request.outputs}) == 4
     assert runner.fed < 6 + 4 * 16 + 1  # the prompt was fed once
 
@@ -138,7 +140,9 @@ def test_logprobs_are_the_models_own_under_drafts() -> None:
 
 def test_nan_logits_end_one_request_and_keep_what_it_had() -> None:
     runner = ToyRunner(16, nan_from=20)
-    short, long = run(engine(runner), [[1, 2, 3], [5] * 12], SamplingParams(temperature=0.0, max_tokens=15, ignore_eos=True))
+    short, long = run(
+        engine(runner), [[1, 2, 3], [5] * 12], SamplingParams(temperature=0.0, max_tokens=15, ignore_eos=True)
+    )
     assert short.outputs[0].finish_reason == "length"
     assert long.outputs[0].finish_reason == "error"
     assert "nan" in (long.outputs[0].error or "").lower()
@@ -196,7 +200,9 @@ def test_tokens_cut_off_do_not_count_as_accepted(limit: str) -> None:
     assert m.num_steps == 1
     assert nodes == m.drafters["guess"].num_draft_tokens == 8 if limit == "max_tokens" else nodes > kept
     kept = min(kept, nodes)
-    assert m.num_accepted_tokens == m.drafters["guess"].num_accepted_tokens == sum(m.num_accepted_tokens_per_pos) == kept
+    assert (
+        m.num_accepted_tokens == m.drafters["guess"].num_accepted_tokens == sum(m.num_accepted_tokens_per_pos) == kept
+    )
     assert m.mean_acceptance_length == 1 + kept
 
 
@@ -232,7 +238,9 @@ def test_counters_add_up() -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["", "negative control"])
-def test_a_drafter_sees_the_scores_of_its_own_sequences_where_others_end(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_sees_the_scores_of_its_own_sequences_where_others_end(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four sequences end at different steps; what is observed at the root is what the model says of the text."""
     runner, off = ToyRunner(16, order=None), list[bool]()
 

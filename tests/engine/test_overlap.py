@@ -43,7 +43,9 @@ class Working(Adversary):
 
 
 def beside(drafter: Any, trees: list[TokenTree], dropped: list[Any], helper: Helper | None = None) -> Beside:
-    task = Task(0, drafter, {i: object() for i in range(len(trees))}, lambda place, error: dropped.append((place, str(error))))
+    task = Task(
+        0, drafter, {i: object() for i in range(len(trees))}, lambda place, error: dropped.append((place, str(error)))
+    )
     return Beside(helper or Helper(), [task], trees, VOCAB)
 
 

@@ -1,4 +1,6 @@
-"""Where a draft model runs: the fastest device by what was measured, in words; what the user names is taken or refused."""
+"""Where a draft model runs: the fastest device by what was measured, in words; what the user names is taken or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_the_fastest_device_is_taken_and_of_equal_ones_the_first(first: str) -> 
         f"{1e3 * TIMES[device]:.3g} ms on {device}" for device in devices
     )
     slow = TIMES | {"cuda:0": 1.0, "cuda:1": 1.0}
-    assert place_draft_model(devices, slow.__getitem__).device == "cpu", "what is measured decides, not the kind of device"
+    assert place_draft_model(devices, slow.__getitem__).device == "cpu", (
+        "what is measured decides, not the kind of device"
+    )
 
 
 def test_where_there_is_one_device_nothing_is_measured() -> None:
@@ -128,11 +132,17 @@ def plain() -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(plain: LLM) -> list[Any]:
-    return [{"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])} for p in bundled_prompts()[::9][:3]]
+    return [
+        {"prompt_token_ids": plain.chat_ids([{"role": "user", "content": p.prompt}])}
+        for p in bundled_prompts()[::9][:3]
+    ]
 
 
 def texts(llm: LLM, prompts: list[Any]) -> list[list[int]]:
-    greedy, seeded = SamplingParams(temperature=0.0, max_tokens=24), SamplingParams(temperature=0.8, seed=3, max_tokens=12)
+    greedy, seeded = (
+        SamplingParams(temperature=0.0, max_tokens=24),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=12),
+    )
     found = [one for params in (greedy, seeded) for one in llm.generate(prompts, params)]
     assert not any(out.metrics.dropped_drafters for out in found)
     return [out.outputs[0].token_ids for out in found]

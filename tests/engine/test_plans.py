@@ -1,4 +1,6 @@
-"""How the engine calls a controller: in the documented order, for as many steps as a plan holds, and with nobody else's errors."""
+"""How the engine calls a controller: in the documented order, for as many steps as a plan holds, and with nobody else's
+errors.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +256,9 @@ def test_an_error_of_the_controller_ends_its_drafting_and_the_text_stays(
     assert live.parts.controller is not controller
 
 
-def test_an_error_in_words_is_the_controllers_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_words_is_the_controllers_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logging.getLogger("paceline"), "propagate", True)
     runner, controller = ToyRunner(16, order=None), Notes(3)
     controller.explain = broken  # type: ignore[method-assign]

@@ -23,7 +23,9 @@ def controller(given: dict[str, Any]) -> Any:
 
 
 def test_options_reach_the_controller_and_the_drafter() -> None:
-    built = controller({"method": "ngram", "controller": "kangaroo", "threshold": 0.4, "steps": 3, "prompt_lookup_max": 2})
+    built = controller(
+        {"method": "ngram", "controller": "kangaroo", "threshold": 0.4, "steps": 3, "prompt_lookup_max": 2}
+    )
     assert (built.name, built.threshold, built.levels) == ("kangaroo", 0.4, 3)
     built = controller({"method": "ngram", "controller": "specdec_pp", "bound": [1, 9], "num_speculative_tokens": 7})
     assert (built.bound, built.num_speculative_tokens) == ((1, 9), 7)
@@ -32,7 +34,11 @@ def test_options_reach_the_controller_and_the_drafter() -> None:
 
 
 def test_beside_a_list_of_methods_they_are_the_controllers() -> None:
-    given = {"method": [{"method": "ngram", "prompt_lookup_max": 2}, "draft_model"], "controller": "diffuspec", "k_max": 25}
+    given = {
+        "method": [{"method": "ngram", "prompt_lookup_max": 2}, "draft_model"],
+        "controller": "diffuspec",
+        "k_max": 25,
+    }
     assert controller(given).k_max == 25
 
 
@@ -67,9 +73,13 @@ def test_a_model_beside_a_list_is_that_of_the_methods_that_take_one(methods: lis
     ]
 
 
-@pytest.mark.parametrize("given", [{"method": "draft_model", "controller": "fixed"}, {"method": "auto"}, {"controller": "auto"}])
+@pytest.mark.parametrize(
+    "given", [{"method": "draft_model", "controller": "fixed"}, {"method": "auto"}, {"controller": "auto"}]
+)
 def test_vllms_name_for_another_tokenizer_stands_beside_controllers(given: dict[str, Any]) -> None:
-    config = SpeculativeConfig.parse({"model": "toy", "num_speculative_tokens": 3, "use_heterogeneous_vocab": True} | given)
+    config = SpeculativeConfig.parse(
+        {"model": "toy", "num_speculative_tokens": 3, "use_heterogeneous_vocab": True} | given
+    )
     assert config is not None
     check_methods(config)
     assert [one.method for one in _methods(split_options(config)[0], None)][-1] == "tli"
@@ -82,9 +92,18 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
     ("given", "words"),
     [
         (KANGAROO | {"treshold": 0.4}, "with controller 'kangaroo' does not know 'treshold'; did you mean threshold"),
-        (KANGAROO | {"k_max": 4}, "does not know 'k_max'; known are prompt_lookup_max, prompt_lookup_min, steps, threshold"),
-        (KANGAROO | {"method": ["ngram"], "treshold": 0.4}, "controller 'kangaroo' does not know 'treshold'; did you mean"),
-        (KANGAROO | {"method": ["ngram"], "prompt_lookup_max": 2}, "'prompt_lookup_max' stands beside a list of methods"),
+        (
+            KANGAROO | {"k_max": 4},
+            "does not know 'k_max'; known are prompt_lookup_max, prompt_lookup_min, steps, threshold",
+        ),
+        (
+            KANGAROO | {"method": ["ngram"], "treshold": 0.4},
+            "controller 'kangaroo' does not know 'treshold'; did you mean",
+        ),
+        (
+            KANGAROO | {"method": ["ngram"], "prompt_lookup_max": 2},
+            "'prompt_lookup_max' stands beside a list of methods",
+        ),
         ({"method": "ngram", "threshold": 0.4}, "'ngram' does not know 'threshold'"),
         (KANGAROO | {"method": [{"method": "ngram", "threshold": 0.4}]}, "'ngram' does not know 'threshold'"),
         ({"metod": "ngram"}, r"speculative_config does not know 'metod'; did you mean method\?"),
@@ -93,7 +112,10 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
             {"method": "auto", "prompt_lookup_mx": 3},
             "speculative_config does not know 'prompt_lookup_mx'; did you mean prompt_lookup",
         ),
-        ({"nonsense": 1}, "speculative_config does not know 'nonsense'; known are .*; with every method also method, num_spec"),
+        (
+            {"nonsense": 1},
+            "speculative_config does not know 'nonsense'; known are .*; with every method also method, num_spec",
+        ),
         (
             {"nonsense": 1},
             r"shared_tables, suffix_decoding_cache_prompts and \d+ more \(docs/methods.md\); with",
@@ -101,8 +123,14 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),
         ({"method": "ngram", "acceptance_methd": "k_seq"}, "'acceptance_methd'; did you mean acceptance_method"),
-        ({"method": "ngram", "controller": "auto", "max_nods": 3}, r"does not know 'max_nods'; did you mean max_nodes\?"),
-        ({"method": ["ngram"], "controler": "fixed"}, r"speculative_config does not know 'controler'; did you mean controller\?"),
+        (
+            {"method": "ngram", "controller": "auto", "max_nods": 3},
+            r"does not know 'max_nods'; did you mean max_nodes\?",
+        ),
+        (
+            {"method": ["ngram"], "controler": "fixed"},
+            r"speculative_config does not know 'controler'; did you mean controller\?",
+        ),
         ({"method": [{"method": "ngram", "num_speculative_token": 3}]}, r"did you mean num_speculative_tokens\?"),
         (
             {"prompt_lookup_max": 3, "suffix_decoding_max_tree_depth": 3},
@@ -111,7 +139,10 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         (KANGAROO | {"threshold": "low"}, "threshold must be in 0..1, got 'low'"),
         (KANGAROO | {"controller": "kangroo", "threshold": 0.4}, "unknown controller 'kangroo'; did you mean kangaroo"),
         ({"method": "ngram", "max_nodes": "many"}, "max_nodes must be an integer in 1..1024, got 'many'"),
-        ({"method": "ngram", "controller": "fixed"}, "num_speculative_tokens must be given with controller 'fixed', got None"),
+        (
+            {"method": "ngram", "controller": "fixed"},
+            "num_speculative_tokens must be given with controller 'fixed', got None",
+        ),
         (
             {"method": "ngram", "controller": "auto", "num_speculative_tokens": 2, "max_nodes": 3},
             "max_nodes must be at most num_speculative_tokens, 2, got 3",
@@ -122,8 +153,14 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
             {"method": ["ngram", "suffix"], "model": "toy"},
             "model must stand beside methods that take one, and 'ngram', 'suffix' take",
         ),
-        ({"method": ["swift", "ngram", "swift"]}, "method must be a list without repetition: 'swift' would draft the same twice"),
-        ({"method": ["ngram", "ngram"]}, "'ngram' would draft the same twice; leave it out once, or vary its options, got"),
+        (
+            {"method": ["swift", "ngram", "swift"]},
+            "method must be a list without repetition: 'swift' would draft the same twice",
+        ),
+        (
+            {"method": ["ngram", "ngram"]},
+            "'ngram' would draft the same twice; leave it out once, or vary its options, got",
+        ),
         (
             {"method": ["draft_model", {"method": "draft_model"}], "model": "toy"},
             "method must be a list without repetition: 'draft_model' would draft the same twice",
@@ -164,7 +201,9 @@ def test_an_option_that_both_have_must_say_whose_it_is() -> None:
         ConfigError, match=r"both method 'ngram' and controller .* have an option 'prompt_lookup_max'; for the drafter"
     ):
         controller({"method": "ngram", "controller": mine, "prompt_lookup_max": 4})
-    beside = controller({"method": [{"method": "ngram", "prompt_lookup_max": 5}], "controller": mine, "prompt_lookup_max": 4})
+    beside = controller(
+        {"method": [{"method": "ngram", "prompt_lookup_max": 5}], "controller": mine, "prompt_lookup_max": 4}
+    )
     assert beside.levels == 4
 
 

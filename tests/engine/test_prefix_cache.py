@@ -1,4 +1,6 @@
-"""Prompts that begin alike are computed once, and nothing can be told from the results but the time: tokens, logprobs, streams."""
+"""Prompts that begin alike are computed once, and nothing can be told from the results but the time: tokens, logprobs,
+streams.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Fed:
         monkeypatch.setattr(llm.runner, "extend", counting)
 
 
-def test_prompts_of_one_batch_share_their_beginning(folder: str, plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_of_one_batch_share_their_beginning(
+    folder: str, plain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = opened(folder)
     fed, found = Fed(llm, monkeypatch), decode(llm, PROMPTS)
     assert results(found) == plain
@@ -96,7 +100,10 @@ def test_the_last_token_is_always_computed(folder: str, length: int) -> None:
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_drafters_and_seeds_see_no_difference(folder: str, method: str) -> None:
-    params = [SamplingParams(temperature=t, seed=5, max_tokens=24, ignore_eos=True, logprobs=1, n=n) for t, n in ((0, 1), (0.8, 2))]
+    params = [
+        SamplingParams(temperature=t, seed=5, max_tokens=24, ignore_eos=True, logprobs=1, n=n)
+        for t, n in ((0, 1), (0.8, 2))
+    ]
     config = {"method": method, "num_speculative_tokens": 4} | ({"model": folder} if method == "draft_model" else {})
     want = [results(decode(opened(folder, enable_prefix_caching=False), PROMPTS[:1], one)) for one in params]
     llm = opened(folder, speculative_config=config)
@@ -137,11 +144,15 @@ def test_a_stream_tells_how_much_was_cached(folder: str, plain: list[Any]) -> No
     assert [token for chunk in chunks for token in chunk.token_ids] == plain[1][0][0].token_ids
 
 
-def test_an_index_that_does_not_compare_tokens_fails(folder: str, plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_does_not_compare_tokens_fails(
+    folder: str, plain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = opened(folder)
     decode(llm, [[9] * 72])
     path = PrefixIndex._path
-    monkeypatch.setattr(PrefixIndex, "_path", lambda self, tenant, pieces: path(self, tenant, pieces) or list(self._entries)[:1])
+    monkeypatch.setattr(
+        PrefixIndex, "_path", lambda self, tenant, pieces: path(self, tenant, pieces) or list(self._entries)[:1]
+    )
     assert results(decode(llm, PROMPTS)) != plain
 
 

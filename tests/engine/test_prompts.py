@@ -27,7 +27,9 @@ def test_texts_ids_and_dicts() -> None:
     assert read_prompt({"prompt": "a"}, encode).tenant == NO_TENANT
     assert read_prompt({"prompt": "a", "cache_salt": "me"}, encode).tenant == "me"
     with pytest.raises(PromptError):
-        read_prompt({"prompt": "a", "cache_salt": NO_TENANT}, encode)  # nobody can ask for the caches of those without a salt
+        read_prompt(
+            {"prompt": "a", "cache_salt": NO_TENANT}, encode
+        )  # nobody can ask for the caches of those without a salt
 
 
 PREDICTIONS = {
@@ -60,8 +62,14 @@ REFUSED = {
         {"prompt": "a", "prediction": ["b", "c"]},
         "prediction token ids must be integers of 0 or more, got 'b'",
     ),
-    "a negative prediction": ({"prompt": "a", "prediction": [3, -1]}, "prediction token ids must be integers of 0 or more, got -1"),
-    "truth as prediction": ({"prompt": "a", "prediction": [True]}, "prediction token ids must be integers of 0 or more, got True"),
+    "a negative prediction": (
+        {"prompt": "a", "prediction": [3, -1]},
+        "prediction token ids must be integers of 0 or more, got -1",
+    ),
+    "truth as prediction": (
+        {"prompt": "a", "prediction": [True]},
+        "prediction token ids must be integers of 0 or more, got True",
+    ),
     "a number as prediction": (
         {"prompt": "a", "prediction": 5},
         "prediction must be a text, a list of token ids or {'type': 'content', 'content': TEXT}, got 5",
@@ -70,12 +78,18 @@ REFUSED = {
         {"prompt": "a", "prediction": {"type": "content", "content": [{"type": "text"}]}},
         "prediction must be {'type': 'content', 'content': TEXT}, got",
     ),
-    "no parts": ({"prompt": "a", "prediction": {"type": "content", "content": []}}, "prediction must be {'type': 'content'"),
+    "no parts": (
+        {"prompt": "a", "prediction": {"type": "content", "content": []}},
+        "prediction must be {'type': 'content'",
+    ),
     "ids as content": (
         {"prompt": "a", "prediction": {"type": "content", "content": [202, 2]}},
         "prediction must be {'type': 'content'",
     ),
-    "a misspelt prediction": ({"prompt": "a", "prediction": {"content": "b", "typ": "content"}}, "prediction must be {'type'"),
+    "a misspelt prediction": (
+        {"prompt": "a", "prediction": {"content": "b", "typ": "content"}},
+        "prediction must be {'type'",
+    ),
     "a text and other ids": (
         {"prompt": "a", "prompt_token_ids": [5]},
         r"has both 'prompt' and 'prompt_token_ids', and \[5\] are not the token ids of 'a'; give one of them",

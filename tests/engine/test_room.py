@@ -32,7 +32,9 @@ def params(length: int = 60) -> list[SamplingParams]:
         SamplingParams(temperature=0.9, seed=3, **common),
         SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4, prompt_logprobs=0, **common),
         SamplingParams(temperature=0.8, seed=5, n=2, min_tokens=20, **common),
-        SamplingParams(temperature=0.7, seed=9, stop=["e", "t"], include_stop_str_in_output=True, **(common | {"min_tokens": 30})),
+        SamplingParams(
+            temperature=0.7, seed=9, stop=["e", "t"], include_stop_str_in_output=True, **(common | {"min_tokens": 30})
+        ),
     ]
 
 
@@ -174,7 +176,9 @@ def test_streams_show_the_same_pieces(folder: str, ample: LLM, pauses: list[int]
     assert pauses
 
 
-def test_resuming_from_the_prompt_alone_fails(folder: str, ample: LLM, plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_from_the_prompt_alone_fails(
+    folder: str, ample: LLM, plain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pause = Scheduler._pause
 
     def forgetful(self: Scheduler, sequence: Decoding) -> None:
@@ -192,7 +196,8 @@ def test_a_shared_beginning_takes_room_once(folder: str, ample: LLM, caching: bo
     sizes: list[int] = []
     with watching(llm.engine, lambda record: sizes.append(len(record.sequences))):
         llm.generate(
-            [{"prompt_token_ids": ids} for ids in prompts], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+            [{"prompt_token_ids": ids} for ids in prompts],
+            SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
         )
     assert max(sizes) == together
 
@@ -216,7 +221,9 @@ def test_a_request_that_never_fits_is_refused_in_one_line(folder: str, ample: LL
     most = (CAP - 1) * BLOCK
     fits = SamplingParams(temperature=0.0, max_tokens=most - 9, ignore_eos=True)
     assert len(llm.generate([{"prompt_token_ids": PROMPTS[0]}], fits)[0].outputs[0].token_ids) == most - 9
-    with pytest.raises(PromptError, match=rf"10 tokens with up to {most - 8} new ones needs .* kv_cache_memory_bytes") as refused:
+    with pytest.raises(
+        PromptError, match=rf"10 tokens with up to {most - 8} new ones needs .* kv_cache_memory_bytes"
+    ) as refused:
         llm.generate([{"prompt_token_ids": PROMPTS[0]}], SamplingParams(max_tokens=most - 8))
     assert "\n" not in str(refused.value)
     assert not llm.engine.has_work
@@ -250,7 +257,9 @@ def test_nothing_is_counted_where_there_is_plenty(ample: LLM, monkeypatch: pytes
     calls: list[int] = []
     enough = type(room).enough
     monkeypatch.setattr(type(room), "enough", lambda self, active: calls.append(1) or enough(self, active))
-    stream = ample.stream({"prompt_token_ids": PROMPTS[0]}, SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
+    stream = ample.stream(
+        {"prompt_token_ids": PROMPTS[0]}, SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    )
     list(stream)
     assert len(calls) < 20
 

@@ -209,7 +209,12 @@ def test_bytes_of_a_character_that_never_completes_come_out_at_the_end() -> None
     assert checked.text.startswith("a\ufffd")
 
 
-CUT_SHORT = [("\ufffd", "a", "a\ufffd"), ("a\ufffd", "", "a\ufffd"), ("\ufffd\ufffd", None, None), ("\ufffdb", None, None)]
+CUT_SHORT = [
+    ("\ufffd", "a", "a\ufffd"),
+    ("a\ufffd", "", "a\ufffd"),
+    ("\ufffd\ufffd", None, None),
+    ("\ufffdb", None, None),
+]
 
 
 @pytest.mark.parametrize("end", ["limit", "end token"])
@@ -228,7 +233,11 @@ def test_a_stop_string_in_what_was_held_back_until_the_end_cuts(
     found = StopChecker(params, [0], tokenizer, [])
     assert found.push(pushed) == len(pushed)
     if before is None:
-        assert (found.text, found.finish_reason, found.stop_reason) == (plain, "stop" if end == "end token" else "length", None)
+        assert (found.text, found.finish_reason, found.stop_reason) == (
+            plain,
+            "stop" if end == "end token" else "length",
+            None,
+        )
     else:
         assert (found.text, found.finish_reason, found.stop_reason) == (behind if include else before, "stop", stop)
 

@@ -34,14 +34,18 @@ def measured(*tests: str) -> dict[str, float]:
         ]
         config.write_text("\n".join(lines))
         coverage = [sys.executable, "-m", "coverage"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        }
 
         def run(*arguments: str, fine: tuple[int, ...] = (0,)) -> None:
             code = subprocess.run([*coverage, *arguments], cwd=ROOT, env=environment, check=False).returncode
             if code not in fine:
                 sys.exit(f"coverage {arguments[0]} ended with {code}")
 
-        run("run", f"--rcfile={config}", "-m", "pytest", "-n", "2", *tests, fine=(0, 1))  # 1: some tests failed, which they say
+        run(
+            "run", f"--rcfile={config}", "-m", "pytest", "-n", "2", *tests, fine=(0, 1)
+        )  # 1: some tests failed, which they say
         run("combine", f"--rcfile={config}", "--quiet")
         run("json", f"--rcfile={config}", "--quiet", "-o", str(report))
         return by_package(json.loads(report.read_text())["files"])
@@ -60,4 +64,6 @@ def by_package(files: dict[str, Any]) -> dict[str, float]:
 
 def found(golden: Any) -> dict[str, Any]:
     now = measured()
-    return {key: golden[key] if golden and abs(golden.get(key, -9) - value) <= SAME else value for key, value in now.items()}
+    return {
+        key: golden[key] if golden and abs(golden.get(key, -9) - value) <= SAME else value for key, value in now.items()
+    }

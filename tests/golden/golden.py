@@ -5,13 +5,14 @@ usage: golden.py make|compare [--part PART ...]
     tokens    token ids and numbers of steps of every drafter, verifier and mode on the tests' toy model   (default)
     messages  `paceline methods`, every --help, and the line that each of many bad inputs gets             (default)
     options   arguments of the public classes, options of every drafter, verifier, controller              (default)
-    real      tokens and tokens a pass of every method with SmolLM2 (benchmarks/real_models.py), bfloat16, on one CPU model
-    coverage  branch coverage of the suite, in percent by package (runs the suite; needs coverage)
+    real      tokens and tokens a pass of every method with SmolLM2 (benchmarks/real_models.py), bfloat16, on one CPU
+    model coverage  branch coverage of the suite, in percent by package (runs the suite; needs coverage)
 
-`make` writes PART.json beside this script, `compare` prints each difference and exits with 1. The default parts take less than a
-minute once the kernels are compiled, and are to match after every commit; a commit that changes one of them on purpose makes the
-file again and says why. `real` holds bfloat16 tokens, which differ by CPU: on another one than the file names it is skipped.
-Everything runs on one thread; nothing that a measured time decides is in the files, but that `auto` gives plain tokens.
+`make` writes PART.json beside this script, `compare` prints each difference and exits with 1. The default parts take
+less than a minute once the kernels are compiled, and are to match after every commit; a commit that changes one of them
+on purpose makes the file again and says why. `real` holds bfloat16 tokens, which differ by CPU: on another one than the
+file names it is skipped. Everything runs on one thread; nothing that a measured time decides is in the files, but that
+`auto` gives plain tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ def differences(golden: Any, found: Any, at: str = "") -> Iterator[str]:
         gone, new = [line for line in golden if line not in found], [line for line in found if line not in golden]
         if gone or new or golden != found:
             yield "\n".join(
-                [f"{at}:" + ("" if gone or new else " other order"), *(f"    - {x}" for x in gone), *(f"    + {x}" for x in new)]
+                [
+                    f"{at}:" + ("" if gone or new else " other order"),
+                    *(f"    - {x}" for x in gone),
+                    *(f"    + {x}" for x in new),
+                ]
             )
     elif golden != found:
         yield f"{at}:\n    - {_short(golden)}\n    + {_short(found)}"
@@ -98,7 +103,8 @@ def compare(part: str, compute: Callable[[Any], Any], folder: Path = HERE) -> bo
 def settle() -> None:
     """The conditions of every part: one thread, no network, no terminal, caches of their own."""
     os.environ |= {
-        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1",
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "100", "TERMINAL_WIDTH": "100",
+        "NO_COLOR": "1",
         "TERM": "dumb", "PACELINE_CACHE_DIR": tempfile.mkdtemp(prefix="paceline-golden-"),
     }  # fmt: skip
     import torch

@@ -38,7 +38,9 @@ def called(arguments: list[str]) -> tuple[int, list[str]]:
     finally:
         sys.stdin = before
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return code, [line for line in lines if not line.startswith("WARNING paceline: compiling")]  # the first time on a machine
+    return code, [
+        line for line in lines if not line.startswith("WARNING paceline: compiling")
+    ]  # the first time on a machine
 
 
 def commands() -> list[list[str]]:
@@ -105,7 +107,9 @@ def _same(line: str, work: str) -> str:
 def found(golden: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         folder = tiny_checkpoint.write(Path(work) / "whole")
-        errors = {kind: {given: _same(line, work) for given, line in lines.items()} for kind, lines in _errors(folder).items()}
+        errors = {
+            kind: {given: _same(line, work) for given, line in lines.items()} for kind, lines in _errors(folder).items()
+        }
     return {
         "methods": called(["methods"])[1],
         "help": {" ".join(["paceline", *path]): called([*path, "--help"])[1] for path in commands()},

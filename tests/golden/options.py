@@ -17,8 +17,11 @@ def signature(made: Any) -> list[str]:
 
 def found(golden: Any) -> dict[str, Any]:
     public = {one.__name__: signature(one) for one in (LLM, SamplingParams, SpeculativeConfig, EngineConfig)}
-    public |= {f"LLM.{name}": signature(call) for name, call in inspect.getmembers(LLM, callable) if not name.startswith("_")}
+    public |= {
+        f"LLM.{name}": signature(call) for name, call in inspect.getmembers(LLM, callable) if not name.startswith("_")
+    }
     methods = {
-        family: {name: signature(registry.load(family, name)) for name in table} for family, table in registry.FAMILIES.items()
+        family: {name: signature(registry.load(family, name)) for name in table}
+        for family, table in registry.FAMILIES.items()
     }
     return {"public": public, **methods, "diffusion": {name: str(method) for name, method in METHODS.items()}}

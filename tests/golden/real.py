@@ -1,8 +1,9 @@
-"""Tokens and steps of every method with SmolLM2-135M-Instruct in bfloat16, greedy, one prompt at a time, 4 tokens a draft.
+"""Tokens and steps of every method with SmolLM2-135M-Instruct in bfloat16, greedy, one prompt at a time, 4 tokens a
+draft.
 
-Each prompt has a hash of its tokens and its number of passes. Kangaroo's adapter is random; the target itself stands for a draft
-model, and the bundled draft for one with another tokenizer. There is no diffusion model with its tokenizer, so DiffuSpec and DEER
-are not here. bfloat16 sums differ by CPU: the file names the one it was made on.
+Each prompt has a hash of its tokens and its number of passes. Kangaroo's adapter is random; the target itself stands
+for a draft model, and the bundled draft for one with another tokenizer. There is no diffusion model with its tokenizer,
+so DiffuSpec and DEER are not here. bfloat16 sums differ by CPU: the file names the one it was made on.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number, then one that returns a list of the first n.",
     "List ten European countries with their capitals, one per line.",
     "Translate into French: The train to the coast leaves at nine, and the train to the mountains leaves at ten.",
-    "Repeat this sentence with 'cat' in place of 'dog': The old dog slept by the door while the young dog chased the ball.",
+    "Repeat this sentence with 'cat' in place of 'dog': The old dog slept by the door while the young dog chased the "
+    "ball.",
     "A box holds 12 pens. Tom buys 7 boxes and gives 15 pens away. How many pens are left? Explain step by step.",
     "Tell a short story about a lighthouse keeper who finds a letter in a bottle.",
     'Give three books as a JSON list of objects with the keys "title", "author" and "year".',
-    "Summarise in two sentences: Bees visit flowers to gather nectar. While they do so, they carry pollen from flower to flower, "
-    "and so plants bear fruit. Where bees vanish, harvests shrink.",
+    "Summarise in two sentences: Bees visit flowers to gather nectar. While they do so, they carry pollen from flower "
+    "to flower, and so plants bear fruit. Where bees vanish, harvests shrink.",
 )
 PREDICTED = "def fibonacci(n):\n    if n <= 1:\n        return n\n    return fibonacci(n-1) + fibonacci(n-2)\n"
 ABSENT = ("diffuspec", "deer")

@@ -18,7 +18,9 @@ def cell(golden: Any) -> dict[str, Any]:
     return {CELL: toy_tokens.cell("token_recycling", {}, "rejection_sampler", "greedy", "three")}
 
 
-def test_a_cell_is_as_its_file_says_and_a_changed_token_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_is_as_its_file_says_and_a_changed_token_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokens, steps = read("tokens")[CELL]
     write("tokens", {CELL: [tokens, steps]}, tmp_path)
     assert compare("tokens", cell, tmp_path), capsys.readouterr().out
@@ -58,6 +60,11 @@ def test_the_files_are_small() -> None:
 def test_branches_are_summed_by_package() -> None:
     files = {
         f"src/paceline/{name}": {"summary": {"covered_branches": taken, "num_branches": known}}
-        for name, taken, known in (("engine/loop.py", 3, 4), ("engine/crew.py", 1, 4), ("llm.py", 2, 2), ("errors.py", 0, 0))
+        for name, taken, known in (
+            ("engine/loop.py", 3, 4),
+            ("engine/crew.py", 1, 4),
+            ("llm.py", 2, 2),
+            ("errors.py", 0, 0),
+        )
     }
     assert by_package(files) == {"all": 60.0, "engine": 50.0, "paceline": 100.0}

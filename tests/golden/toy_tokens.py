@@ -1,7 +1,7 @@
 """Token ids and steps of every drafter, verifier and mode on the toy model of the contract suite.
 
-A value is [tokens, steps]: a digit for each token (base 11), a comma between outputs; the target's passes of each request. What
-decides by measured times has no steps.
+A value is [tokens, steps]: a digit for each token (base 11), a comma between outputs; the target's passes of each
+request. What decides by measured times has no steps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def built(given: dict[str, Any]) -> Engine:
     """As `LLM` builds it."""
     runner, draft = target(), ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=0.6)
     _, parts = build_parts(
-        runner, SpeculativeConfig.parse(given), load=lambda name: draft, models=ToyModels(runner, draft), tokenizer=letters()
+        runner,
+        SpeculativeConfig.parse(given),
+        load=lambda name: draft,
+        models=ToyModels(runner, draft),
+        tokenizer=letters(),
     )
     return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))
 
@@ -67,7 +71,9 @@ def found(golden: Any) -> dict[str, Any]:
         for batch in BATCHES:
             plain = cells[f"plain, {mode}, {batch}"] = decoded(engine((), verifier("rejection_sampler")), mode, batch)
             for name, given in AUTO.items():
-                if mode == "greedy" or "draft model" not in name:  # which drafts are drawn, and so the tokens, is up to the clock
+                if (
+                    mode == "greedy" or "draft model" not in name
+                ):  # which drafts are drawn, and so the tokens, is up to the clock
                     same = decoded(built(given), mode, batch)[0] == plain[0]
                     cells[f"{name}, {mode}, {batch}"] = "plain's tokens" if same else "other tokens"
     for drafter in registry.DRAFTERS:
@@ -78,5 +84,7 @@ def found(golden: Any) -> dict[str, Any]:
                 cells[f"{drafter}, {rule}, {mode}, {batch}"] = cell(drafter, options(drafter), sampled, mode, batch)
         for variant in VARIANTS.get(drafter, [{}])[1:]:
             for mode in ("greedy", "drawn"):
-                cells[f"{drafter} {named(variant)}, {mode}, three"] = cell(drafter, variant, "rejection_sampler", mode, "three")
+                cells[f"{drafter} {named(variant)}, {mode}, three"] = cell(
+                    drafter, variant, "rejection_sampler", mode, "three"
+                )
     return cells

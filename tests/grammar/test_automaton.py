@@ -62,7 +62,10 @@ def test_the_empty_text_can_be_taken_out() -> None:
     rest = dfa.without_empty()
     assert accepts(alphabet, dfa, "")
     assert not accepts(alphabet, rest, "")
-    assert all(accepts(alphabet, rest, text) == (text != "" and accepts(alphabet, dfa, text)) for text in ("", "ab", "abab", "aba"))
+    assert all(
+        accepts(alphabet, rest, text) == (text != "" and accepts(alphabet, dfa, text))
+        for text in ("", "ab", "abab", "aba")
+    )
 
 
 def test_automata_are_minimal_and_live() -> None:

@@ -102,7 +102,9 @@ def mistakes(grammar: Grammar, vocabulary: tuple[str, ...], lengths: range, numb
 
 
 @pytest.mark.parametrize(
-    ("grammar", "vocabulary", "lengths"), [(BRACKETS, PLAIN, range(1, 9)), (MIXED, MERGED, range(1, 5))], ids=["plain", "merged"]
+    ("grammar", "vocabulary", "lengths"),
+    [(BRACKETS, PLAIN, range(1, 9)), (MIXED, MERGED, range(1, 5))],
+    ids=["plain", "merged"],
 )
 def test_brackets_agree_with_all_fillings(grammar: Grammar, vocabulary: tuple[str, ...], lengths: range) -> None:
     assert mistakes(grammar, vocabulary, lengths, 250) == 0

@@ -1,8 +1,9 @@
-"""Tiny, randomly initialised checkpoints of every native family, written by transformers itself and again by hand in the old style.
+"""Tiny, randomly initialised checkpoints of every native family, written by transformers itself and again by hand in
+the old style.
 
 In: a case by name, a folder. Out: the transformers model as the oracle, and folders with `config.json` and safetensors:
-*new* as transformers 5 saves it; *old* with a hand-written config and key list of earlier hub files; *module* with the names and
-fused tensors that the module itself has.
+*new* as transformers 5 saves it; *old* with a hand-written config and key list of earlier hub files; *module* with the
+names and fused tensors that the module itself has.
 
 All parameters are perturbed, so that no norm is one and no bias zero, and logits differ by several units.
 """
@@ -117,7 +118,11 @@ def _rope(kind: str, theta: float = 10000.0, **more: Any) -> dict[str, Any]:
 
 
 def _text(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in {"torch_dtype", "transformers_version", "architectures"}}
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in {"torch_dtype", "transformers_version", "architectures"}
+    }
 
 
 _GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 8, "hidden_activation": "gelu_pytorch_tanh"}
@@ -147,7 +152,8 @@ CASES: dict[str, Case] = {
     ),
     "llama3": Case(
         model_type="llama",
-        new={"attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True} | _rope("llama3", **LLAMA3),
+        new={"attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True}
+        | _rope("llama3", **LLAMA3),
         old={"attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True}
         | {"rope_theta": 10000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
         keys=with_head,
@@ -179,12 +185,19 @@ CASES: dict[str, Case] = {
     "qwen3": Case(
         model_type="qwen3",
         new={"head_dim": 24} | _rope("default", 1e6),
-        old={"head_dim": 24, "rope_theta": 1e6, "attention_bias": False, "sliding_window": None, "max_window_layers": 3},
+        old={
+            "head_dim": 24,
+            "rope_theta": 1e6,
+            "attention_bias": False,
+            "sliding_window": None,
+            "max_window_layers": 3,
+        },
     ),
     "gemma2": Case(
         model_type="gemma2",
         new=_GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0},
-        old=_GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0, "hidden_act": "gelu_pytorch_tanh"},
+        old=_GEMMA
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0, "hidden_act": "gelu_pytorch_tanh"},
     ),
     "gemma3_text": Case(model_type="gemma3_text", new=_GEMMA | _GEMMA3_TYPES | _GEMMA3_ROPE, old=_GEMMA3_OLD),
     "gemma3": Case(
@@ -210,31 +223,49 @@ CASES: dict[str, Case] = {
         model_type="smollm3",
         new={"no_rope_layer_interval": 2, "tie_word_embeddings": True} | _rope("default", 5e3),
         old={"no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2, "tie_word_embeddings": True}
-        | {"rope_theta": 5e3, "max_window_layers": 28, "use_sliding_window": False, "layer_types": ["full_attention"] * 3},
+        | {
+            "rope_theta": 5e3,
+            "max_window_layers": 28,
+            "use_sliding_window": False,
+            "layer_types": ["full_attention"] * 3,
+        },
     ),
     "olmo2": Case(model_type="olmo2", old={"rope_theta": 10000.0, "rms_norm_eps": 1e-5}),
     "granite": Case(model_type="granite", new=_GRANITE, old=_GRANITE | {"rope_theta": 10000.0, "rope_scaling": None}),
     "mixtral": Case(
         model_type="mixtral",
         new={"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8} | _rope("default", 1e6),
-        old={"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        old={
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "rope_theta": 1e6,
+            "rms_norm_eps": 1e-5,
+        },
         keys=mixtral_keys,
     ),
     "qwen3_moe": Case(
         model_type="qwen3_moe",
         new=_QWEN_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
-        old=_QWEN_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [], "rope_theta": 10000.0},
+        old=_QWEN_MOE
+        | {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [], "rope_theta": 10000.0},
         keys=qwen_moe_keys,
     ),
     "qwen3_moe-unnormed": Case(
         model_type="qwen3_moe",
-        new=_QWEN_MOE | {"norm_topk_prob": False, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 8},
-        old=_QWEN_MOE | {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        new=_QWEN_MOE
+        | {"norm_topk_prob": False, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 8},
+        old=_QWEN_MOE
+        | {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
         keys=qwen_moe_keys,
     ),
 }
 STYLES = ("new", "old", "module")
-ARCHITECTURES = {"gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+ARCHITECTURES = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 
 
 @cache
@@ -278,7 +309,10 @@ def write(name: str, style: str, folder: Path) -> Path:
     save_tensors(folder / "model.safetensors", case.keys(tensors) if style == "old" else tensors)
     if style == "old":
         title = "".join(part.capitalize() for part in case.model_type.split("_"))
-        head = {"architectures": [ARCHITECTURES.get(case.model_type, f"{title}ForCausalLM")], "model_type": case.model_type}
+        head = {
+            "architectures": [ARCHITECTURES.get(case.model_type, f"{title}ForCausalLM")],
+            "model_type": case.model_type,
+        }
         common = {} if case.model_type == "gemma3" else OLD
         save_json(folder / "config.json", {**head, **common, **case.old})
     return folder

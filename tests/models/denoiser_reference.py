@@ -23,7 +23,10 @@ def turned(x: torch.Tensor, slots: np.ndarray, theta: float, dims: int) -> torch
     """Rotary embedding as a product of complex numbers, (r, heads, d), the pairs being (i, i + dims / 2)."""
     frequencies = (1.0 / theta ** (torch.arange(0, dims, 2, dtype=torch.float32) / dims)).double()
     angles = torch.from_numpy(slots).double()[:, None] * frequencies[None]
-    pairs = torch.complex(x[..., : dims // 2], x[..., dims // 2 : dims]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    pairs = (
+        torch.complex(x[..., : dims // 2], x[..., dims // 2 : dims])
+        * torch.polar(torch.ones_like(angles), angles)[:, None]
+    )
     return torch.cat((pairs.real, pairs.imag, x[..., dims:]), -1)
 
 
@@ -66,7 +69,12 @@ class Reference:
         return self._shift(logits, slots) if self.shifted else logits
 
     def _attention(
-        self, layer: int, x: torch.Tensor, slots: np.ndarray, seen: torch.Tensor, past: tuple[torch.Tensor, torch.Tensor] | None
+        self,
+        layer: int,
+        x: torch.Tensor,
+        slots: np.ndarray,
+        seen: torch.Tensor,
+        past: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         h = rms(x, self.at(layer, "attn_norm"), self.eps)
         parts = []

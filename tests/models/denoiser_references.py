@@ -34,9 +34,12 @@ def llada(folder: Path, seed: int = 0, **changes: Any) -> Reference:
     config = {
         "architectures": ["LLaDAModelLM"], "model_type": "llada", "activation_type": "silu", "alibi": False,
         "alibi_bias_max": 8.0, "attention_layer_norm": False, "attention_layer_norm_with_affine": True,
-        "bias_for_layer_norm": False, "block_group_size": 1, "block_type": "llama", "d_model": WIDTH, "embedding_size": VOCAB,
-        "eos_token_id": 3, "flash_attention": False, "include_bias": False, "include_qkv_bias": False, "input_emb_norm": False,
-        "layer_norm_type": "rms", "layer_norm_with_affine": True, "mask_token_id": VOCAB - 1, "max_sequence_length": 256,
+        "bias_for_layer_norm": False, "block_group_size": 1, "block_type": "llama", "d_model": WIDTH,
+        "embedding_size": VOCAB,
+        "eos_token_id": 3, "flash_attention": False, "include_bias": False, "include_qkv_bias": False,
+        "input_emb_norm": False,
+        "layer_norm_type": "rms", "layer_norm_with_affine": True, "mask_token_id": VOCAB - 1,
+        "max_sequence_length": 256,
         "mlp_hidden_size": INNER, "mlp_ratio": 4, "multi_query_attention": None, "n_heads": HEADS, "n_kv_heads": KV,
         "n_layers": LAYERS, "pad_token_id": 3, "precision": "amp_bf16", "rms_norm_eps": 1e-5, "rope": True,
         "rope_full_precision": True, "rope_theta": 500000.0, "scale_logits": False, "torch_dtype": "bfloat16",
@@ -53,7 +56,14 @@ def llada(folder: Path, seed: int = 0, **changes: Any) -> Reference:
     shapes |= {"model.transformer.ln_f.weight": (WIDTH,), "model.transformer.ff_out.weight": (VOCAB, WIDTH)}
     tensors = drawn(shapes, seed)
     write(folder, config | changes, tensors)
-    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out", "attn_norm": "attn_norm", "mlp_norm": "ff_norm"}
+    names = {
+        "q": "q_proj",
+        "k": "k_proj",
+        "v": "v_proj",
+        "o": "attn_out",
+        "attn_norm": "attn_norm",
+        "mlp_norm": "ff_norm",
+    }
 
     def at(layer: int, part: str) -> torch.Tensor:
         return tensors[f"model.transformer.blocks.{layer}.{names.get(part, part)}.weight"]
@@ -94,13 +104,19 @@ def _qwen(
         shapes |= {f"{at}self_attn.o_proj.weight": (WIDTH, HEADS * head_dim)}
         shapes |= {f"{at}{x}_layernorm.weight": (WIDTH,) for x in ("input", "post_attention")}
         for mlp in [f"{at}mlp.experts.{e}." for e in range(experts)] or [f"{at}mlp."]:
-            shapes |= {f"{mlp}{x}_proj.weight": (inner, WIDTH) for x in ("gate", "up")} | {f"{mlp}down_proj.weight": (WIDTH, inner)}
+            shapes |= {f"{mlp}{x}_proj.weight": (inner, WIDTH) for x in ("gate", "up")} | {
+                f"{mlp}down_proj.weight": (WIDTH, inner)
+            }
         if experts:
             shapes[f"{at}mlp.gate.weight"] = (experts, WIDTH)
     shapes |= {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCAB, WIDTH)}
     tensors = drawn(shapes, seed)
     write(folder, base | config, tensors)
-    names = {"attn_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight", "o": "self_attn.o_proj.weight"}
+    names = {
+        "attn_norm": "input_layernorm.weight",
+        "mlp_norm": "post_attention_layernorm.weight",
+        "o": "self_attn.o_proj.weight",
+    }
     names |= {x: f"self_attn.{x}_proj.weight" for x in "qkv"} | {f"{x}_bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
     names |= {f"{x}_norm": f"self_attn.{x}_norm.weight" for x in "qk"}
 
@@ -113,11 +129,16 @@ def _qwen(
         share = torch.softmax(at(n, "mlp.gate.weight") @ x, 0)
         best = share.argsort(descending=True)[:top_k].tolist()
         total = share[best].sum() if config.get("norm_topk_prob") else 1.0
-        outs = {e: gated(x, *(at(n, f"mlp.experts.{e}.{name}_proj.weight") for name in ("gate", "up", "down"))) for e in best}
+        outs = {
+            e: gated(x, *(at(n, f"mlp.experts.{e}.{name}_proj.weight") for name in ("gate", "up", "down")))
+            for e in best
+        }
         return sum(share[e] / total * outs[e] for e in best)  # type: ignore[return-value]
 
     fixed = {"eps": base["rms_norm_eps"], "theta": 10000.0, "head_dim": head_dim, "rotated": head_dim, "bias": bias}
-    return Reference(tensors, at, mlp, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", **(fixed | more))
+    return Reference(
+        tensors, at, mlp, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", **(fixed | more)
+    )
 
 
 def dream(folder: Path, seed: int = 0, **changes: Any) -> Reference:
@@ -135,7 +156,12 @@ def sdar(folder: Path, seed: int = 0, **changes: Any) -> Reference:
 
 def sdar_moe(folder: Path, seed: int = 0, **changes: Any) -> Reference:
     """JetLM/SDAR-30B-A3B's keys: Qwen3-MoE."""
-    config = {"architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe", "head_dim": HEAD_DIM, "attention_bias": False}
+    config = {
+        "architectures": ["SDARMoeForCausalLM"],
+        "model_type": "sdar_moe",
+        "head_dim": HEAD_DIM,
+        "attention_bias": False,
+    }
     config |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True}
     config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "block_size": 4}
     return _qwen(folder, seed, config | changes, qk_norm=True, experts=6, top_k=2, inner=10)
@@ -144,21 +170,31 @@ def sdar_moe(folder: Path, seed: int = 0, **changes: Any) -> Reference:
 def llada_moe(folder: Path, seed: int = 0, **changes: Any) -> Reference:
     """inclusionAI/LLaDA-MoE-7B-A1B's keys: softmax routing, probabilities as they are."""
     config = {"architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "attention_bias": False, "clip_qkv": None}
-    config |= {"num_experts": 6, "num_experts_per_tok": 2, "expert_intermediate_size": 10, "dense_intermediate_size": 32}
+    config |= {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "expert_intermediate_size": 10,
+        "dense_intermediate_size": 32,
+    }
     config |= {"moe_layer_freq": [1] * LAYERS, "qk_layernorm": True, "moe_router_score_function": "softmax"}
     config |= {"moe_router_enable_expert_bias": False, "norm_topk_prob": None, "shared_expert_intermediate_size": None}
     return _qwen(folder, seed, config | changes, qk_norm=True, experts=6, top_k=2, inner=10)
 
 
 def llada2(folder: Path, seed: int = 0, **changes: Any) -> Reference:
-    """inclusionAI/LLaDA2.0-mini's keys and names: a dense layer first, then grouped sigmoid routing with a shared expert."""
+    """inclusionAI/LLaDA2.0-mini's keys and names: a dense layer first, then grouped sigmoid routing with a shared
+    expert.
+    """
     experts, inner, groups, open_, top_k, scale = 8, 10, 4, 2, 3, 2.5
     config = {
-        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "first_k_dense_replace": 1, "head_dim": HEAD_DIM,
+        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "first_k_dense_replace": 1,
+        "head_dim": HEAD_DIM,
         "hidden_act": "silu", "hidden_size": WIDTH, "intermediate_size": INNER, "max_position_embeddings": 256,
-        "moe_intermediate_size": inner, "moe_router_enable_expert_bias": True, "n_group": groups, "norm_topk_prob": True,
+        "moe_intermediate_size": inner, "moe_router_enable_expert_bias": True, "n_group": groups,
+        "norm_topk_prob": True,
         "num_attention_heads": HEADS, "num_experts": experts, "num_experts_per_tok": top_k, "num_hidden_layers": LAYERS,
-        "num_key_value_heads": KV, "num_shared_experts": 1, "pad_token_id": 3, "eos_token_id": 3, "partial_rotary_factor": 0.67,
+        "num_key_value_heads": KV, "num_shared_experts": 1, "pad_token_id": 3, "eos_token_id": 3,
+        "partial_rotary_factor": 0.67,
         "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 600000, "routed_scaling_factor": scale,
         "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": open_, "use_bias": False,
         "use_qk_norm": True, "use_qkv_bias": False, "vocab_size": VOCAB, "mask_token_id": VOCAB - 1, "block_length": 4,
@@ -172,7 +208,9 @@ def llada2(folder: Path, seed: int = 0, **changes: Any) -> Reference:
         shapes |= {f"{at}{x}_layernorm.weight": (WIDTH,) for x in ("input", "post_attention")}
         sparse = [f"{at}mlp.experts.{e}." for e in range(experts)] + [f"{at}mlp.shared_experts."]
         for mlp, n in [(name, inner) for name in sparse] if i else [(f"{at}mlp.", INNER)]:
-            shapes |= {f"{mlp}{x}_proj.weight": (n, WIDTH) for x in ("gate", "up")} | {f"{mlp}down_proj.weight": (WIDTH, n)}
+            shapes |= {f"{mlp}{x}_proj.weight": (n, WIDTH) for x in ("gate", "up")} | {
+                f"{mlp}down_proj.weight": (WIDTH, n)
+            }
         if i:
             shapes |= {f"{at}mlp.gate.weight": (experts, WIDTH), f"{at}mlp.gate.expert_bias": (experts,)}
     shapes |= {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCAB, WIDTH)}

@@ -92,7 +92,9 @@ def test_apart_equals_the_definition():
     case = Case(shape_of((None, 70)))
     for layer in range(2):
         out = case.apart(layer)
-        assert torch.allclose(out[:6], by_definition(case.shape, case.segments[0], case.qkv[:6].cpu(), layer), atol=1e-5)
+        assert torch.allclose(
+            out[:6], by_definition(case.shape, case.segments[0], case.qkv[:6].cpu(), layer), atol=1e-5
+        )
 
 
 def unweighted(parts):

@@ -38,7 +38,9 @@ SHAPES = (
     shape_of((None, 100, 700), head_dim=32, groups=1),
     shape_of(softcap=5.0, kv_heads=3, head_dim=16),
 )
-needs_order = pytest.mark.skipif(not products_keep_order(2, 32), reason="matrix products of this machine do not keep the order")
+needs_order = pytest.mark.skipif(
+    not products_keep_order(2, 32), reason="matrix products of this machine do not keep the order"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,8 @@ def weighed(values: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor, st
     """`start` (queries, dims) plus weights (queries, count) times the values (slots, dims) in some slots."""
     sums, (queries, dims) = start.clone(), start.shape
     _weigh(
-        int(values.dtype is torch.float32), queries, weights.data_ptr(), weights.stride(0) * 4, values.data_ptr(), slots.data_ptr(),
+        int(values.dtype is torch.float32), queries, weights.data_ptr(), weights.stride(0) * 4,
+        values.data_ptr(), slots.data_ptr(),
         len(slots), values.stride(0) * values.element_size(), sums.data_ptr(), 4 * dims,
     )  # fmt: skip
     return sums
@@ -60,12 +61,17 @@ def test_weighted_sums_are_right_and_have_the_same_bits_in_every_variant(dtype):
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(SLOTS, DIMS, generator=generator).to(dtype)
     weights = torch.rand(MOST_QUERIES, COUNT + 3, generator=generator)[:, :COUNT]
-    slots, start = torch.randperm(SLOTS, generator=generator)[:COUNT], torch.randn(MOST_QUERIES, DIMS, generator=generator)
+    slots, start = (
+        torch.randperm(SLOTS, generator=generator)[:COUNT],
+        torch.randn(MOST_QUERIES, DIMS, generator=generator),
+    )
     want = start.double() + weights.double() @ values[slots].double()
     halves = [weighed(values[:, i : i + 32], weights, slots, start[:, i : i + 32].contiguous()) for i in (0, 32)]
     found = torch.cat(halves, 1)
     assert torch.allclose(found.double(), want, atol=1e-5)
-    assert not torch.allclose(found.double(), start.double() + weights.double() @ values[slots.flip(0)].double(), atol=1e-2)
+    assert not torch.allclose(
+        found.double(), start.double() + weights.double() @ values[slots.flip(0)].double(), atol=1e-2
+    )
     assert not torch.equal(
         weighed(values[:, :32], weights.flip(1).contiguous(), slots.flip(0), start[:, :32].contiguous()), halves[0]
     )

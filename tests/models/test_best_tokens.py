@@ -1,4 +1,6 @@
-"""Best tokens of compiled passes are those that the logits show, and scores that are kept hold the logits of their own pass."""
+"""Best tokens of compiled passes are those that the logits show, and scores that are kept hold the logits of their own
+pass.
+"""
 
 from __future__ import annotations
 
@@ -120,4 +122,6 @@ def test_wrong_best_tokens_would_show() -> None:
     scores = runner.score(filled(runner), ROOTS, TREES)
     wrong = Scores(scores.logits, scores.rows, best=[(token + 1) % 72 for token in scores.best])
     assert GreedyVerifier().verify_scores(TREES, wrong) != GreedyVerifier().verify_scores(TREES, scores)
-    assert GreedyVerifier().verify_scores(TREES, scores) == GreedyVerifier().verify_stacked(TREES, scores.logits, scores.rows)
+    assert GreedyVerifier().verify_scores(TREES, scores) == GreedyVerifier().verify_stacked(
+        TREES, scores.logits, scores.rows
+    )

@@ -1,4 +1,6 @@
-"""The limit of an arena: what is left under it, sequences in single blocks, kept prefixes that make way, and what is refused."""
+"""The limit of an arena: what is left under it, sequences in single blocks, kept prefixes that make way, and what is
+refused.
+"""
 
 from __future__ import annotations
 

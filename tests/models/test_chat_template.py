@@ -22,11 +22,14 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "why"},
 ]
 TEMPLATES = [
-    "{% for m in messages %}\n    {% if m['role'] == 'user' %}\nU: {{ m['content'] }}\n    {% endif %}\n{% endfor %}\nend",
+    "{% for m in messages %}\n    {% if m['role'] == 'user' %}\nU: {{ m['content'] }}\n    {% endif %}\n{% endfor "
+    "%}\nend",
     "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
-    "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor "
+    "%}",
     "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ bos_token }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ bos_token "
+    "}}",
     "{% if tools is none %}no tools{% endif %}{% if add_generation_prompt %}<go>{% endif %}{{ strftime_now('%Y') }}",
     "{{ messages[1].tool_calls is defined }}",
 ]
@@ -57,13 +60,13 @@ def test_a_template_that_refuses_says_so_in_one_line() -> None:
 
 
 BROKEN = {
-    "{% for %}": r"cannot be read \(Expected an expression, got 'end of statement block' at line 1\); repair it or download",
-    "a\n{{ messages | nonsense }}": r"cannot be read \(No filter named 'nonsense' at line 2\); repair it or download it again",
+    "{% for %}": r"cannot be read \(Expected an expression, got 'end of statement block' at line 1\); repair it",
+    "a\n{{ messages | nonsense }}": r"cannot be read \(No filter named 'nonsense' at line 2\); repair it or download",
     "{{" + "(" * 3000 + ")" * 3000 + "}}": r"cannot be read \(maximum recursion depth exceeded",
 }
 FAILING = {
-    "{{ nothing.at.all }}": r"failed on these messages \(UndefinedError: 'nothing' is undefined\); change the messages, repair",
-    "{{ messages[0].content.no() }}": r"failed on these messages \(UndefinedError: 'str object' has no attribute 'no'\)",
+    "{{ nothing.at.all }}": r"failed on these messages \(UndefinedError: 'nothing' is undefined\); change the",
+    "{{ messages[0].content.no() }}": r"failed on these messages \(UndefinedError: 'str object' has no attribute 'no'",
     "{{ 1 / 0 }}": r"failed on these messages \(ZeroDivisionError: division by zero\)",
     "{{ messages.__class__ }}{{ messages.__class__() }}": r"failed on these messages \(SecurityError: ",
     "{% include 'x' %}": r"failed on these messages \(TypeError: no loader",
@@ -102,7 +105,11 @@ def test_what_is_no_conversation_is_refused(messages: Any) -> None:
 
 
 def test_templates_cannot_leave_the_sandbox_or_change_messages() -> None:
-    for template in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__.__subclasses__() }}"):
+    for template in (
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__subclasses__() }}",
+    ):
         with pytest.raises(PromptError):
             render(template, MESSAGES, {})
 
@@ -142,10 +149,16 @@ READS = (
     ],
 )
 @pytest.mark.parametrize("template", [PRINTS, BUNDLED])
-def test_a_message_without_a_content_that_can_be_read_is_refused_by_name(message: Any, line: str, template: Any) -> None:
+def test_a_message_without_a_content_that_can_be_read_is_refused_by_name(
+    message: Any, line: str, template: Any
+) -> None:
     chat = [{"role": "user", "content": "a"}, message]
     with pytest.raises(PromptError, match=line) as refused:
-        _ = render(template, chat, {}) if isinstance(template, str) else Tokenizer.load(template).apply_chat_template(chat)
+        _ = (
+            render(template, chat, {})
+            if isinstance(template, str)
+            else Tokenizer.load(template).apply_chat_template(chat)
+        )
     assert "\n" not in str(refused.value)
 
 

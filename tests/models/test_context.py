@@ -1,4 +1,6 @@
-"""Every runner takes a text that fills the context, refuses one token more with one line, and is then as it was before."""
+"""Every runner takes a text that fills the context, refuses one token more with one line, and is then as it was
+before.
+"""
 
 from __future__ import annotations
 

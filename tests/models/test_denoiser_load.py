@@ -35,7 +35,13 @@ def test_the_mask_token_may_stand_beside_the_tokenizer(tmp_path: Path) -> None:
     sdar(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"mask_token_id": None}
     assert mask_token_id(tmp_path, config) is None
-    added = {"added_tokens": [{"id": 7, "content": "<|MASK|>"}, {"id": 8, "content": "<gap>"}, {"id": 9, "content": "<|eot_id|>"}]}
+    added = {
+        "added_tokens": [
+            {"id": 7, "content": "<|MASK|>"},
+            {"id": 8, "content": "<gap>"},
+            {"id": 9, "content": "<|eot_id|>"},
+        ]
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(added))
     assert mask_token_id(tmp_path, config) == 7
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "<gap>"}}))
@@ -70,7 +76,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("layout", "changes", "message"), WRONG, ids=lambda value: str(value)[:30])
-def test_what_is_not_implemented_is_refused_by_name(layout: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_implemented_is_refused_by_name(
+    layout: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     LAYOUTS[layout](tmp_path)
     edit_json(tmp_path / "config.json", **changes)
     with pytest.raises(PacelineError, match=message) as caught:

@@ -13,7 +13,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.fallback import CausalModel, CroppedHistory, FallbackCache, History, ReplayedHistory, TransformersRunner
+from paceline.models.fallback import (
+    CausalModel,
+    CroppedHistory,
+    FallbackCache,
+    History,
+    ReplayedHistory,
+    TransformersRunner,
+)
 from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB = 97
@@ -38,7 +45,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], type[History]]] = {
     "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 2}, CroppedHistory),
     "falcon": (SMALL, CroppedHistory),
     "starcoder2": (GROUPED | {"sliding_window": 5}, CroppedHistory),
-    "gpt_oss": (GROUPED | {"sliding_window": 5, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}, CroppedHistory),
+    "gpt_oss": (
+        GROUPED | {"sliding_window": 5, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+        CroppedHistory,
+    ),
     "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, ReplayedHistory),
     "falcon_mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, ReplayedHistory),
     "lfm2": (GROUPED | {"layer_types": ["conv", "full_attention"]}, ReplayedHistory),
@@ -66,7 +76,9 @@ def scratch(runner: TransformersRunner, tokens: list[int]) -> torch.Tensor:
 
 
 class Life:
-    """Sequences that are extended, scored, committed, cut and forked at random, each with the tokens its cache should hold."""
+    """Sequences that are extended, scored, committed, cut and forked at random, each with the tokens its cache should
+    hold.
+    """
 
     def __init__(self, runner: TransformersRunner, seed: int) -> None:
         self.runner, self.rng = runner, random.Random(seed)
@@ -122,7 +134,9 @@ class Life:
     def run(self, steps: int) -> float:
         self.extend()
         for _ in range(steps):
-            act = self.rng.choice([self.extend, lambda: self.score(True), lambda: self.score(False), self.cut, self.fork])
+            act = self.rng.choice(
+                [self.extend, lambda: self.score(True), lambda: self.score(False), self.cut, self.fork]
+            )
             act()
             assert all(cache.length == len(tokens) for cache, tokens in self.all)
             if max(cache.length for cache, _ in self.all) > 60:
@@ -146,12 +160,19 @@ def test_taps_are_the_hidden_states_of_transformers(runner: TransformersRunner) 
     scores = runner.extend([cache], [tokens[:2]], taps=range(-1, layers + 1))
     rest = runner.score([cache], tokens[2:3], [TokenTree.chain(tokens[3:])], taps=range(-1, layers + 1))
     with torch.inference_mode():
-        hidden = runner.model(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+        hidden = runner.model(
+            input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True
+        ).hidden_states
     counted_from_one = ("mamba", "falcon_mamba")  # their hidden_states begin with the first layer's output
     for layer in () if runner.info.name in counted_from_one else (-1, 0, layers):
         found = torch.cat([scores.taps[layer], rest.taps[layer]])
         assert torch.allclose(found, hidden[min(layer + 1, layers)][0], atol=1e-4)
-    if runner.info.name not in ("gpt2", "opt", "bloom", "openai-gpt"):  # these add positions or a norm to the embeddings
+    if runner.info.name not in (
+        "gpt2",
+        "opt",
+        "bloom",
+        "openai-gpt",
+    ):  # these add positions or a norm to the embeddings
         embedded = torch.cat([scores.taps[-1], rest.taps[-1]])
         assert torch.allclose(embedded, runner.model.get_input_embeddings()(torch.tensor(tokens)))
     last = torch.cat([scores.taps[layers], rest.taps[layers]])
@@ -258,7 +279,13 @@ def load(folder: Path, dtype: str = "auto") -> TransformersRunner:
 def test_load_describes_the_model(folder: Path) -> None:
     runner = load(folder)
     info = runner.info
-    assert (info.family, info.vocab_size, info.hidden_size, info.num_layers, info.max_context) == ("gpt2", VOCAB, 32, 2, 96)
+    assert (info.family, info.vocab_size, info.hidden_size, info.num_layers, info.max_context) == (
+        "gpt2",
+        VOCAB,
+        32,
+        2,
+        96,
+    )
     assert info.weight_bytes == sum(weight.numel() for weight in runner.model.parameters()) * 4
     assert load(folder, "bfloat16").info.dtype == torch.bfloat16
     assert load(folder).info.fingerprint == info.fingerprint != load(folder, "bfloat16").info.fingerprint

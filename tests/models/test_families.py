@@ -76,7 +76,9 @@ def test_gemma_3_4b_leaves_out_what_is_default() -> None:
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    spec = spec_from_config({"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16", "vision_config": {}})
+    spec = spec_from_config(
+        {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16", "vision_config": {}}
+    )
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262208)
     assert spec.ropes["full_attention"].kind == "linear"
     assert (spec.ropes["full_attention"].theta, spec.ropes["sliding_attention"].theta) == (1e6, 1e4)
@@ -117,7 +119,12 @@ def test_mixtures() -> None:
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [({"dtype": "bfloat16"}, "bfloat16"), ({"torch_dtype": "torch.float16"}, "float16"), ({}, None), ({"dtype": "auto"}, None)],
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({}, None),
+        ({"dtype": "auto"}, None),
+    ],
 )
 def test_declared_dtype(given: dict[str, Any], wanted: str | None) -> None:
     assert declared_dtype({"model_type": "llama", **given}) == wanted
@@ -155,7 +162,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": "linear"}, "rope_scaling"),
     ({"rope_theta": 0.0}, "rope_theta"),
     ({"rope_theta": "big"}, "rope_theta"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta must be a number above 1.*got 'x'; repair"),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
+        "rope_theta must be a number above 1.*got 'x'; repair",
+    ),
     ({"rope_parameters": {"rope_theta": True}}, "rope_theta"),
     ({"rope_parameters": {"rope_theta": [1e4]}}, "rope_theta"),
     ({"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
@@ -170,13 +180,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"head_dim": 15}, "head_dim"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-    ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
+    (
+        {"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
+        "short_factor",
+    ),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
     ({"model_type": "qwen2", "layer_types": "full_attention"}, "layer_types"),
-    ({"model_type": "qwen2", "layer_types": ["full_attention"] * 4}, "'layer_types' must be a list of 3 entries, one per layer"),
+    (
+        {"model_type": "qwen2", "layer_types": ["full_attention"] * 4},
+        "'layer_types' must be a list of 3 entries, one per layer",
+    ),
     ({"model_type": "smollm3", "no_rope_layers": [1, "x", 1]}, "'no_rope_layers' must be a list of integers"),
     ({"model_type": "qwen3_moe", "mlp_only_layers": ["x"]}, "'mlp_only_layers' must be a list of integers"),
-    ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -4}, "'max_window_layers' must be an integer in 0"),
+    (
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -4},
+        "'max_window_layers' must be an integer in 0",
+    ),
     ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
     ({"model_type": "granite", "residual_multiplier": -4}, "'residual_multiplier' must be above 0, got -4"),
     *(({"sliding_window": value}, "'sliding_window' must be an integer in 1") for value in ODD),
@@ -189,10 +208,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         for key in ("dtype", "torch_dtype")
         for value in ("zzz", 5, "torch.zzz")
     ),
-    *(({"model_type": "mistral", key: "x"}, f"'{key}' must be true or false") for key in ("attention_bias", "use_sliding_window")),
+    *(
+        ({"model_type": "mistral", key: "x"}, f"'{key}' must be true or false")
+        for key in ("attention_bias", "use_sliding_window")
+    ),
     ({"rope_scaling": {"type": "yarn"}}, "rope type 'yarn' needs 'factor'"),
     ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "x"}}, "'truncate' must be true or false, got 'x'"),
-    ({"rope_scaling": LLAMA_3 | {"high_freq_factor": 1.0}}, "'high_freq_factor' must be above low_freq_factor=1.0, got 1.0"),
+    (
+        {"rope_scaling": LLAMA_3 | {"high_freq_factor": 1.0}},
+        "'high_freq_factor' must be above low_freq_factor=1.0, got 1.0",
+    ),
     ({"rope_scaling": LLAMA_3, "rope_parameters": "x"}, "'rope_parameters' must be an object"),
 ]
 

@@ -26,7 +26,9 @@ def folder(tmp_path: Path, generation: Any = None, config: Any = None) -> Path:
 @pytest.mark.parametrize("value", ["x", 1.5, True, [1, "x"]])
 def test_a_broken_end_token_is_refused_where_it_does_not_count_too(tmp_path: Path, value: Any) -> None:
     path = folder(tmp_path, {"eos_token_id": 5}, {"eos_token_id": value})
-    with pytest.raises(CheckpointError, match=r"eos_token_id in .* must be a token id or a list of them, got .*; correct the file"):
+    with pytest.raises(
+        CheckpointError, match=r"eos_token_id in .* must be a token id or a list of them, got .*; correct the file"
+    ):
         GenerationDefaults.load(path)
     assert GenerationDefaults.load(folder(tmp_path, {"eos_token_id": 5}, {"eos_token_id": -1})).eos_ids == (5,)
 
@@ -91,7 +93,9 @@ def test_the_check_tells_the_files_apart(tmp_path: Path) -> None:
     assert theirs(tmp_path) == (7,)
 
 
-def test_a_checkpoint_without_any_end_token_ends_at_the_tokenizers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_without_any_end_token_ends_at_the_tokenizers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer = Tokenizer.load(write(tmp_path / "tokenizer", "byte_level"))
     assert GenerationDefaults.load(tmp_path / "tokenizer", tokenizer).eos_ids == (2,)
     assert GenerationDefaults.load(tmp_path / "tokenizer").eos_ids == ()
@@ -101,7 +105,14 @@ def test_a_checkpoint_without_any_end_token_ends_at_the_tokenizers(tmp_path: Pat
 
 
 def test_sampling_parameters_count_with_do_sample(tmp_path: Path) -> None:
-    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 77}
+    values = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 77,
+    }
     GenerationConfig(do_sample=True, **values).save_pretrained(str(tmp_path))
     found = GenerationDefaults.load(tmp_path).sampling
     assert found == {**{key: value for key, value in values.items() if key != "max_new_tokens"}, "max_tokens": 77}
@@ -111,7 +122,8 @@ def test_sampling_parameters_count_with_do_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "generation", [{"eos_token_id": "2"}, {"eos_token_id": [True]}, {"do_sample": True, "top_p": 3.0}, {"repetition_penalty": "x"}]
+    "generation",
+    [{"eos_token_id": "2"}, {"eos_token_id": [True]}, {"do_sample": True, "top_p": 3.0}, {"repetition_penalty": "x"}],
 )
 def test_values_that_make_no_sense_are_the_checkpoints_fault(tmp_path: Path, generation: Any) -> None:
     with pytest.raises(CheckpointError, match="correct the file"):

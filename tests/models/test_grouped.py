@@ -61,7 +61,9 @@ def test_exact_passes_have_the_bits_of_the_plain_runner(model: Any, compiled: bo
 
 @torch.inference_mode()
 def by_the_paper(model: Any, text: Sequence[int], token: int, blocks: Sequence[Sequence[int]]) -> torch.Tensor:
-    """(v,) logits of a token behind an exact prefix, its groups at once: from the layers of transformers, without a cache."""
+    """(v,) logits of a token behind an exact prefix, its groups at once: from the layers of transformers, without a
+    cache.
+    """
     inner = model.model
     exact = model(torch.tensor([text]), output_hidden_states=True).hidden_states
     h = inner.embed_tokens(torch.tensor([[token]]))
@@ -72,7 +74,9 @@ def by_the_paper(model: Any, text: Sequence[int], token: int, blocks: Sequence[S
         first = h
         for k in block:
             layer, rows = inner.layers[k], torch.cat((exact[k], first), 1)
-            out = layer.self_attn(layer.input_layernorm(rows), position_embeddings=angles, attention_mask=mask)[0][:, -1:]
+            out = layer.self_attn(layer.input_layernorm(rows), position_embeddings=angles, attention_mask=mask)[0][
+                :, -1:
+            ]
             h = h + out
             h = h + layer.mlp(layer.post_attention_layernorm(h))
     return model.lm_head(inner.norm(h))[0, 0]

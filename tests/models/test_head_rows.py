@@ -1,4 +1,6 @@
-"""A head of fewer rows: the kept rows keep their bits, the others are -inf, and drafts are chosen among the kept ones."""
+"""A head of fewer rows: the kept rows keep their bits, the others are -inf, and drafts are chosen among the kept
+ones.
+"""
 
 from __future__ import annotations
 

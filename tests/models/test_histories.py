@@ -9,10 +9,23 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.models.fallback import CausalModel, CroppedHistory, History, ReplayedHistory, choose_history, transformers_cache
+from paceline.models.fallback import (
+    CausalModel,
+    CroppedHistory,
+    History,
+    ReplayedHistory,
+    choose_history,
+    transformers_cache,
+)
 
 VOCAB = 53
-ATTENTION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+ATTENTION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "starcoder2": ATTENTION | {"sliding_window": 4},
@@ -72,7 +85,9 @@ def test_forks_go_their_own_ways(family: str, make: Callable[[CausalModel], Hist
     assert error(model, first.feed(TEXT[9:], last_only=True).logits, TEXT) < 1e-4
 
 
-@pytest.mark.parametrize(("family", "kind"), [("gpt2", CroppedHistory), ("starcoder2", CroppedHistory), ("mamba", ReplayedHistory)])
+@pytest.mark.parametrize(
+    ("family", "kind"), [("gpt2", CroppedHistory), ("starcoder2", CroppedHistory), ("mamba", ReplayedHistory)]
+)
 def test_the_choice_is_the_fastest_kind_that_is_right(family: str, kind: type[History]) -> None:
     assert type(choose_history(tiny(family), VOCAB, 64)()) is kind
 
@@ -119,7 +134,9 @@ def test_a_model_that_raises_with_a_cache_is_recomputed() -> None:
     model = tiny("gpt2")
     run = model.run
 
-    def without_cache(tokens: list[int], cache: Any = None, *, keep: bool = True, **options: Any) -> transformers_cache.Fed:
+    def without_cache(
+        tokens: list[int], cache: Any = None, *, keep: bool = True, **options: Any
+    ) -> transformers_cache.Fed:
         if keep:
             raise ValueError("this model takes no cache")
         return run(tokens, cache, keep=keep, **options)

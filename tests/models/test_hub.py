@@ -129,7 +129,14 @@ def test_only_what_is_needed_is_asked_for(code: bool, tmp_path: Path, monkeypatc
     monkeypatch.setattr(huggingface_hub, "snapshot_download", remember)
     assert resolve("a/b", code=code) == tmp_path
     wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"]
-    unwanted = ["pytorch_model.bin", "consolidated.safetensors", "original/params.json", "onnx/model.onnx", "README.md", "x.gguf"]
+    unwanted = [
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+        "original/params.json",
+        "onnx/model.onnx",
+        "README.md",
+        "x.gguf",
+    ]
     patterns = {"allow_patterns": seen["allow_patterns"], "ignore_patterns": seen["ignore_patterns"]}
     kept = list(filter_repo_objects([*wanted, *unwanted, "modeling.py"], **patterns))
     assert kept == wanted + (["modeling.py"] if code else [])

@@ -83,7 +83,9 @@ def test_while_another_process_compiles_this_one_waits_and_then_reads(
     theirs.release()
     ours.join()
     assert (compiled_by_them.cache_hits, made[0].cache_hits) == (0, 1)
-    assert [record.getMessage() for record in caplog.records] == ["waiting for the test, which another process is compiling"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the test, which another process is compiling"
+    ]
 
 
 def test_a_process_that_reads_is_waited_for_in_silence(
@@ -114,7 +116,9 @@ def test_where_no_lock_can_be_made_it_is_compiled_all_the_same(
     assert machine_code(function_of(path), "the test", "no time").ctypes(3) is None
 
 
-def test_who_waits_too_long_compiles_itself(path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_too_long_compiles_itself(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(entry, "PATIENCE", 0.01)
     monkeypatch.setattr(entry, "LONGEST_WAIT", 0.01)
     with FileLock(path.parent / "__pycache__" / "entry.lock"):

@@ -23,7 +23,9 @@ def rounded(x):
     return out
 
 
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.skipif(not has_bfloat(), reason="no avx512bf16"))])
+@pytest.mark.parametrize(
+    "native", [False, pytest.param(True, marks=pytest.mark.skipif(not has_bfloat(), reason="no avx512bf16"))]
+)
 def test_rounding_to_bfloat16_is_that_of_pytorch(native, monkeypatch):
     monkeypatch.setattr(vectors, "has_bfloat", lambda: native)
     bits = np.random.default_rng(3).integers(0, 2**32, 4096, dtype=np.uint32)

@@ -1,4 +1,6 @@
-"""Compiled passes against PyTorch's operators and transformers, and the promise that a row's bits depend on its text alone."""
+"""Compiled passes against PyTorch's operators and transformers, and the promise that a row's bits depend on its text
+alone.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,12 @@ FEATURES = {
     "normed heads": {"qk_norm": "head"},
     "gelu": {"activation": "gelu_tanh"},
     "norms stored as w - 1": {"norm_offset": True},
-    "multipliers": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logit_multiplier": 0.25, "attention_scale": 0.3},
+    "multipliers": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logit_multiplier": 0.25,
+        "attention_scale": 0.3,
+    },
     "rotation of a part": {"head_dim": 64, "ropes": {"default": RopeSpec(theta=10000.0, dims=32)}},
     "no rotation": {"layers": (LayerSpec(rope=None), LayerSpec(), LayerSpec(rope=None))},
     "one kv head": {"num_kv_heads": 1},
@@ -207,7 +214,14 @@ def pair(changes):
             weights |= {f"layers.{i}.{name}.bias": size[:1] for name, size in sizes.items()}
     random = {name: torch.randn(size, generator=generator) / 4 for name, size in weights.items()}
     return [
-        NativeRunner(spec, {k: v.clone() for k, v in random.items()}, name="t", device=CPU, dtype=torch.float32, compiled=compiled)
+        NativeRunner(
+            spec,
+            {k: v.clone() for k, v in random.items()},
+            name="t",
+            device=CPU,
+            dtype=torch.float32,
+            compiled=compiled,
+        )
         for compiled in (True, False)
     ]
 
@@ -220,8 +234,19 @@ def test_features_of_families(name):
     assert want.std() > 0.05
     assert close(whole(ours, IDS[:30]), want)
     assert not close(whole(ours, [IDS[1], *IDS[1:30]]), want)
-    if name not in {"odd vocabulary", "odd inner width", "one kv head", "three kv heads", "many heads per kv head", "tied"}:
-        other = {"head_dim": 64, "ropes": {"default": RopeSpec(theta=10000.0, dims=64)}} if name.startswith("rotation") else {}
+    if name not in {
+        "odd vocabulary",
+        "odd inner width",
+        "one kv head",
+        "three kv heads",
+        "many heads per kv head",
+        "tied",
+    }:
+        other = (
+            {"head_dim": 64, "ropes": {"default": RopeSpec(theta=10000.0, dims=64)}}
+            if name.startswith("rotation")
+            else {}
+        )
         without = whole(pair(other)[0], IDS[:30])
         assert not close(without, want), "the feature makes no difference, so that equality says nothing of it"
 
@@ -232,7 +257,9 @@ def test_layers_taps_and_the_head_alone():
     for runner in (ours, plain):
         cache = runner.open()
         taps = runner.extend([cache], [IDS[:70]], taps=(-1, 0, 3)).taps
-        hidden, _ = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(stop=2, skip_attention=(1,), skip_mlp=(0,)))
+        hidden, _ = runner.run_layers(
+            [cache], [4], [TREE], plan=native.LayerPlan(stop=2, skip_attention=(1,), skip_mlp=(0,))
+        )
         rest, late = runner.run_layers([cache], [4], [TREE], plan=native.LayerPlan(first=2), hidden=hidden, taps=(2,))
         given, _ = runner.run_layers([cache], [4], [EMPTY_TREE], hidden=runner.embed([4]))
         heads = [runner.head(rest), runner.head(rest, norm=False), runner.head(rest.repeat(20, 1))]

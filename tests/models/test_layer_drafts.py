@@ -1,4 +1,6 @@
-"""Drafting with part of the target's layers: compiled passes draft what readable ones do, and leave the target as it was."""
+"""Drafting with part of the target's layers: compiled passes draft what readable ones do, and leave the target as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("layers")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32,
         intermediate_size=96, max_position_embeddings=512, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
@@ -63,7 +66,9 @@ def opened(runner: NativeRunner, texts: Sequence[Sequence[int]] = TEXTS) -> tupl
     return caches, [text[-1] for text in texts]
 
 
-def chains(runner: Any, caches: Sequence[Any], roots: Sequence[int], steps: Sequence[int], plan: LayerPlan) -> list[list[int]]:
+def chains(
+    runner: Any, caches: Sequence[Any], roots: Sequence[int], steps: Sequence[int], plan: LayerPlan
+) -> list[list[int]]:
     return layer_chains(layer_drafts_of(runner, "x"), caches, roots, steps, plan)[0]
 
 
@@ -95,7 +100,9 @@ def test_all_layers_draft_what_the_target_says(runner: NativeRunner) -> None:
 
 
 def test_a_draft_changes_no_bit_of_what_the_target_says_next(runner: NativeRunner) -> None:
-    """Neither of a tree scored behind it nor of what follows once that is committed; the next pass runs all layers again."""
+    """Neither of a tree scored behind it nor of what follows once that is committed; the next pass runs all layers
+    again.
+    """
     drafts, tree = layer_drafts_of(runner, "x"), TokenTree.chain([3, 8, 140])
     (touched, clean), (root, _) = opened(runner, TEXTS[:1] * 2)
     chains(runner, [touched], [root], [6], PLANS[1])
@@ -151,5 +158,7 @@ def test_a_runner_that_cannot_is_refused_by_name(folder: Path) -> None:
     class Other:
         info = load(folder).info
 
-    with pytest.raises(CapabilityError, match="method 'layer_skip' drafts with some of the target's own layers, which the runner"):
+    with pytest.raises(
+        CapabilityError, match="method 'layer_skip' drafts with some of the target's own layers, which the runner"
+    ):
         layer_drafts_of(Other(), "layer_skip")  # type: ignore[arg-type]

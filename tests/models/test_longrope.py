@@ -1,4 +1,6 @@
-"""models/longrope.py: whatever way a text was fed, committed, forked or cut, its logits are those of one pass over the whole."""
+"""models/longrope.py: whatever way a text was fed, committed, forked or cut, its logits are those of one pass over the
+whole.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def test_the_context_asked_for_or_an_error() -> None:
     need = estimate(SPEC, torch.float32, CPU)
     enough = int(need.total(3000) / HEADROOM) + 2
     assert fit(enough, 3000) == 3000
-    with pytest.raises(OutOfMemoryError, match=r"tiny needs .* GiB on cpu .* weights in float32.* cache for 4000 tokens") as caught:
+    with pytest.raises(
+        OutOfMemoryError, match=r"tiny needs .* GiB on cpu .* weights in float32.* cache for 4000 tokens"
+    ) as caught:
         fit(enough, 4000)
     assert "\n" not in str(caught.value)
 

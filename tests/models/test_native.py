@@ -412,7 +412,9 @@ def test_shapes_beyond_the_buckets_go_to_the_eager_path(model, runner):
 def test_stale_nan_of_a_released_sequence_does_not_leak(model, runner):
     poisoned = prefilled(runner)
     with torch.inference_mode():
-        runner.arena.kv[:, [slot for block in poisoned.blocks for slot in range(16 * block, 16 * block + 16)]] = torch.nan
+        runner.arena.kv[:, [slot for block in poisoned.blocks for slot in range(16 * block, 16 * block + 16)]] = (
+            torch.nan
+        )
     blocks = set(poisoned.blocks)
     runner.release(poisoned)
     again = prefilled(runner)

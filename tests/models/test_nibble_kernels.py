@@ -15,7 +15,9 @@ def test_packing_keeps_every_weight_and_scale_once(outputs, inputs):
     pairs, scale, _ = case("int4", outputs, inputs, 1)
     blocks = pack(pairs, Pages(), scale=scale).strips
     body = blocks[:, :, int4.SCALES :].view(len(blocks), -1, 4, 64, 1, 4)
-    whole = torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1).to(torch.int8) - 8
+    whole = (
+        torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1).to(torch.int8) - 8
+    )
     assert torch.equal(whole[:outputs, :inputs], unpacked(pairs))
     assert not whole[:outputs, inputs:].any()
     scales = blocks[:, :, : int4.SCALES].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(64 * len(blocks), -1)

@@ -1,8 +1,10 @@
-"""The native runner against transformers, family by family: prefill, stepwise decoding, trees, commit and rollback, ragged batches.
+"""The native runner against transformers, family by family: prefill, stepwise decoding, trees, commit and rollback,
+ragged batches.
 
-Two rotary kinds depend on the length. With dynamic, a chunk counts with the length it leads to, a scored row with the length up to
-itself, and what is cached keeps its angles: what transformers does with a cache when tokens come one at a time. With longrope, the
-logits after n tokens are those of one pass over the n tokens, as in transformers' `generate`, which then drops the cache.
+Two rotary kinds depend on the length. With dynamic, a chunk counts with the length it leads to, a scored row with the
+length up to itself, and what is cached keeps its angles: what transformers does with a cache when tokens come one at a
+time. With longrope, the logits after n tokens are those of one pass over the n tokens, as in transformers' `generate`,
+which then drops the cache.
 """
 
 from __future__ import annotations
@@ -183,7 +185,9 @@ def _unscaled(spec: ModelSpec) -> ModelSpec:
 
 def _window(width: int | None) -> Callable[[ModelSpec], ModelSpec]:
     def change(spec: ModelSpec) -> ModelSpec:
-        return replace(spec, layers=tuple(replace(layer, window=width if layer.window else None) for layer in spec.layers))
+        return replace(
+            spec, layers=tuple(replace(layer, window=width if layer.window else None) for layer in spec.layers)
+        )
 
     return change
 

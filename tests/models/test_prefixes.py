@@ -1,4 +1,6 @@
-"""Kept blocks are found by their whole text and by nothing else, belong to one tenant, and go in the order of their last use."""
+"""Kept blocks are found by their whole text and by nothing else, belong to one tenant, and go in the order of their
+last use.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,10 @@ def test_counts_can_be_made_anew() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.sampled_from("ab"), st.integers(0, 3)), max_size=25)
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.sampled_from("ab"), st.integers(0, 3)),
+        max_size=25,
+    )
 )
 def test_any_history_leaves_right_blocks_and_counts(history: list[tuple[list[int], str, int]]) -> None:
     kept = Kept()

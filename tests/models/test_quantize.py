@@ -76,7 +76,9 @@ def test_groups_are_rounded_to_sixteen_values(inputs: int, dtype: torch.dtype) -
     assert (error[unclipped] <= 0.5001).all()
     assert torch.equal(whole[:, 0], (pairs[:, 0] & 15).to(torch.int8) - 8)
     plain = weight.double().abs().amax(1, keepdim=True) / 7
-    assert (near - weight.double()).square().mean() < ((weight.double() / plain).round() * plain - weight.double()).square().mean()
+    assert (near - weight.double()).square().mean() < (
+        (weight.double() / plain).round() * plain - weight.double()
+    ).square().mean()
     assert not (error[unclipped] <= 0.4).all()
 
 
@@ -108,7 +110,9 @@ def test_what_becomes_int4(tied: bool) -> None:
     dense, spec = weights_of(model), spec_of(model.config)
     small = quantize(dense, spec, "int4")
     assert (form_of(small), form_of(quantize(dense, spec)), form_of(dense)) == ("int4", "int8", None)
-    kinds = {name: weight.dtype for name, weight in small.items() if scale_of(name) in small and not name.endswith(".scale")}
+    kinds = {
+        name: weight.dtype for name, weight in small.items() if scale_of(name) in small and not name.endswith(".scale")
+    }
     assert {name for name, kind in kinds.items() if kind is torch.int8} == {"head.weight"}
     assert len(kinds) == 1 + 4 * 3
     assert sum(quantized_sizes(spec, torch.float32, "int4").values()) == sum(weight.nbytes for weight in small.values())
@@ -165,7 +169,9 @@ def test_refusals_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_pytorchs_operators_serve_where_compiled_passes_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form) -> None:
+def test_pytorchs_operators_serve_where_compiled_passes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
     folder = small_llama(tmp_path)
     compiled: Any = load_runner(folder, quantization=form, dtype="float32")
     half: Any = load_runner(folder, quantization=form, dtype="float16")

@@ -81,7 +81,13 @@ def exact(whole, scale, x):
 def test_packing_keeps_every_weight_and_scale_once(outputs, inputs):
     whole, scale, _ = case("int8", outputs, inputs, 1)
     strips = pack(whole, Pages(), scale=scale).strips
-    body = (strips[:, :-1] ^ 128).view(torch.int8).view(len(strips), inputs // 4, 64, 4).transpose(1, 2).reshape(-1, inputs)
+    body = (
+        (strips[:, :-1] ^ 128)
+        .view(torch.int8)
+        .view(len(strips), inputs // 4, 64, 4)
+        .transpose(1, 2)
+        .reshape(-1, inputs)
+    )
     assert torch.equal(body[:outputs], whole)
     assert not body[outputs:].any()
     scales = strips[:, -1].contiguous().view(torch.float32).flatten()
@@ -132,7 +138,9 @@ def test_sums_are_exact_at_the_widest_rows():
     whole = 127 * signs
     for x in (torch.ones(1, inputs), -torch.ones(1, inputs), torch.linspace(-1, 1, inputs)[None].float()):
         want = exact(whole, torch.ones(64), x)
-        assert torch.allclose(product(pack(whole, Pages(), scale=torch.ones(64)), x).double(), want, rtol=1e-6, atol=4.0)
+        assert torch.allclose(
+            product(pack(whole, Pages(), scale=torch.ones(64)), x).double(), want, rtol=1e-6, atol=4.0
+        )
 
 
 @EACH
@@ -149,7 +157,11 @@ def test_the_instruction_and_its_replacement_give_the_same_integers():
     def dot(native):
         def emit(builder, a, b, out):
             zero = ir.Constant(I32V, [7] * 16)
-            store_at(builder, out, dot_bytes(builder, zero, load_at(builder, a, I32V), load_at(builder, b, I32V), native=native))
+            store_at(
+                builder,
+                out,
+                dot_bytes(builder, zero, load_at(builder, a, I32V), load_at(builder, b, I32V), native=native),
+            )
 
         emit.__name__ = f"dot_{'native' if native else 'plain'}"
         function = lowered(Nothing, Int, Int, Int)(emit)
@@ -187,7 +199,9 @@ def stepwise(runner, ids, width=1):
     cache, rows = runner.open(), []
     for at in range(0, len(ids), width):
         part = ids[at : at + width]
-        rows.append(runner.score([cache], part[:1], [TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE]).logits)
+        rows.append(
+            runner.score([cache], part[:1], [TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE]).logits
+        )
         runner.commit([cache], [range(len(part) - 1)])
     return torch.cat(rows)
 
@@ -228,13 +242,17 @@ def test_a_row_has_the_same_bits_beside_others_and_in_trees(form, dtype):
     roots = [3 + i for i in range(16)]
     alone = [runner.score([cache], [root], [EMPTY_TREE]).logits for cache, root in zip(caches, roots, strict=True)]
     for count in (2, 3, 4, 7, 16):
-        assert torch.equal(runner.score(caches[:count], roots[:count], [EMPTY_TREE] * count).logits, torch.cat(alone[:count]))
+        assert torch.equal(
+            runner.score(caches[:count], roots[:count], [EMPTY_TREE] * count).logits, torch.cat(alone[:count])
+        )
     assert not torch.equal(runner.score(caches, [*roots[1:], 3], [EMPTY_TREE] * 16).logits[:1], alone[0])
     cache = runner.open()
     runner.extend([cache], [IDS[:40]])
     rows = runner.score([cache], IDS[40:41], [TREE]).logits
     for node in range(len(TREE)):
-        assert torch.equal(rows[1 + node], whole_pass(runner, [*IDS[:41], *(int(TREE.tokens[i]) for i in TREE.path(node))])[-1])
+        assert torch.equal(
+            rows[1 + node], whole_pass(runner, [*IDS[:41], *(int(TREE.tokens[i]) for i in TREE.path(node))])[-1]
+        )
 
 
 @DTYPES

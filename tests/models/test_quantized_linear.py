@@ -33,7 +33,10 @@ from paceline.models.loading import (
 from paceline.tree import EMPTY_TREE, TokenTree
 
 BOTH = pytest.mark.parametrize("rounded", [quantize_rows, quantize_groups])
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
 IDS = torch.randint(3, 128, (45,), generator=torch.Generator().manual_seed(1)).tolist()
 TREE = TokenTree.build([70, 71, 72, 73, 74], [-1, -1, 0, 0, 1])
 
@@ -86,7 +89,9 @@ def test_direct_products_agree_or_are_not_taken(rounded: Rounded, device: str, m
     want = exact(weight, scale, x.bfloat16())
     assert (linear(x.bfloat16()) - want).square().mean().sqrt() < 2**-6 * want.square().mean().sqrt()
     if device == "cuda" or rounded is quantize_rows:
-        assert {(weight.dtype, *weight.shape, weight.device): True} == module._SERVES, "this PyTorch has another operator"
+        assert {(weight.dtype, *weight.shape, weight.device): True} == module._SERVES, (
+            "this PyTorch has another operator"
+        )
 
 
 def test_a_direct_product_that_errs_or_is_absent_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +113,9 @@ def test_a_direct_product_that_errs_or_is_absent_is_not_taken(monkeypatch: pytes
 def test_strict_layers_keep_a_rows_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def depends_on_rows(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    def depends_on_rows(
+        weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+    ) -> torch.Tensor:
         calls.append(len(x))
         return x @ dense(weight, scale, x.dtype).T + 1e-3 * len(x)
 

@@ -1,4 +1,6 @@
-"""models/replay.py: a dynamic model's prompt counts as one pass however it is fed; decoding goes on as in transformers."""
+"""models/replay.py: a dynamic model's prompt counts as one pass however it is fed; decoding goes on as in
+transformers.
+"""
 
 from __future__ import annotations
 

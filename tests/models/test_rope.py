@@ -20,11 +20,17 @@ SCALINGS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"factor": 2.0}),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 16}),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 0.7, "truncate": False}),
-    ("yarn", {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.9, "mscale_all_dim": 0.4, "beta_fast": 8.0}),
+    (
+        "yarn",
+        {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.9, "mscale_all_dim": 0.4, "beta_fast": 8.0},
+    ),
     ("yarn", {"factor": 0.5, "original_max_position_embeddings": 64}),
     ("longrope", {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 16}),
     ("longrope", {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 16, "factor": 8.0}),
-    ("longrope", {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 16, "attention_factor": 1.3}),
+    (
+        "longrope",
+        {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 16, "attention_factor": 1.3},
+    ),
     (
         "llama3",
         {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},

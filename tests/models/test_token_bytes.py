@@ -41,5 +41,7 @@ def test_other_tokens_write_words_behind_spaces(tokenizers: dict[str, Tokenizer]
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 def test_special_tokens_write_nothing(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     table = token_bytes(tokenizers[kind])
-    assert [table[index] for index in sorted(tokenizers[kind].special_ids)] == [None] * len(tokenizers[kind].special_ids)
+    assert [table[index] for index in sorted(tokenizers[kind].special_ids)] == [None] * len(
+        tokenizers[kind].special_ids
+    )
     assert sum(one is not None for one in table) == len(tokenizers[kind].tokens()) - len(tokenizers[kind].special_ids)

@@ -74,7 +74,9 @@ def test_folders_that_transformers_own_classes_write(
     content = json.loads((write(tmp_path / "parts", kind) / "tokenizer.json").read_text())["model"]
     pieces = content["vocab"] if isinstance(content["vocab"], dict) else [tuple(piece) for piece in content["vocab"]]
     options = {"merges": [tuple(merge) for merge in content["merges"]]} if content.get("merges") else {}
-    made = getattr(transformers, name)(vocab=pieces, unk_token="<unk>", bos_token="<s>", eos_token="</s>", **options, **start)
+    made = getattr(transformers, name)(
+        vocab=pieces, unk_token="<unk>", bos_token="<s>", eos_token="</s>", **options, **start
+    )
     made.save_pretrained(str(tmp_path / "written"))
     (tmp_path / "written" / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert_equal_to_transformers(tmp_path / "written")
@@ -97,7 +99,14 @@ def test_older_files_name_special_tokens_in_special_tokens_map(tmp_path: Path) -
 
 
 def test_added_tokens_decoder_of_transformers_4_files(tmp_path: Path) -> None:
-    entry = {"content": "<tool>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}
+    entry = {
+        "content": "<tool>",
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": False,
+    }
     size = Tokenizer.load(write(tmp_path, "byte_level")).vocab_size
     folder = write(tmp_path, "byte_level", added_tokens_decoder={str(size): entry})
     assert_equal_to_transformers(folder)
@@ -202,7 +211,9 @@ def test_no_chat_template_is_refused_with_a_hint(tmp_path: Path) -> None:
 def test_the_default_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path, where: str) -> None:
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     named = [{"name": "rag", "template": "no"}, {"name": "default", "template": template}]
-    stored = {"config": {"chat_template": template}, "list": {"chat_template": named}}.get(where, {"chat_template": "no"})
+    stored = {"config": {"chat_template": template}, "list": {"chat_template": named}}.get(
+        where, {"chat_template": "no"}
+    )
     folder = write(tmp_path, "byte_level", **stored)
     if where == "jinja":
         (folder / "chat_template.jinja").write_text(template)

@@ -102,14 +102,18 @@ def test_one_expert_missing(tmp_path: Path) -> None:
 def test_surplus(tmp_path: Path) -> None:
     folder = checkpoints.write("llama", "new", tmp_path)
     edit(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
-    with pytest.raises(CheckpointError, match=r"holds layers.0.self_attn.q_proj.bias which its architecture does not have"):
+    with pytest.raises(
+        CheckpointError, match=r"holds layers.0.self_attn.q_proj.bias which its architecture does not have"
+    ):
         load(folder)
 
 
 def test_wrong_shape(tmp_path: Path) -> None:
     folder = checkpoints.write("llama", "new", tmp_path)
     edit(folder, model__layers__0__mlp__down_proj__weight=torch.zeros(64, 95))
-    with pytest.raises(CheckpointError, match=r"down_proj.weight has shape \(64, 95\), but config.json asks for \(64, 96\)"):
+    with pytest.raises(
+        CheckpointError, match=r"down_proj.weight has shape \(64, 95\), but config.json asks for \(64, 96\)"
+    ):
         load(folder)
 
 

@@ -27,7 +27,9 @@ def recipe() -> Iterator[SimpleNamespace]:
 def test_all_texts_in_one_pass_are_those_of_one_by_one(recipe: SimpleNamespace) -> None:
     net = recipe.model.read_net(recipe.model.BUNDLED)
     denoiser = load_denoiser(recipe.model.BUNDLED, dtype="float32", device="cpu")
-    filled = recipe.answering.fill(recipe.answering.Batched(net), PROMPTS, {"method": "static", "block_length": 4}, length=8)
+    filled = recipe.answering.fill(
+        recipe.answering.Batched(net), PROMPTS, {"method": "static", "block_length": 4}, length=8
+    )
     ours = [outcome.canvas.output for outcome in filled]
     for block_length in (4, 8):
         canvases = [Canvas.of(prompt, 8, mask_token_id=denoiser.mask_token_id) for prompt in PROMPTS]
@@ -66,4 +68,6 @@ def test_an_error_of_a_canvas_is_raised(recipe: SimpleNamespace) -> None:
 def test_caches_are_refused_in_training(recipe: SimpleNamespace) -> None:
     net = recipe.model.read_net(recipe.model.BUNDLED)
     with pytest.raises(CapabilityError, match="not for models in training"):
-        recipe.answering.fill(recipe.answering.Batched(net), PROMPTS[:1], {"method": "static", "cache": "dual"}, length=8)
+        recipe.answering.fill(
+            recipe.answering.Batched(net), PROMPTS[:1], {"method": "static", "cache": "dual"}, length=8
+        )

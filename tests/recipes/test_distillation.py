@@ -32,7 +32,10 @@ def test_a_teacher_is_asked_about_what_it_sees_only_if_it_copies(recipe: SimpleN
 
 def tiny_state(recipe: SimpleNamespace, folder: Path) -> Path:
     """A training state with the whole vocabulary and next to nothing else."""
-    net, path = net_of(recipe, "plain", width=8, layers=1, vocab_size=recipe.model.VOCAB_SIZE), folder / "start.safetensors"
+    net, path = (
+        net_of(recipe, "plain", width=8, layers=1, vocab_size=recipe.model.VOCAB_SIZE),
+        folder / "start.safetensors",
+    )
     recipe.pair.keep(path, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     return path
 
@@ -65,10 +68,14 @@ def test_answers_are_kept_with_whether_they_are_right(recipe: SimpleNamespace, t
 
 @pytest.mark.parametrize("name", ["dparallel", "cd4lm"])
 def test_a_run_goes_on_and_its_model_loads(recipe: SimpleNamespace, tmp_path: Path, name: str) -> None:
-    (tmp_path / "answers.jsonl").write_text(json.dumps({"prompt": [900, 901], "answer": [902, 903], "right": True}) + "\n")
+    (tmp_path / "answers.jsonl").write_text(
+        json.dumps({"prompt": [900, 901], "answer": [902, 903], "right": True}) + "\n"
+    )
     out, start = tmp_path / "out", tiny_state(recipe, tmp_path)
     given_ = ["--model", str(start), "--out", str(out), *SMALL]
-    own = {"dparallel": ["--answers", str(tmp_path / "answers.jsonl")], "cd4lm": ["--tasks", "copy", "--items", "12"]}[name]
+    own = {"dparallel": ["--answers", str(tmp_path / "answers.jsonl")], "cd4lm": ["--tasks", "copy", "--items", "12"]}[
+        name
+    ]
     main = {"dparallel": lambda more: recipe.dparallel.main(["train", *more]), "cd4lm": recipe.cd4lm.main}[name]
     main([*given_, *own, "--most-steps", "2"])
     first = recipe.model.read_state(out / "state.safetensors")

@@ -42,12 +42,18 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 40)), min_size=1,
 
 @RELAXED
 @given(rows=LENGTHS, size=st.integers(1, 20), seed=st.integers(0, 10**6))
-def test_views_are_complementary_in_one_block(recipe: SimpleNamespace, rows: list[tuple[int, int]], size: int, seed: int) -> None:
-    """Check (a) of dParallel, text by text: disjoint, together one block; all after it is masked, all before it clean."""
+def test_views_are_complementary_in_one_block(
+    recipe: SimpleNamespace, rows: list[tuple[int, int]], size: int, seed: int
+) -> None:
+    """Check (a) of dParallel, text by text: disjoint, together one block; all after it is masked, all before it
+    clean.
+    """
     batch = batch_of(recipe, *rows)
     views = recipe.distillation_losses.block_views(batch, size, seeded(seed))
     for row, (start, length) in enumerate(rows):
-        first, second, later = ({int(i) for i in np.flatnonzero(mask[row])} for mask in (views.first, views.second, views.later))
+        first, second, later = (
+            {int(i) for i in np.flatnonzero(mask[row])} for mask in (views.first, views.second, views.later)
+        )
         assert not first & second
         block = first | second
         low = min(block)
@@ -71,7 +77,9 @@ def test_blocks_are_drawn_evenly_and_half_of_each_is_masked(recipe: SimpleNamesp
 
 @RELAXED
 @given(rows=LENGTHS, seed=st.integers(0, 10**6))
-def test_the_teachers_masks_lie_in_the_students(recipe: SimpleNamespace, rows: list[tuple[int, int]], seed: int) -> None:
+def test_the_teachers_masks_lie_in_the_students(
+    recipe: SimpleNamespace, rows: list[tuple[int, int]], seed: int
+) -> None:
     """Check (a) of CD4LM, with its guards; the prompt and what is beyond the text are untouched."""
     batch = batch_of(recipe, *rows)
     student, teacher = recipe.distillation_losses.nested_masks(batch.answer, seeded(seed))
@@ -100,7 +108,11 @@ def counts_by_hand(length: int, student: float, ratio: float) -> tuple[int, int]
 @RELAXED
 @given(length=st.integers(1, 400), student=st.floats(0.4, 0.9), ratio=st.floats(0.3, 0.7))
 def test_mask_counts_are_those_of_the_card(recipe: SimpleNamespace, length: int, student: float, ratio: float) -> None:
-    given_ = torch.tensor([length]), torch.tensor([student], dtype=torch.float64), torch.tensor([ratio], dtype=torch.float64)
+    given_ = (
+        torch.tensor([length]),
+        torch.tensor([student], dtype=torch.float64),
+        torch.tensor([ratio], dtype=torch.float64),
+    )
     found = tuple(int(count) for count in recipe.distillation_losses.mask_counts(*given_))
     assert found == counts_by_hand(length, student, ratio)
 
@@ -115,7 +127,9 @@ def test_masks_go_by_one_order(recipe: SimpleNamespace) -> None:
         assert float(share.max() - share.min()) < 0.05
 
 
-def certainty_by_hand(logits: np.ndarray, targets: np.ndarray, beta: float, temperature: float, of: str = "right") -> float:
+def certainty_by_hand(
+    logits: np.ndarray, targets: np.ndarray, beta: float, temperature: float, of: str = "right"
+) -> float:
     """Slot by slot in float64; `of` says whose entropies count."""
 
     def law(row: np.ndarray) -> np.ndarray:
@@ -154,7 +168,9 @@ def test_no_entropy_pulls_at_wrong_predictions(recipe: SimpleNamespace) -> None:
     assert pull[0][0] < 0  # down the gradient, what is right becomes likelier
 
 
-def dparallel_by_hand(recipe: SimpleNamespace, net: Any, batch: Any, views: Any, beta: float, *, later: bool = True) -> float:
+def dparallel_by_hand(
+    recipe: SimpleNamespace, net: Any, batch: Any, views: Any, beta: float, *, later: bool = True
+) -> float:
     """Text by text, view by view; the mean is over the masked slots of all texts."""
     total = 0.0
     for view in (views.first, views.second):
@@ -174,16 +190,22 @@ def dparallel_by_hand(recipe: SimpleNamespace, net: Any, batch: Any, views: Any,
 
 @pytest.mark.parametrize("beta", [2.0, 0.0])
 def test_dparallel_sums_both_views(recipe: SimpleNamespace, beta: float) -> None:
-    """Texts of different lengths in one pass cost what each costs alone; with beta 0 it is masked cross-entropy (check (b))."""
+    """Texts of different lengths in one pass cost what each costs alone; with beta 0 it is masked cross-entropy (check
+    (b)).
+    """
     net, batch = net_of(recipe, "plain", width=16).double(), batch_of(recipe, (3, 10), (5, 4), (2, 17))
     with torch.no_grad():
         ours = recipe.distillation_losses.dparallel_loss(net, batch, seeded(1), block_length=5, beta=beta).item()
     views = recipe.distillation_losses.block_views(batch, 5, seeded(1))
     assert ours == pytest.approx(dparallel_by_hand(recipe, net, batch, views, beta), abs=1e-5)  # angles are float32
-    assert abs(ours - dparallel_by_hand(recipe, net, batch, views, beta, later=False)) > 1e-3  # control: later blocks seen
+    assert (
+        abs(ours - dparallel_by_hand(recipe, net, batch, views, beta, later=False)) > 1e-3
+    )  # control: later blocks seen
 
 
-def consistency_by_hand(student: np.ndarray, teacher: np.ndarray, targets: np.ndarray, weight: float, t: float) -> float:
+def consistency_by_hand(
+    student: np.ndarray, teacher: np.ndarray, targets: np.ndarray, weight: float, t: float
+) -> float:
     kl, ce = [], []
     for s, p, target in zip(student, teacher, targets, strict=True):
         log_q = s / t - np.log(np.exp(s / t).sum())
@@ -258,7 +280,9 @@ def alone(net: Any, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """(n, v) of one text."""
     everything = torch.ones(1, ids.numel(), dtype=torch.bool)
     with torch.no_grad():
-        found: torch.Tensor = net(ids.masked_fill(hidden, MASK)[None], torch.arange(ids.numel())[None], None, everything)
+        found: torch.Tensor = net(
+            ids.masked_fill(hidden, MASK)[None], torch.arange(ids.numel())[None], None, everything
+        )
     return found
 
 
@@ -281,7 +305,9 @@ def test_copies_are_counted_at_visible_slots(recipe: SimpleNamespace) -> None:
 
 
 def test_certainty_is_forced(recipe: SimpleNamespace) -> None:
-    """Check (d): where 7 of 10 texts say one thing, cross-entropy leaves 0.61 nats, and the entropy term half of that."""
+    """Check (d): where 7 of 10 texts say one thing, cross-entropy leaves 0.61 nats, and the entropy term half of
+    that.
+    """
     losses, left = recipe.distillation_losses, {}
     for beta in (2.0, 0.0):
         net, draws = net_of(recipe, "plain", width=16), seeded(0)

@@ -1,4 +1,6 @@
-"""Coupled-GRPO and CJ-GRPO: advantages, the objective, where log-probabilities are taken, gradients, both runs on a tiny model."""
+"""Coupled-GRPO and CJ-GRPO: advantages, the objective, where log-probabilities are taken, gradients, both runs on a
+tiny model.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from tests.test_recipe_diffusion import net_of
 
 MASK, EOS = 19, 3
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
-METHODS = [{"method": "ass"}, {"method": "threshold", "confidence_threshold": 0.3}, {"method": "static", "denoising_steps": 3}]
+METHODS = [
+    {"method": "ass"},
+    {"method": "threshold", "confidence_threshold": 0.3},
+    {"method": "static", "denoising_steps": 3},
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,9 @@ def test_the_log_probs_are_those_of_the_rollout(recipe: SimpleNamespace, method:
 
 
 def direct(net: Any, outcomes: list[Any], advantage: torch.Tensor, wrong: bool = False) -> torch.Tensor:
-    """-(1 / S) sum_s (1 / |U_s|) sum A log p, from the rounds of each trajectory, one canvas at a time; `wrong`: first states."""
+    """-(1 / S) sum_s (1 / |U_s|) sum A log p, from the rounds of each trajectory, one canvas at a time; `wrong`: first
+    states.
+    """
     total = torch.zeros((), dtype=torch.float64)
     for outcome, own in zip(outcomes, advantage, strict=True):
         canvas, rounds = outcome.canvas, outcome.trajectory.rounds
@@ -131,7 +139,9 @@ def test_the_first_update_is_the_plain_policy_gradient(recipe: SimpleNamespace, 
 
 
 def test_the_divergence_from_the_reference_is_weighed_in(recipe: SimpleNamespace) -> None:
-    """In the first update the loss is -mean A + beta KL, k3 averaged over the tokens of each round; it has a gradient."""
+    """In the first update the loss is -mean A + beta KL, k3 averaged over the tokens of each round; it has a
+    gradient.
+    """
     net, advantage = net64(recipe), advantages()
     rollouts, outcomes = rolled(recipe, net, METHODS[2])
     views = recipe.cj_grpo.trajectory_views(rollouts, MASK)
@@ -150,7 +160,9 @@ def test_the_divergence_from_the_reference_is_weighed_in(recipe: SimpleNamespace
 
 
 def test_draws_follow_the_law(recipe: SimpleNamespace) -> None:
-    """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another law fails. Measures as in decoding."""
+    """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another law fails. Measures as in
+    decoding.
+    """
     logits = torch.tensor([[0.3, -1.0, -torch.inf, 1.2, 0.5]]).repeat(20_000, 1)
     found = recipe.rollouts.drawn(logits, 1.0, torch.Generator().manual_seed(0))
     counts = np.bincount(found.tokens, minlength=5)
@@ -244,7 +256,9 @@ def test_a_coupled_log_prob_by_hand(recipe: SimpleNamespace) -> None:
 def test_the_same_masks_give_a_ratio_of_one(recipe: SimpleNamespace) -> None:
     net = net64(recipe)
     rollouts, _ = rolled(recipe, net, {"method": "ass"})
-    views, others = (recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    views, others = (
+        recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(seed)) for seed in (0, 1)
+    )
     with torch.no_grad():
         new, old, elsewhere = (recipe.grpo.log_probs(net, rollouts, one) for one in (views, views, others))
     assert bool(((new - old).exp() == 1).all())
@@ -252,7 +266,9 @@ def test_the_same_masks_give_a_ratio_of_one(recipe: SimpleNamespace) -> None:
 
 
 def log_prob_table() -> np.ndarray:
-    """(32, 5) log-probability of each token of a string of five, given those that a mask (its bits) leaves, under a joint law."""
+    """(32, 5) log-probability of each token of a string of five, given those that a mask (its bits) leaves, under a
+    joint law.
+    """
     rng = np.random.default_rng(0)
     toy = Joint(rng.dirichlet(np.full(3**5, 0.05)).reshape((3,) * 5) + 1e-6)
     text = np.array(np.unravel_index(toy.weights.argmax(), toy.weights.shape))
@@ -266,7 +282,9 @@ def log_prob_table() -> np.ndarray:
 
 
 def test_complementary_masks_have_less_variance(recipe: SimpleNamespace) -> None:
-    """On an enumerated joint, against two independent masks of the same rates: the same mean; independent masks fail the check."""
+    """On an enumerated joint, against two independent masks of the same rates: the same mean; independent masks fail
+    the check.
+    """
     table, generator = log_prob_table(), torch.Generator().manual_seed(0)
     free = torch.ones(20_000, 5, dtype=torch.bool)
 
@@ -308,7 +326,9 @@ def test_both_learn_what_is_rewarded(recipe: SimpleNamespace, name: str) -> None
     assert np.mean(shares[-3:]) > np.mean(shares[:3]) + 0.2
 
 
-def test_each_update_sees_the_weights_that_the_last_one_left(recipe: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_update_sees_the_weights_that_the_last_one_left(
+    recipe: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only matrices of the layers learn, which autocast rounds: the ratio is 1 in the first update, and in no other."""
     net, moved = net_of(recipe, "plain"), []
     rollouts, _ = rolled(recipe, net, {"method": "ass"})
@@ -341,7 +361,20 @@ def test_a_run_goes_on(recipe: SimpleNamespace, name: str, tmp_path: Path, monke
     rewarded = partial(recipe.rollouts.roll_out, reward=lambda item, text: float(len(text) % 2))
     monkeypatch.setattr(recipe.grpo, "roll_out", rewarded)
     monkeypatch.setattr(recipe.grpo, "POOL", 8)
-    given = ["--model", str(state), "--out", str(out), "--tasks", "copy", "--length", "4", "--prompts", "2", "--count", "1"]
+    given = [
+        "--model",
+        str(state),
+        "--out",
+        str(out),
+        "--tasks",
+        "copy",
+        "--length",
+        "4",
+        "--prompts",
+        "2",
+        "--count",
+        "1",
+    ]
     for steps in ("2", "3"):
         getattr(recipe, name).main([*given, "--most-steps", steps])
     history = json.loads((out / "history.json").read_text())
@@ -351,4 +384,6 @@ def test_a_run_goes_on(recipe: SimpleNamespace, name: str, tmp_path: Path, monke
     assert not still, f"these never learned: {still}"
     recipe.write.main([str(out / "state.safetensors"), str(tmp_path / "model")])
     again = recipe.model.read_net(tmp_path / "model")
-    assert all(torch.allclose(a, b, atol=0.02, rtol=0.01) for a, b in zip(again.parameters(), after.parameters(), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=0.02, rtol=0.01) for a, b in zip(again.parameters(), after.parameters(), strict=True)
+    )

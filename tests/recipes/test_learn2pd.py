@@ -1,4 +1,6 @@
-"""Learn2PD's filter: labels along the greedy trajectory, calibration, the file that decoding reads, all stages on a tiny model."""
+"""Learn2PD's filter: labels along the greedy trajectory, calibration, the file that decoding reads, all stages on a
+tiny model.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def synthetic(recipe: SimpleNamespace, count: int, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     c = torch.rand(count, 4, generator=generator)
     chance = (5 * c - 3 + 2 * (c.mean(1, keepdim=True) - 0.5)).sigmoid()
-    return recipe.learn2pd.Records(c, (torch.rand(count, 4, generator=generator) < chance).float(), torch.arange(count) // 4)
+    return recipe.learn2pd.Records(
+        c, (torch.rand(count, 4, generator=generator) < chance).float(), torch.arange(count) // 4
+    )
 
 
 class Certain:
@@ -110,8 +114,15 @@ def test_what_learns_is_what_decodes(recipe: SimpleNamespace, tmp_path: Path) ->
     mlp, c = recipe.learn2pd.Mlp(4, 8), torch.rand(5, 4)
     mlp.filter().save(tmp_path / "filter.safetensors")
     with torch.no_grad():
-        assert np.allclose(BlockFilter.load(tmp_path / "filter.safetensors").logits(c.double().numpy()), mlp(c), atol=1e-6)
-    config = {"method": "learn2pd", "filter": str(tmp_path / "filter.safetensors"), "filter_threshold": 0.5, "block_length": 4}
+        assert np.allclose(
+            BlockFilter.load(tmp_path / "filter.safetensors").logits(c.double().numpy()), mlp(c), atol=1e-6
+        )
+    config = {
+        "method": "learn2pd",
+        "filter": str(tmp_path / "filter.safetensors"),
+        "filter_threshold": 0.5,
+        "block_length": 4,
+    }
     assert not (fill(t4(), config).canvas.tokens == t4().mask_token_id).any()
 
 
@@ -121,7 +132,18 @@ def test_all_stages(recipe: SimpleNamespace, tmp_path: Path, capsys: pytest.Capt
     state = tmp_path / "state.safetensors"
     recipe.pair.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
     before = state.read_bytes()
-    given = ["--model", str(state), "--out", str(tmp_path / "out"), "--tasks", "copy", "--prompts", "10", "--length", "8"]
+    given = [
+        "--model",
+        str(state),
+        "--out",
+        str(tmp_path / "out"),
+        "--tasks",
+        "copy",
+        "--prompts",
+        "10",
+        "--length",
+        "8",
+    ]
     given += ["--block-length", "4", "--every", "10", "--hidden", "5"]
     recipe.learn2pd.main([*given, "--epochs", "20"])
     assert "10 of 10 trajectories" in capsys.readouterr().out

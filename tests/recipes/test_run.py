@@ -94,7 +94,9 @@ def test_minutes_are_of_the_given_clock_and_end_a_run(recipe: SimpleNamespace, t
     assert run.progress.step == 4  # of half a minute each
 
 
-def test_a_flag_is_the_tables_with_a_scripts_default(recipe: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_is_the_tables_with_a_scripts_default(
+    recipe: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser: ArgumentParser = recipe.flags.new_parser("What it does.")
     recipe.flags.add(parser, "out", "threads", most_steps=7, rate=0.5)
     found = parser.parse_args(["--out", "there", "--rate", "0.25"])

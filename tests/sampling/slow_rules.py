@@ -1,4 +1,6 @@
-"""The sampling rules written slowly and obviously: one row at a time, float64, plain Python. The oracle of the tests beside it."""
+"""The sampling rules written slowly and obviously: one row at a time, float64, plain Python. The oracle of the tests
+beside it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +32,9 @@ def slow_edits(
         row[token] += bias
     for token in range(len(row)):
         if token in prompt or token in output:
-            row[token] = row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+            row[token] = (
+                row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+            )
         row[token] -= params.frequency_penalty * list(output).count(token)
         row[token] -= params.presence_penalty * (token in output)
     return np.array(row)

@@ -1,4 +1,6 @@
-"""Keyed noise: the law it should have (G-tests, fixed seeds), independence between keys, the same bits for any subset."""
+"""Keyed noise: the law it should have (G-tests, fixed seeds), independence between keys, the same bits for any
+subset.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,9 @@ def test_narrow_dtypes_are_widened(size):
 def test_the_host_has_noise_of_the_same_bits():
     for key in range(20):
         keys, height, slope = module._on_host(50_000)
-        assert np.array_equal(module._noise_on_host(key, keys, height, slope), gumbel_noise(key, token_keys(50_000)).numpy())
+        assert np.array_equal(
+            module._noise_on_host(key, keys, height, slope), gumbel_noise(key, token_keys(50_000)).numpy()
+        )
 
 
 def test_noise_has_known_bits():
@@ -198,7 +202,8 @@ def test_seeds_of_outputs_differ():
     assert draw_seed(2**64 + 3, 1) == draw_seed(3, 1)
 
 
-# ------------------------------------------------------------------------------------------------ wrong variants must fail
+# ------------------------------------------------------------------------------------------------ wrong variants must
+# fail
 
 
 def test_the_check_catches_biased_noise(monkeypatch):

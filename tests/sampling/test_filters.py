@@ -57,7 +57,9 @@ def test_batches_equal_rows_and_the_order_of_tokens_does_not_matter(options: dic
 
 
 def test_a_nucleus_by_sorting_alone_depends_on_the_order_of_tied_tokens() -> None:
-    """The control of the test above: cutting a stable sort at the mass keeps the first of the tied tokens, wherever they are."""
+    """The control of the test above: cutting a stable sort at the mass keeps the first of the tied tokens, wherever
+    they are.
+    """
 
     def naive(row: np.ndarray) -> set[int]:
         order = np.argsort(-row, kind="stable")

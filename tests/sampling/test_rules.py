@@ -1,11 +1,18 @@
-"""Rules: order of the steps, what is trivial, contradictions, errors. Rows along paths have their own file beside this one."""
+"""Rules: order of the steps, what is trivial, contradictions, errors. Rows along paths have their own file beside this
+one.
+"""
 
 import math
 
 import pytest
 import torch
 from sampling.slow_rules import VOCAB, random_logits
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
 
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
@@ -18,7 +25,9 @@ def test_order_matches_transformers_where_both_have_the_rule() -> None:
     prompt, output = [1, 2, 3], [4, 5, 4]
     rules = Rules(params, vocab_size=VOCAB, prompt=prompt)
     rules.advance(output)
-    theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4), TemperatureLogitsWarper(0.6), TopKLogitsWarper(5)])
+    theirs = LogitsProcessorList(
+        [RepetitionPenaltyLogitsProcessor(1.4), TemperatureLogitsWarper(0.6), TopKLogitsWarper(5)]
+    )
     for seed in range(20):
         logits = torch.from_numpy(random_logits(seed, 1, ties=False))
         expected = theirs(torch.tensor([prompt + output]), logits.clone())

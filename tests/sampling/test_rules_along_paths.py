@@ -1,4 +1,6 @@
-"""Rules along paths: every row is what a state that advanced along the row's path gives, and what the slow reference says."""
+"""Rules along paths: every row is what a state that advanced along the row's path gives, and what the slow reference
+says.
+"""
 
 import math
 from collections.abc import Sequence
@@ -128,7 +130,9 @@ def check_row(row, logits, params, prompt, output, stops, words) -> None:
     fewest = slow_kept(scaled, top_k=params.top_k, top_p=p - SLACK if p < 1 else 1.0, min_p=min(1.0, low * (1 + SLACK)))
     most = slow_kept(scaled, top_k=params.top_k, top_p=min(1.0, p + SLACK), min_p=low * (1 - SLACK))
     edge = min((scaled[token] for token in kept), default=math.inf)
-    tied = {token for token in range(len(scaled)) if abs(scaled[token] - edge) <= 1e-5 * abs(edge)}  # rounding may part them
+    tied = {
+        token for token in range(len(scaled)) if abs(scaled[token] - edge) <= 1e-5 * abs(edge)
+    }  # rounding may part them
     assert fewest - tied <= kept <= most | tied
 
 
@@ -187,7 +191,9 @@ def test_rows_do_not_depend_on_the_rows_beside_them_at_real_sizes(dtype: torch.d
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_rows_equal_advanced_states_and_agree_with_the_cpu() -> None:
-    params = SamplingParams(temperature=0.7, top_p=0.9, top_k=900, frequency_penalty=0.3, min_tokens=4, logit_bias={5: 2.0})
+    params = SamplingParams(
+        temperature=0.7, top_p=0.9, top_k=900, frequency_penalty=0.3, min_tokens=4, logit_bias={5: 2.0}
+    )
     rules = Rules(params, vocab_size=10_007, prompt=[1, 2], stop_ids=[9], bad_word_ids=[(3,), (1, 4)])
     rules.advance([6, 1])
     tree = TokenTree.build([1, 4, 1, 7], [-1, 0, 0, 2])

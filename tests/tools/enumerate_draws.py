@@ -1,7 +1,8 @@
 """Exact enumeration: run a random program once per branch of its decisions and add up the probabilities.
 
 In: a program that makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's).
-Out: the law of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens, in float64.
+Out: the law of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens, in
+float64.
 
     law = enumerate_law(lambda choices: coin + choices.choose([0.5, 0.5]))
 """
@@ -28,7 +29,9 @@ Law = dict[Tokens, float]
 
 
 class Choices:
-    """The decisions of one run: follows a script of outcomes, then takes the first possible outcome of every new decision."""
+    """The decisions of one run: follows a script of outcomes, then takes the first possible outcome of every new
+    decision.
+    """
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)
@@ -72,8 +75,9 @@ def enumerate_law(program: Callable[[Choices], T]) -> dict[T, float]:
 class EnumeratingDraws:
     """`Draws` for one sequence in one step, whose decisions are enumerated.
 
-    Gumbel noise belongs to a depth: the same row at the same depth gives the same token again. A rule that would reuse the noise
-    of one decision for another one (two rows at a depth, two coins of one trial) is not enumerable and fails an assertion.
+    Gumbel noise belongs to a depth: the same row at the same depth gives the same token again. A rule that would reuse
+    the noise of one decision for another one (two rows at a depth, two coins of one trial) is not enumerable and fails
+    an assertion.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -106,7 +110,9 @@ def paths_of(tree: TokenTree) -> list[Tokens]:
 
 
 def rows_of(tree: TokenTree, target: Target) -> torch.Tensor:
-    """(1 + n, v) float64 log-weights of the target at the root and the nodes; rows of probes are NaN: nobody may read them."""
+    """(1 + n, v) float64 log-weights of the target at the root and the nodes; rows of probes are NaN: nobody may read
+    them.
+    """
     with np.errstate(divide="ignore"):
         rows = np.stack([np.log(target(path)) for path in paths_of(tree)])
     rows[1:][tree.kinds == PROBE] = np.nan

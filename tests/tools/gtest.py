@@ -1,7 +1,8 @@
 """The G-test with a declared error: does a sample follow a law?
 
 In: counts and probabilities. Out: a p-value, or an assertion whose chance of a false alarm is the declared error.
-Seeds are fixed in the tests that use it, so an assertion that held once holds always; the error says how lucky that was.
+Seeds are fixed in the tests that use it, so an assertion that held once holds always; the error says how lucky that
+was.
 """
 
 from __future__ import annotations

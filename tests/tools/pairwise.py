@@ -15,7 +15,8 @@ def pairs_of(row: Mapping[str, Any]) -> set[Pair]:
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows that cover all pairs, each the first of those that cover the most new ones around a pair that is still missing.
+    """Rows that cover all pairs, each the first of those that cover the most new ones around a pair that is still
+    missing.
 
     Values must be hashable.
     """

@@ -1,7 +1,8 @@
 """Random targets and random drafters over tiny vocabularies, for exact enumeration and bit tests.
 
-In: a seed. Out: a Target, or a drafter whose trees mix everything a token tree may hold: point and drawn trials, with and without
-replacement, equal draws, probes, chains and branches. All that it decides besides its own draws is a function of what came before.
+In: a seed. Out: a Target, or a drafter whose trees mix everything a token tree may hold: point and drawn trials, with
+and without replacement, equal draws, probes, chains and branches. All that it decides besides its own draws is a
+function of what came before.
 """
 
 from __future__ import annotations
@@ -88,7 +89,11 @@ class RandomDrafter:
                     self._left -= 1
                     trials.append(Trial(self._node(parent, choices.choose(list(q / q.sum()))), rows[which], removed))
         self._add_probe(rng, parent, trials)
-        return trials if any(trial.drawn for trial in trials) else [Trial(n) for n in dict.fromkeys(t.node for t in trials)]
+        return (
+            trials
+            if any(trial.drawn for trial in trials)
+            else [Trial(n) for n in dict.fromkeys(t.node for t in trials)]
+        )
 
     def _node(self, parent: int, token: int, kind: int = CANDIDATE) -> int:
         for node, known in enumerate(zip(self._parents, self._tokens, strict=True)):

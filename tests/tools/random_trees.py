@@ -1,4 +1,6 @@
-"""Random merged trees with confidences that know the drawn tokens, for exact enumeration of what cutting does to the output law."""
+"""Random merged trees with confidences that know the drawn tokens, for exact enumeration of what cutting does to the
+output law.
+"""
 
 from __future__ import annotations
 

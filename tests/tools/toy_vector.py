@@ -21,7 +21,9 @@ P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 
 
 def drawn(q: Weights, drafts: int, *, replacement: bool, points: tuple[int, ...] = (), group: bool = False) -> Propose:
-    """Draws from q below `points`; q is taken without the points, and without earlier draws unless there is replacement."""
+    """Draws from q below `points`; q is taken without the points, and without earlier draws unless there is
+    replacement.
+    """
     row = torch.from_numpy(q)
 
     def propose(choices: Choices) -> TokenTree:

@@ -62,7 +62,9 @@ def test_nothing_to_merge() -> None:
 
 
 def test_shared_nodes_take_the_highest_confidence_and_siblings_are_scaled() -> None:
-    tree = merge([TokenTree.chain([1], confidence=[0.5]), TokenTree.build([2, 1], [-1, -1], confidence=[0.6, 0.2], sources=1)])
+    tree = merge(
+        [TokenTree.chain([1], confidence=[0.5]), TokenTree.build([2, 1], [-1, -1], confidence=[0.6, 0.2], sources=1)]
+    )
     assert tree.tokens.tolist() == [1, 2]
     assert tree.confidence.tolist() == pytest.approx([0.5 / 1.1, 0.6 / 1.1])
 

@@ -29,7 +29,9 @@ def point_trees(draw: st.DrawFn) -> TokenTree:
             parents.append(parent)
     shares = [draw(st.floats(0, 1, width=32)) for _ in tokens]
     counts = np.bincount(np.asarray(parents, int) + 1, minlength=1)
-    return TokenTree.build(tokens, parents, confidence=[s / counts[p + 1] for s, p in zip(shares, parents, strict=True)])
+    return TokenTree.build(
+        tokens, parents, confidence=[s / counts[p + 1] for s, p in zip(shares, parents, strict=True)]
+    )
 
 
 def closed(tree: TokenTree, nodes: tuple[int, ...]) -> bool:
@@ -42,7 +44,9 @@ def test_points_are_kept_by_their_reach(tree: TokenTree, nodes: int) -> None:
     found, reach = select_nodes(tree, nodes), tree.reach()
     found.check(VOCAB, nodes)
     size = min(nodes, len(tree))
-    best = max(sum(float(reach[i]) for i in c) for c in itertools.combinations(range(len(tree)), size) if closed(tree, c))
+    best = max(
+        sum(float(reach[i]) for i in c) for c in itertools.combinations(range(len(tree)), size) if closed(tree, c)
+    )
     assert len(found) == size
     assert float(found.reach().sum()) == pytest.approx(best, abs=1e-5)
 
@@ -62,7 +66,9 @@ def test_depth_and_reach_limit_points() -> None:
 
 
 def test_probes_stay_with_their_parents_and_cost_nothing() -> None:
-    tree = TokenTree.build([1, 2, 3, 0, 0], [-1, -1, 0, 0, 2], kinds=[0, 0, 0, PROBE, PROBE], confidence=[0.6, 0.3, 0.5, 0, 0])
+    tree = TokenTree.build(
+        [1, 2, 3, 0, 0], [-1, -1, 0, 0, 2], kinds=[0, 0, 0, PROBE, PROBE], confidence=[0.6, 0.3, 0.5, 0, 0]
+    )
     assert select_nodes(tree, 1).tokens.tolist() == [1, 0]
     assert select_nodes(tree, 2).tokens.tolist() == [1, 2, 0] or select_nodes(tree, 2).tokens.tolist() == [1, 3, 0, 0]
     probes = TokenTree.build([1, 2], [-1, 0], kinds=[PROBE, PROBE])
@@ -127,7 +133,9 @@ CUTS = [{"nodes": n} for n in range(7)] + [
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_no_cut_changes_the_output_law(cut: dict[str, float]) -> None:
-    """Trees of two merged drafters with draws, equal draws, points and probes, whose confidences know the drawn tokens."""
+    """Trees of two merged drafters with draws, equal draws, points and probes, whose confidences know the drawn
+    tokens.
+    """
     for seed in range(10):
         propose = merged(seed, 3)
         assert law_error(lambda c, p=propose: select_nodes(p(c), **cut), random_target(seed, 3), 3) < TOLERANCE, seed
@@ -163,7 +171,9 @@ def test_the_law_check_catches_cuts_that_look_at_drawn_tokens(wrong) -> None:
 
 
 def deep_first(choices: Choices) -> TokenTree:
-    """Draws x at the root, then y below it, then z at the root if the budget of 3 allows: nodes in drawing order, `order` set."""
+    """Draws x at the root, then y below it, then z at the root if the budget of 3 allows: nodes in drawing order,
+    `order` set.
+    """
     row = [0.5, 0.3, 0.2]
     x, y = choices.choose(row), choices.choose(row)
     rest = [0.0 if i == x else q for i, q in enumerate(row)]

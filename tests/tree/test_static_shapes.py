@@ -63,7 +63,8 @@ def test_the_size_follows_the_cost_of_rows() -> None:
     assert choose_shape(shape, FLAT).nodes == 32
     assert choose_shape(shape, STEEP) == (0, 0, 1.0, 1.0), "plain decoding is fastest"
     sizes = [
-        choose_shape(shape, [0.0, *(1.0 + slope * rows for rows in range(64))]).nodes for slope in (0.3, 0.1, 0.03, 0.01, 0.001)
+        choose_shape(shape, [0.0, *(1.0 + slope * rows for rows in range(64))]).nodes
+        for slope in (0.3, 0.1, 0.03, 0.01, 0.001)
     ]
     assert sizes == sorted(sizes)
     assert 0 < sizes[1] < sizes[3] < 32

@@ -57,7 +57,9 @@ def test_children_are_the_candidates_in_node_order(tree: TokenTree) -> None:
 
 
 def traverse(first: np.ndarray, sibling: np.ndarray, tokens: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """Depth first through first children and next siblings, as a grammar matcher goes: position -> tokens on its path."""
+    """Depth first through first children and next siblings, as a grammar matcher goes: position -> tokens on its
+    path.
+    """
     found: dict[int, tuple[int, ...]] = {}
 
     def visit(position: int, path: tuple[int, ...]) -> None:
@@ -84,7 +86,9 @@ def test_the_xgrammar_encoding_reaches_every_node_by_its_path(tree: TokenTree) -
 
 
 def test_the_xgrammar_encoding_of_a_known_tree() -> None:
-    """Convention of xgrammar's own tests: position 0 with children 1 and 2 is next_token [1, -1, -1], next_sibling [-1, 2, -1]."""
+    """Convention of xgrammar's own tests: position 0 with children 1 and 2 is next_token [1, -1, -1], next_sibling [-1,
+    2, -1].
+    """
     first, sibling, tokens = TokenTree.build([5, 4], [ROOT, ROOT]).to_xgrammar()
     assert (first.tolist(), sibling.tolist(), tokens.tolist()) == ([1, -1, -1], [-1, 2, -1], [-1, 5, 4])
 
@@ -149,7 +153,10 @@ def unchecked(**columns: object) -> TokenTree:
         (unchecked(parents=np.array([-5, 0], np.int32)), "parents must come before"),
         (unchecked(depths=np.array([1, 1], np.int32)), "depths"),
         (unchecked(sources=np.array([1], np.int32)), "sources"),
-        (unchecked(parents=np.array([-1, -1], np.int32), depths=np.array([1, 1]), tokens=np.array([1, 1])), "duplicates"),
+        (
+            unchecked(parents=np.array([-1, -1], np.int32), depths=np.array([1, 1]), tokens=np.array([1, 1])),
+            "duplicates",
+        ),
         (TokenTree.build([1], [-1], trials={-1: [Trial(0, torch.ones(VOCAB + 1))]}), "row of"),
     ],
 )

@@ -34,8 +34,9 @@ WRONG = 1e-3
 
 
 class Chain:
-    """A drawn chain whose q depends on the path. `stops`: whether it goes on depends on the tokens so far; `points`: some of its
-    places are points."""
+    """A drawn chain whose q depends on the path. `stops`: whether it goes on depends on the tokens so far; `points`:
+    some of its places are points.
+    """
 
     def __init__(self, seed: int, vocabulary: int, depth: int, *, stops: bool = False, points: bool = False) -> None:
         self.seed, self.vocabulary, self.depth, self.stops, self.points = seed, vocabulary, depth, stops, points
@@ -84,13 +85,17 @@ def test_no_fewer_tokens_are_accepted_than_one_by_one() -> None:
     gains = []
     for seed in range(25):
         target, propose = random_target(seed, 3), Chain(seed, 3, 3)
-        gains.append(mean_accepted(BlockVerification(), propose, target) - mean_accepted(RecursiveRejection(), propose, target))
+        gains.append(
+            mean_accepted(BlockVerification(), propose, target) - mean_accepted(RecursiveRejection(), propose, target)
+        )
     assert min(gains) > -1e-12
     assert max(gains) > 0.02
 
 
 def test_the_papers_example() -> None:
-    """Target (1/3, 2/3), drafter (2/3, 1/3), two tokens: 10/9 accepted one by one, 11/9 as a block (section 2 of the paper)."""
+    """Target (1/3, 2/3), drafter (2/3, 1/3), two tokens: 10/9 accepted one by one, 11/9 as a block (section 2 of the
+    paper).
+    """
     p, q = np.array([1, 2]) / 3, np.array([2, 1]) / 3
     row = torch.from_numpy(q)
 
@@ -143,7 +148,8 @@ def test_draws_that_branch_are_refused() -> None:
             BlockVerification().verify([tree], [torch.zeros(3, 2)], [KeyedDraws(1, 1)])
 
 
-# ------------------------------------------------------------------------------------------------ step after step, with real noise
+# ------------------------------------------------------------------------------------------------ step after step, with
+# real noise
 
 LENGTH = 3
 FLAT_P, FLAT_Q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
@@ -157,7 +163,9 @@ class EachItsPlace(KeyedDraws):
 
 
 def steps_p_value(draws: type[KeyedDraws], outputs: int = 1500) -> float:
-    """G-test of texts of three tokens that are written by chains of two drafts each, the target being without memory."""
+    """G-test of texts of three tokens that are written by chains of two drafts each, the target being without
+    memory.
+    """
     counts = np.zeros(2**LENGTH)
     row, weights = torch.from_numpy(FLAT_Q).float(), torch.from_numpy(FLAT_P).float().log()
     for output in range(outputs):
@@ -242,7 +250,9 @@ def test_bad_rows_leave_the_law_of_what_comes_before_them() -> None:
 
 def parts(**config: object) -> object:
     runner = ToyRunner(5, order=None)
-    return build_parts(runner, SpeculativeConfig(acceptance_method="block_verification", **config), load=lambda name: ToyRunner(5))  # type: ignore[arg-type]
+    return build_parts(
+        runner, SpeculativeConfig(acceptance_method="block_verification", **config), load=lambda name: ToyRunner(5)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +274,11 @@ def test_what_may_put_a_draft_beside_a_drawn_one_is_refused_before_anything_runs
     [
         {"method": "draft_model", "model": "toy"},
         {"method": "draft_model", "model": "toy", "options": {"tree_policy": "eagle2"}},
-        {"method": "draft_model", "model": "toy", "options": {"tree_policy": "dyspec", "draft_sample_method": "greedy"}},
+        {
+            "method": "draft_model",
+            "model": "toy",
+            "options": {"tree_policy": "dyspec", "draft_sample_method": "greedy"},
+        },
         {"method": (SpeculativeConfig(method="ngram"), SpeculativeConfig(method="suffix"))},
     ],
 )

@@ -36,7 +36,11 @@ def random_tree(rng: np.random.Generator, nodes: int) -> TokenTree:
     tree = TokenTree.build(tokens, parents, kinds=kinds)
     row = torch.full((VOCABULARY,), 1 / VOCABULARY)
     children = tree.children(ROOT)
-    return TokenTree.build(tokens, parents, kinds=kinds, trials={ROOT: [Trial(i, row) for i in children * 2]}) if children else tree
+    return (
+        TokenTree.build(tokens, parents, kinds=kinds, trials={ROOT: [Trial(i, row) for i in children * 2]})
+        if children
+        else tree
+    )
 
 
 def rows_of(text: tuple[int, ...], tree: TokenTree, dtype: torch.dtype) -> torch.Tensor:

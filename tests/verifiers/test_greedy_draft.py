@@ -37,7 +37,9 @@ def test_it_reaches_its_optimum_with_the_targets_law() -> None:
         size, drafts = int(rng.integers(3, 8)), int(rng.integers(1, 4))
         p, q = random_law(rng, size), random_law(rng, size, zeros=0.0)
         propose = drawn(q, 1, replacement=False, points=top(q, drafts - 1))
-        assert acceptance_rate(GreedyDraftSampling(), propose, p) == pytest.approx(greedy_draft_acceptance(p, q, drafts), abs=1e-9)
+        assert acceptance_rate(GreedyDraftSampling(), propose, p) == pytest.approx(
+            greedy_draft_acceptance(p, q, drafts), abs=1e-9
+        )
         assert flat_error(GreedyDraftSampling(), propose, p) < TOLERANCE
 
 
@@ -95,7 +97,9 @@ def test_a_second_draw_that_depends_on_the_first_keeps_the_law() -> None:
 
 @pytest.mark.parametrize("row", [[0.0, 0.5, 0.5], [float("nan")] * 3, [0.0] * 3])
 def test_a_draw_that_its_own_row_calls_impossible_is_passed_over(row: list[float]) -> None:
-    tree = TokenTree.build([1, 0], [ROOT, ROOT], trials={ROOT: [Trial(0), Trial(1, torch.tensor(row, dtype=torch.float64))]})
+    tree = TokenTree.build(
+        [1, 0], [ROOT, ROOT], trials={ROOT: [Trial(0), Trial(1, torch.tensor(row, dtype=torch.float64))]}
+    )
     assert flat_error(GreedyDraftSampling(), lambda choices: tree, P) < TOLERANCE
 
 

@@ -78,7 +78,9 @@ class Chains:
         paths: dict[int, tuple[int, ...]] = {ROOT: ()}
         front = [ROOT] * self.chains
         for _ in range(self.depth):
-            rows = {at: random_law(np.random.default_rng([self.seed, 9, *paths[at]]), self.vocabulary) for at in set(front)}
+            rows = {
+                at: random_law(np.random.default_rng([self.seed, 9, *paths[at]]), self.vocabulary) for at in set(front)
+            }
             held = {at: torch.from_numpy(row) for at, row in rows.items()}
             ends = []
             for parent in front:
@@ -144,7 +146,9 @@ def cut_error(propose: Any) -> float:
 
 
 def test_groups_that_were_cut_keep_the_law() -> None:
-    """Of three draws the third fits into two nodes only where the first two are equal; gamma is that of three all the same."""
+    """Of three draws the third fits into two nodes only where the first two are equal; gamma is that of three all the
+    same.
+    """
     assert cut_error(drawn(Q, 3, replacement=True, group=True)) < TOLERANCE
 
 
@@ -165,7 +169,9 @@ def test_points_beside_a_group_keep_the_law() -> None:
         if 1 in tree.tokens or tree.tokens[0] == 0:
             return tree
         tokens = [*tree.tokens.tolist(), 1]
-        return TokenTree.build(tokens, [ROOT] * len(tokens), trials={ROOT: [*tree.trials[ROOT], Trial(len(tokens) - 1)]})
+        return TokenTree.build(
+            tokens, [ROOT] * len(tokens), trials={ROOT: [*tree.trials[ROOT], Trial(len(tokens) - 1)]}
+        )
 
     assert flat_error(KSeq(), beside) < TOLERANCE
 

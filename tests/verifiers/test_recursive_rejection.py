@@ -135,7 +135,8 @@ def test_the_random_trees_hold_what_they_should():
     assert seen >= {"mixed", "removed", "equal", "probe", "points", "chain", "depth 1", "depth 2", "depth 3"}
 
 
-# ------------------------------------------------------------------------------------------------ wrong variants must fail
+# ------------------------------------------------------------------------------------------------ wrong variants must
+# fail
 
 
 PROPOSAL = recursive_rejection.proposal

@@ -1,4 +1,6 @@
-"""The exact verifier with its real noise: the target's law in float32 (G-test), and for points the tokens of plain decoding."""
+"""The exact verifier with its real noise: the target's law in float32 (G-test), and for points the tokens of plain
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def p_value(samples: int = 2400) -> float:
         tokens = list(dict.fromkeys([first, 1, second]))
         trials = [Trial(0, Q), Trial(tokens.index(1)), Trial(tokens.index(second), Q, (first,))]
         tree = TokenTree.build(tokens, [ROOT] * len(tokens), trials={ROOT: trials})
-        (verdict,) = RecursiveRejection().verify([tree], [P.log().repeat(1 + len(tokens), 1)], [KeyedDraws(3, position)])
+        (verdict,) = RecursiveRejection().verify(
+            [tree], [P.log().repeat(1 + len(tokens), 1)], [KeyedDraws(3, position)]
+        )
         assert isinstance(verdict, Verdict)
         counts[verdict.tokens[0]] += 1
     return g_test(counts, P.double().numpy() / P.double().numpy().sum())
@@ -39,7 +43,8 @@ def test_the_check_catches_a_wrong_rule(monkeypatch, name, wrong):
     assert p_value() < ERROR
 
 
-# ------------------------------------------------------------------------------------------------ the same tokens as plain decoding
+# ------------------------------------------------------------------------------------------------ the same tokens as
+# plain decoding
 
 
 VOCABULARY = 12
@@ -69,7 +74,9 @@ def decode(seed: int, length: int, *, drafts: bool, key_by_step: bool = False) -
     text, steps, rng = [0, 0, 0], 0, np.random.default_rng(seed)
     while len(text) < length + 3:
         tree = guess(text, rng) if drafts else EMPTY_TREE
-        rows = torch.stack([toy_logits(text + [int(tree.tokens[i]) for i in tree.path(node)]) for node in range(-1, len(tree))])
+        rows = torch.stack(
+            [toy_logits(text + [int(tree.tokens[i]) for i in tree.path(node)]) for node in range(-1, len(tree))]
+        )
         draws = KeyedDraws(seed, steps if key_by_step else len(text))
         (verdict,) = RecursiveRejection().verify([tree], [rows], [draws])
         assert isinstance(verdict, Verdict)

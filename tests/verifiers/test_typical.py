@@ -78,7 +78,9 @@ def test_all_weight_on_the_argmax_is_greedy():
         tree = RandomDrafter(seed, 4, depth=3, draws=2)(Choices([]))
         logits = rows_of(tree, target).nan_to_num(0.0)
         cold = torch.full_like(logits, -torch.inf).scatter(1, logits.argmax(1, keepdim=True), 0.0)
-        assert TypicalAcceptance().verify([tree], [cold], [KeyedDraws(0, seed)]) == GreedyVerifier().verify([tree], [logits])
+        assert TypicalAcceptance().verify([tree], [cold], [KeyedDraws(0, seed)]) == GreedyVerifier().verify(
+            [tree], [logits]
+        )
 
 
 def test_the_likelier_of_two_paths_of_one_length_is_taken():

@@ -1,6 +1,8 @@
-"""What theory says of any analysis of acceptance: no exact rule passes the optimum of its drafts, and draws apart are never worse.
+"""What theory says of any analysis of acceptance: no exact rule passes the optimum of its drafts, and draws apart are
+never worse.
 
-In: acceptance by rule and place, standard errors of what was sampled. Out: sentences about what theory forbids; none where all is
+In: acceptance by rule and place, standard errors of what was sampled. Out: sentences about what theory forbids; none
+where all is
 well. Not here: the figures themselves (`bench.acceptance_rules`, `bench.optimal_acceptance`).
 
 Sources: arXiv:2502.18779 (the optimum), 2310.15141 (k-SEQ is within 1 - 1/e of it). Axes: t = places.
@@ -31,14 +33,17 @@ def violations(acceptance: Mapping[str, Array], errors: Mapping[str, Array] | No
 
     Args:
         acceptance: rule -> (t,) chance that a draft stands.
-        errors: rule -> (t,) standard errors, of those that were sampled; these are judged by their mean, others at every place.
+        errors: rule -> (t,) standard errors, of those that were sampled; these are judged by their mean, others at
+        every place.
     """
     errors = errors or {}
     found = [_beyond(rule, bound, acceptance, errors) for rule, bound in BOUNDS.items() if rule in acceptance]
     weaker = {"k_seq, as a share of the optimum": (1.0 - 1.0 / math.e) * acceptance[WITH], "k_seq": acceptance["k_seq"]}
     found.append(_beyond("k_seq, as a share of the optimum", "k_seq", weaker, {}))
     means = {REJECTION_WITH: acceptance[REJECTION_WITH].mean(keepdims=True)}
-    means[REJECTION_WITHOUT] = acceptance[REJECTION_WITHOUT].mean(keepdims=True) + SIGMAS * _error(errors.get(REJECTION_WITHOUT))
+    means[REJECTION_WITHOUT] = acceptance[REJECTION_WITHOUT].mean(keepdims=True) + SIGMAS * _error(
+        errors.get(REJECTION_WITHOUT)
+    )
     found.append(_beyond(REJECTION_WITH, REJECTION_WITHOUT, means, {}))
     return [text for text in found if text]
 

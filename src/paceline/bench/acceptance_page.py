@@ -1,7 +1,7 @@
 """An analysis of acceptance as one HTML page of two plots, with their figures as tables, that needs nothing else.
 
-In: an Analysis. Out: HTML. Not here: the figures (`bench.acceptance_rules`), how lines are drawn (`bench.report_plots`), the looks
-(`pages/acceptance.html`, on the style sheets of the other pages).
+In: an Analysis. Out: HTML. Not here: the figures (`bench.acceptance_rules`), how lines are drawn
+(`bench.report_plots`), the looks (`pages/acceptance.html`, on the style sheets of the other pages).
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ MARK: Final = '<meta name="generator" content="paceline analyze">'
 """Stands in every page, so that one may be told from a file that is something else."""
 
 DASHED, DOTTED = 1, 2
-FIXED: Final[Mapping[str, tuple[str, int]]] = {WITH: ("--muted", DASHED), WITHOUT: ("--ink", DASHED), BLOCK: ("--d7", 0)}
+FIXED: Final[Mapping[str, tuple[str, int]]] = {
+    WITH: ("--muted", DASHED),
+    WITHOUT: ("--ink", DASHED),
+    BLOCK: ("--d7", 0),
+}
 """Lines that are no rule of single places -> colour and dashes; the rules have the other colours in their order."""
 
 APPROXIMATE: Final = "(approximate)"
@@ -41,8 +45,16 @@ def page(found: Analysis, note: str) -> str:
 
     pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     drawn = [
-        _figure("Acceptance by number of drafts", ("drafts at one place", "acceptance"), found.drafts, found.acceptance, ".4f"),
-        _figure("Tokens per pass by nodes of the tree", ("nodes", "tokens per pass"), found.budgets, found.tokens, ".3f"),
+        _figure(
+            "Acceptance by number of drafts",
+            ("drafts at one place", "acceptance"),
+            found.drafts,
+            found.acceptance,
+            ".4f",
+        ),
+        _figure(
+            "Tokens per pass by nodes of the tree", ("nodes", "tokens per pass"), found.budgets, found.tokens, ".3f"
+        ),
     ]
     setup = f"Mean of {found.positions} place{'s' if found.positions > 1 else ''}"
     return pages.get_template("acceptance.html").render(
@@ -60,7 +72,8 @@ def _figure(
         for name, values in rows.items()
     ]
     table = Table(
-        ("rule", *map(str, places)), [(name, *(format(value, form) for value in values)) for name, values in rows.items()]
+        ("rule", *map(str, places)),
+        [(name, *(format(value, form) for value in values)) for name, values in rows.items()],
     )
     return figure(title, lines, (Axis(label=labels[0], ticks=marks(places), log=True), Axis(label=labels[1])), table)
 

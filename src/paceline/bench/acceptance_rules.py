@@ -1,12 +1,12 @@
 """How often a draft stands under each rule of verification, against the most that any exact rule could accept.
 
-In:  rows of p and q, given or scored by two models on a text. Out: acceptance by number of drafts, tokens per pass by number of
-nodes.
+In:  rows of p and q, given or scored by two models on a text. Out: acceptance by number of drafts, tokens per pass by
+number of nodes.
 Not here: the optimum (`bench.optimal_acceptance`), verifying (`verifiers`), printing and plotting (`cli.analyze`).
 
-Acceptance is the chance that the next token is among the drafts of one place, worked out from p and q, not counted. Only recursive
-rejection without replacement is sampled where the drafts are too many to go through: the first drafts are drawn as they fail, the
-chance of the last is exact. Tokens per pass take places to be alike and independent.
+Acceptance is the chance that the next token is among the drafts of one place, worked out from p and q, not counted.
+Only recursive rejection without replacement is sampled where the drafts are too many to go through: the first drafts
+are drawn as they fail, the chance of the last is exact. Tokens per pass take places to be alike and independent.
 
 Sources: arXiv:2211.17192, 2402.14160, 2310.15141, 2502.18779, 2401.10774, 2403.10444. Axes: t = places, v = vocabulary.
 """
@@ -53,8 +53,8 @@ class Analysis:
     Attributes:
         positions: places that the means are over.
         drafts: numbers of drafts at one place; acceptance: rule -> chance that one of them stands, for each.
-        budgets: nodes of a tree; tokens: rule -> tokens per pass, the target's own included, of the best tree whose places all have
-            one of the numbers of drafts.
+        budgets: nodes of a tree; tokens: rule -> tokens per pass, the target's own included, of the best tree whose
+            places all have one of the numbers of drafts.
     """
 
     positions: int
@@ -94,7 +94,10 @@ def _all_fail(r: Array, q: Array, drafts: int) -> float:
     if drafts == 1:
         return max(1.0 - float(np.minimum(r, q).sum()), 0.0)
     after, failing = _left(r, q), np.maximum(q - r, 0.0)
-    return sum((float(failing[x]) * _all_fail(after, _removed(q, x), drafts - 1) for x in np.flatnonzero(failing).tolist()), 0.0)
+    return sum(
+        (float(failing[x]) * _all_fail(after, _removed(q, x), drafts - 1) for x in np.flatnonzero(failing).tolist()),
+        0.0,
+    )
 
 
 def _sampled_fail(r: Array, q: Array, drafts: int, rng: np.random.Generator) -> float:
@@ -169,7 +172,9 @@ def analyze(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets: Sequence[i
         (a, b), (c, d) = p_tv.shape, q_tv.shape
         raise ConfigError(f"p and q must have as many rows of as many probabilities, got {a} of {b} and {c} of {d}")
     rows = list(zip(p_tv, q_tv, strict=True))
-    acceptance = {name: [fmean(rule(p, q, number) for p, q in rows) for number in drafts] for name, rule in RULES.items()}
+    acceptance = {
+        name: [fmean(rule(p, q, number) for p, q in rows) for number in drafts] for name, rule in RULES.items()
+    }
     single = fmean(float(np.minimum(p, q).sum()) for p, q in rows)
     tokens = {
         name: [tokens_within(dict(zip(drafts, found, strict=True)), nodes) for nodes in budgets]
@@ -177,7 +182,9 @@ def analyze(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets: Sequence[i
     }
     tokens["one chain, token by token"] = [tokens_within({1: single}, nodes) for nodes in budgets]
     tokens[BLOCK] = block_tokens(p_tv, q_tv, budgets)
-    return Analysis(positions=len(rows), drafts=tuple(drafts), acceptance=acceptance, budgets=tuple(budgets), tokens=tokens)
+    return Analysis(
+        positions=len(rows), drafts=tuple(drafts), acceptance=acceptance, budgets=tuple(budgets), tokens=tokens
+    )
 
 
 def probabilities(name: str, given: Any) -> Array:
@@ -198,7 +205,9 @@ def probabilities(name: str, given: Any) -> Array:
 
 
 def tokens_within(acceptance: Mapping[int, float], nodes: int) -> float:
-    """Tokens per pass of the best tree of at most `nodes` nodes in which every inner place has the same number of drafts."""
+    """Tokens per pass of the best tree of at most `nodes` nodes in which every inner place has the same number of
+    drafts.
+    """
     best = 1.0
     for drafts, chance in acceptance.items():
         used = depth = 0

@@ -2,9 +2,10 @@
 
 In: the data of `bench.replay`. Out: `summarize`'s dict. Not here: recording, the page, any new measurement.
 
-A sentence is only said where the figures behind it are clear of their thresholds (constants below) and rest on enough steps; times
-are those of one watched run, good for shares, not for a benchmark. What a step takes is the median over steps of its kind, so that
-one disturbed step says nothing of the others, and below TIMED steps no advice rests on times.
+A sentence is only said where the figures behind it are clear of their thresholds (constants below) and rest on enough
+steps; times are those of one watched run, good for shares, not for a benchmark. What a step takes is the median over
+steps of its kind, so that one disturbed step says nothing of the others, and below TIMED steps no advice rests on
+times.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ TIMED: Final = 20
 """Fewer steps than this prove nothing about time."""
 
 FAILED_FIRST, ALL_STOOD, EMPTY, DEAR_DRAFT, OVERHEAD, MISSED = 0.4, 0.3, 0.25, 0.35, 0.15, 0.05
-"""Shares from which on a sentence is said: drafted steps without a first guess that stood, drafted steps in which everything stood,
-steps without drafts, drafting in the time, all but drafting and scoring in the time, cut tokens that came in all tokens."""
+"""Shares from which on a sentence is said: drafted steps without a first guess that stood, drafted steps in which
+everything stood, steps without drafts, drafting in the time, all but drafting and scoring in the time, cut tokens that
+came in all tokens.
+"""
 
 
 def summarize(data: Data) -> Data:
     """Figures and sentences about a replay.
 
     Returns:
-        steps, tokens, guessed (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second (over the steps' own
-        time: neither prefill nor recording); `seconds` by prefill, draft, score, verify, commit, other, and
-        `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1
-        on, steps with a scored guess there and steps in which one stood; `nodes`: number by status; `found` and `advice`:
-        sentences.
+        steps, tokens, guessed (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second (over the
+        steps' own time: neither prefill nor recording); `seconds` by prefill, draft, score, verify, commit, other, and
+        `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1 on, steps with a scored guess there and
+        steps in which one stood; `nodes`: number by status; `found` and `advice`: sentences.
     """
     steps, metrics = data["steps"], data["output"]["metrics"]
     names = ("draft", "score", "verify", "commit", "other")
@@ -55,7 +57,9 @@ def summarize(data: Data) -> Data:
         "nodes": status,
     }
     summary["found"] = list(_found(data, summary))
-    summary["advice"] = list(_advice(data, summary)) or ["Nothing stands out: no single change promises much on this text."]
+    summary["advice"] = list(_advice(data, summary)) or [
+        "Nothing stands out: no single change promises much on this text."
+    ]
     return summary
 
 
@@ -96,7 +100,8 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
         return
     yield (
         f"{_count(tokens, 'token')} took {_count(steps, 'pass', 'passes')} of the target; {guessed} of them "
-        f"({_percent(guessed, tokens)}) had been guessed. The mean acceptance length is {summary['mean_acceptance_length']:.2f}."
+        f"({_percent(guessed, tokens)}) had been guessed. The mean acceptance length is "
+        f"{summary['mean_acceptance_length']:.2f}."
     )
     for index, name in enumerate(data["drafters"]):
         asked = sum(step["drafters"][index] is not None for step in data["steps"])
@@ -106,7 +111,10 @@ def _found(data: Data, summary: Data) -> Iterator[str]:
         tried, stood = _of_drafter(data["steps"], index, "scored"), _of_drafter(data["steps"], index, "accepted")
         first = summary["acceptance"][index][0] if summary["acceptance"][index] else [0, 0]
         yield (
-            f"{name} was asked in {asked} of {_count(steps, 'step')}; of its {tried:.0f} scored guesses {stood:.0f} stood"
+            (
+                f"{name} was asked in {asked} of {_count(steps, 'step')}; of its {tried:.0f} scored guesses "
+                f"{stood:.0f} stood"
+            )
             + (f", in first place {first[1]} of {first[0]} times." if first[0] else ".")
         )
     usual = _usual(data["steps"])
@@ -132,7 +140,9 @@ def _on_what_counts(data: Data, summary: Data) -> str:
 
 
 def _usual(steps: Sequence[Data]) -> tuple[float, float, float]:
-    """Seconds of scoring, drafting and all else in a usual step: medians, drafting by the share of the steps that drafted."""
+    """Seconds of scoring, drafting and all else in a usual step: medians, drafting by the share of the steps that
+    drafted.
+    """
     drafts = [step["seconds"]["draft"] for step in steps if any(one is not None for one in step["drafters"])]
     share = len(drafts) / len(steps)
     score, rest = median(step["seconds"]["score"] for step in steps), median(_rest(step) for step in steps)
@@ -145,7 +155,8 @@ def _on_one_step(steps: Sequence[Data]) -> Iterator[str]:
     much = rest >= OVERHEAD * sum(sum(step["seconds"].values()) for step in steps)
     if much and len(steps) >= FEW and _rest(steps[longest]) > rest / 2:
         yield (
-            f"Most of all else was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: the controller measured "
+            f"Most of all else was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: the controller "
+            f"measured "
             "what scoring costs, or the machine was busy with something else."
         )
 
@@ -159,7 +170,10 @@ def _advice(data: Data, summary: Data) -> Iterator[str]:
     for name, why in data["output"]["metrics"]["dropped_drafters"].items():
         yield f"{name} was dropped: {why}. Mend that first."
     if not data["drafters"]:
-        yield "This is plain decoding: with a speculative_config, drafters guess ahead, and a pass can bring several tokens."
+        yield (
+            "This is plain decoding: with a speculative_config, drafters guess ahead, and a pass can bring several "
+            "tokens."
+        )
         return
     drafted = [step for step in data["steps"] if any(scored(node) for node in step["nodes"])]
     if len(drafted) >= FEW:
@@ -175,10 +189,13 @@ def _advice(data: Data, summary: Data) -> Iterator[str]:
 
 
 def _on_first_guesses(drafted: Sequence[Data]) -> Iterator[str]:
-    failed = sum(not any(n["depth"] == 1 and n["status"] in ("accepted", "ended") for n in step["nodes"]) for step in drafted)
+    failed = sum(
+        not any(n["depth"] == 1 and n["status"] in ("accepted", "ended") for n in step["nodes"]) for step in drafted
+    )
     if failed >= FAILED_FIRST * len(drafted):
         yield (
-            f"In {failed} of {len(drafted)} drafted steps not even a first guess stood: a drafter that knows this kind of text "
+            f"In {failed} of {len(drafted)} drafted steps not even a first guess stood: a drafter that knows this "
+            f"kind of text "
             "better would help more than longer drafts."
         )
 
@@ -188,7 +205,11 @@ def _on_full_acceptance(drafted: Sequence[Data]) -> Iterator[str]:
     if len(full) < ALL_STOOD * len(drafted):
         return
     ends = [_end(step) for step in full]
-    causes = [(ends.count("budget"), "the budget"), (ends.count("stop"), "the controller"), (ends.count("cut"), "selection")]
+    causes = [
+        (ends.count("budget"), "the budget"),
+        (ends.count("stop"), "the controller"),
+        (ends.count("cut"), "selection"),
+    ]
     said = [f"{cause} ended {number} of them" for number, cause in causes if number]
     yield (
         f"In {len(full)} of {len(drafted)} drafted steps every scored guess stood: longer drafts may pay"
@@ -203,12 +224,22 @@ def _end(step: Data) -> str:
     asked = [one for one in step["drafters"] if one is not None and one["proposed"]]
     if any(one["stop"] is not None for one in asked):
         return "stop"
-    return "budget" if any(one["deepest"] >= one["depth"] or one["proposed"] >= one["nodes"] for one in asked) else "drafter"
+    return (
+        "budget"
+        if any(one["deepest"] >= one["depth"] or one["proposed"] >= one["nodes"] for one in asked)
+        else "drafter"
+    )
 
 
 def _balance(steps: Sequence[Data], drafted: Sequence[Data]) -> tuple[float, float] | None:
-    """What a usual step with drafts cost, in steps without (drafting that found nothing not counted), and the tokens it brought."""
-    plain = [sum(s["seconds"].values()) - s["seconds"]["draft"] for s in steps if not any(scored(node) for node in s["nodes"])]
+    """What a usual step with drafts cost, in steps without (drafting that found nothing not counted), and the tokens it
+    brought.
+    """
+    plain = [
+        sum(s["seconds"].values()) - s["seconds"]["draft"]
+        for s in steps
+        if not any(scored(node) for node in s["nodes"])
+    ]
     if len(plain) < FEW:
         return None
     cost = median(sum(step["seconds"].values()) for step in drafted) / median(plain)
@@ -216,7 +247,11 @@ def _balance(steps: Sequence[Data], drafted: Sequence[Data]) -> tuple[float, flo
 
 
 def _on_balance(cost: float, tokens: float) -> str:
-    paid = "so drafting paid" if cost < tokens else "so drafting did not pay; a cheaper drafter or shorter drafts are needed"
+    paid = (
+        "so drafting paid"
+        if cost < tokens
+        else "so drafting did not pay; a cheaper drafter or shorter drafts are needed"
+    )
     return f"A step with drafts took {cost:.2f} times one without and brought {tokens:.2f} tokens instead of 1, {paid}."
 
 
@@ -225,7 +260,8 @@ def _on_cuts(data: Data, summary: Data) -> Iterator[str]:
     if sum(missed) >= max(MISSED * summary["tokens"], FEW):
         yield (
             f"In {_count(sum(map(bool, missed)), 'step')} selection cut guesses that the output then followed, "
-            f"{_count(sum(missed), 'token')} in all: with more nodes scored a step, some of them would have come for little."
+            f"{_count(sum(missed), 'token')} in all: with more nodes scored a step, some of them would have come for "
+            f"little."
         )
 
 
@@ -237,7 +273,10 @@ def _on_empty_steps(steps: Sequence[Data], drafted: Sequence[Data]) -> Iterator[
     unasked = sum(all(one is None for one in step["drafters"]) for step in empty)
     parts = [(unasked, "nobody was asked"), (len(empty) - cut - unasked, "nothing was found"), (cut, "all was cut")]
     why = ", ".join(f"in {number} {what}" for number, what in parts if number)
-    yield f"{len(empty)} of {len(steps)} steps went without drafts: {why}. Another kind of drafter beside these could fill them."
+    yield (
+        f"{len(empty)} of {len(steps)} steps went without drafts: {why}. Another kind of drafter beside these could "
+        f"fill them."
+    )
 
 
 def _on_time(data: Data) -> Iterator[str]:
@@ -247,12 +286,16 @@ def _on_time(data: Data) -> Iterator[str]:
     if usual[1] >= DEAR_DRAFT * total:
         dearest = max(range(len(data["drafters"])), key=lambda i: _usual_of_drafter(steps, i))
         yield (
-            f"Drafting took {_percent(usual[1], total)} of a usual step's time, most of it {data['drafters'][dearest]}: "
+            f"Drafting took {_percent(usual[1], total)} of a usual step's time, most of it "
+            f"{data['drafters'][dearest]}: "
             "a cheaper drafter or shorter drafts would help."
         )
     share = median(_rest(step) / (sum(step["seconds"].values()) or 1.0) for step in steps)
     if share >= OVERHEAD:
-        yield f"{_percent(share, 1)} of a usual step went into neither drafting nor scoring; a larger model hides that share."
+        yield (
+            f"{_percent(share, 1)} of a usual step went into neither drafting nor scoring; a larger model hides "
+            f"that share."
+        )
 
 
 def _usual_of_drafter(steps: Sequence[Data], index: int) -> float:

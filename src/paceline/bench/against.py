@@ -1,16 +1,19 @@
-"""Other engines in the same benchmark: the same token ids, precision, threads and lengths, greedily, in turn with our settings.
+"""Other engines in the same benchmark: the same token ids, precision, threads and lengths, greedily, in turn with our
+settings.
 
-In: what the user typed after --peers, the loaded model. Out: `Guests` that the harness lets decode between our settings, and their
+In: what the user typed after --peers, the loaded model. Out: `Guests` that the harness lets decode between our
+settings, and their
 entries in the document. Not here: the peers themselves (`bench.peers`), our own settings (`bench.harness`).
 
 A peer that takes one prompt at a time decodes a batch one by one; its seconds are the sum.
 
-Every peer and method is a process of its own that stays open for the whole run; the harness gives it turns like a setting of ours.
-Seconds are taken inside that process, so that the way there costs a peer nothing. What cannot run is left out with the reason.
+Every peer and method is a process of its own that stays open for the whole run; the harness gives it turns like a
+setting of ours. Seconds are taken inside that process, so that the way there costs a peer nothing. What cannot run is
+left out with the reason.
 
-A peer rounds in other places at every layer, so its greedy text may part from ours where two tokens are nearly tied. Its outputs
-are compared with plain decoding's as those of our settings are, but a near tie may be `UNITS` wide; where one differs beyond
-that, the peer decodes something else, and it gets no speed.
+A peer rounds in other places at every layer, so its greedy text may part from ours where two tokens are nearly tied.
+Its outputs are compared with plain decoding's as those of our settings are, but a near tie may be `UNITS` wide; where
+one differs beyond that, the peer decodes something else, and it gets no speed.
 """
 
 from __future__ import annotations
@@ -87,13 +90,17 @@ class Guests:
             self.skipped.append(entry)
 
     def turns(self, base: Cell) -> list[Callable[[int, int], None]]:
-        """Warmed-up peers for plain decoding's cell: each call decodes one group in one repeat and keeps what came of it."""
+        """Warmed-up peers for plain decoding's cell: each call decodes one group in one repeat and keeps what came of
+        it.
+        """
         found: list[Callable[[int, int], None]] = []
         for lane in self._lanes:
             reason = self._refusal(lane, base)
             if reason is None:
                 setting = Setting(lane.wanted.setting, {**lane.wanted.options})
-                cell = Cell(setting, base.workload, base.temperature, base.batch, equality.NEAR_TIES, base.groups, base.failed)
+                cell = Cell(
+                    setting, base.workload, base.temperature, base.batch, equality.NEAR_TIES, base.groups, base.failed
+                )
                 self.played.append(Played(lane, cell, base))
                 found.append(partial(self._timed, cell, lane))
             else:
@@ -154,8 +161,9 @@ def without_end(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
 
 
 def with_one_end(pair: equality.Pair, ends: Sequence[int], most: int) -> equality.Pair:
-    """Both outputs with one end token, the same, if they ended before `most` tokens: where only one does, its chance can be looked
-    up like any token's."""
+    """Both outputs with one end token, the same, if they ended before `most` tokens: where only one does, its chance
+    can be looked up like any token's.
+    """
     said = next((row[-1] for row in (pair.base, pair.other) if row and row[-1] in ends), ends[0] if ends else None)
 
     def closed(tokens: Sequence[int]) -> list[int]:
@@ -168,14 +176,27 @@ def with_one_end(pair: equality.Pair, ends: Sequence[int], most: int) -> equalit
 def _row(piece: Piece, run: peers.PeerRun | None, ends: Sequence[int]) -> dict[str, Any]:
     tokens = 0
     if run is not None:  # an end token counts, whether the peer hands it out or not
-        tokens = len(run.token_ids) if piece.ignore_eos else min(len(without_end(run.token_ids, ends)) + 1, piece.max_tokens)
+        tokens = (
+            len(run.token_ids) if piece.ignore_eos else min(len(without_end(run.token_ids, ends)) + 1, piece.max_tokens)
+        )
     first = None if run is None else run.ttft
     passes = None if run is None else run.passes
-    return {"prompt": piece.prompt, "turn": piece.turn, "tokens": tokens, "passes": passes, "time_to_first_token": first}
+    return {
+        "prompt": piece.prompt,
+        "turn": piece.turn,
+        "tokens": tokens,
+        "passes": passes,
+        "time_to_first_token": first,
+    }
 
 
 def _pairs(one: Played, ends: Sequence[int], seed: int) -> list[equality.Pair]:
-    most = {(piece.prompt, piece.turn): piece.max_tokens for group in one.cell.groups for piece in group if not piece.ignore_eos}
+    most = {
+        (piece.prompt, piece.turn): piece.max_tokens
+        for group in one.cell.groups
+        for piece in group
+        if not piece.ignore_eos
+    }
     found = [(pair, most.get((pair.prompt, pair.turn))) for pair in aggregate.pairs(one.base, one.cell, seed)]
     return [pair if limit is None else with_one_end(pair, ends, limit) for pair, limit in found]
 
@@ -190,8 +211,14 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
     if reason is None and rows and not any(row["tokens"] for row in rows):
         reason = f"no prompt was decoded: {rows[0]['error']}"
     slow, fast = aggregate.matrices(one.base, cell)
-    speeds = (stats.tokens_per_second(*fast), stats.speedup(*slow, *fast)) if reason is None and fast[0].size else (None, None)
-    first = [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None] if reason is None else []
+    speeds = (
+        (stats.tokens_per_second(*fast), stats.speedup(*slow, *fast))
+        if reason is None and fast[0].size
+        else (None, None)
+    )
+    first = (
+        [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None] if reason is None else []
+    )
     counted = [row for row in rows if row.get("passes")]
     passes = sum(row["passes"] for row in counted)
     agreements = [peers.agreement(pair.base, pair.other) for pair in pairs]
@@ -210,7 +237,9 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
         "failed": len(lost),
         "equality": same.to_dict() | {"label": f"tokens compared, ties within {UNITS:g} units of rounding allowed"},
         "equal_share": sum(a.equal_share * a.length for a in agreements) / length if length else None,
-        "first_difference": min((a.first_difference for a in agreements if a.first_difference is not None), default=None),
+        "first_difference": min(
+            (a.first_difference for a in agreements if a.first_difference is not None), default=None
+        ),
         "comparable": reason is None,
         "reason": reason,
         "tokens_per_second": None if speeds[0] is None else speeds[0].to_dict(),

@@ -2,8 +2,9 @@
 
 In: raw cells of the harness. Out: cells as the schema has them. Not here: running, intervals (`bench.stats`), files.
 
-A speed is given only where the outputs stay within the claimed exactness class (`bench.equality`); otherwise every speed and every
-time of the cell that invites comparison is null, `comparable` is false and `reason` names the first difference.
+A speed is given only where the outputs stay within the claimed exactness class (`bench.equality`); otherwise every
+speed and every time of the cell that invites comparison is null, `comparable` is false and `reason` names the first
+difference.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Surroundings:
 
 
 def cells(found: Sequence[Cell], around: Surroundings) -> list[dict[str, Any]]:
-    """The document's cells, each judged against the baseline's cell of the same workload, temperature and batch size."""
+    """The document's cells, each judged against the baseline's cell of the same workload, temperature and batch
+    size.
+    """
     made = []
     for cell in found:
         base = next(b for b in found if b.setting.config is None and _place(b) == _place(cell))
@@ -57,7 +60,9 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
     own = cell is base
     rows = [row for run in cell.runs for row in run.rows] + [_failure(piece) for piece in cell.failed]
     outputs = sum(output is not None for run in cell.runs for output in run.outputs)
-    same = None if own else equality.compare(around.runner, pairs(base, cell, around.seed), cell.claimed, cell.temperature)
+    same = (
+        None if own else equality.compare(around.runner, pairs(base, cell, around.seed), cell.claimed, cell.temperature)
+    )
     reason = None if same is None else same.reason
     if reason is None and rows and not any(row["tokens"] for row in rows):
         reason = f"no prompt was decoded: {rows[0]['error']}"
@@ -127,7 +132,9 @@ def matrices(base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piec
     def table(which: dict[tuple[int, int], Run]) -> Matrices:
         tokens = [[which[g, r].tokens for r in range(repeats)] for g in groups]
         seconds = [[which[g, r].seconds for r in range(repeats)] for g in groups]
-        return np.array(tokens, float).reshape(len(groups), repeats), np.array(seconds, float).reshape(len(groups), repeats)
+        return np.array(tokens, float).reshape(len(groups), repeats), np.array(seconds, float).reshape(
+            len(groups), repeats
+        )
 
     return table(runs[0]), table(runs[1])
 
@@ -152,7 +159,9 @@ def _times(cell: Cell, rows: Sequence[dict[str, Any]], comparable: bool) -> dict
     good = [row for row in rows if not row["error"]] if comparable else []
     between = cell.totals.latencies if comparable else []
     return {
-        "time_to_first_token": quantiles([row["time_to_first_token"] for row in good if row["time_to_first_token"] is not None]),
+        "time_to_first_token": quantiles(
+            [row["time_to_first_token"] for row in good if row["time_to_first_token"] is not None]
+        ),
         "inter_token_latency": quantiles(between),
         "latency": quantiles([row["latency"] for row in good if row["latency"] is not None]),
         "latency_histogram": histogram(between),
@@ -180,7 +189,9 @@ def _work(cell: Cell, around: Surroundings) -> dict[str, Any]:
 
 
 def _tasks(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any]:
-    """Figures by task; speeds of batches of one task only, since a batch that mixes tasks says nothing of any of them."""
+    """Figures by task; speeds of batches of one task only, since a batch that mixes tasks says nothing of any of
+    them.
+    """
     everything = [piece for group in cell.groups for piece in group] + cell.failed
     task_of = {(piece.prompt, piece.turn): piece.task for piece in everything}
     made = []

@@ -1,11 +1,13 @@
-"""Settings that tuning tries: every method in the registry that can run on a model, each with a small grid of its options.
+"""Settings that tuning tries: every method in the registry that can run on a model, each with a small grid of its
+options.
 
-In: a runner's capabilities, draft models, numbers of threads. Out: settings, the most promising first; what was left out and why.
+In: a runner's capabilities, draft models, numbers of threads. Out: settings, the most promising first; what was left
+out and why.
 Not here: measuring them (`bench.tune`).
 
-A method that is registered later is tried without a change here; an option of its constructor gets a grid by a line in OPTIONS.
-Since the registry grows, at most MOST settings are tried: those that come first where all kinds of settings take turns, the order
-of the registry within each.
+A method that is registered later is tried without a change here; an option of its constructor gets a grid by a line in
+OPTIONS. Since the registry grows, at most MOST settings are tried: those that come first where all kinds of settings
+take turns, the order of the registry within each.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ TOKENS: Final = (5, 3, 8)
 """num_speculative_tokens of the fixed controller, the likeliest first."""
 
 OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
-    "prompt_lookup_max": ({"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"prompt_lookup_min": 2, "prompt_lookup_max": 8}),
+    "prompt_lookup_max": (
+        {"prompt_lookup_min": 2, "prompt_lookup_max": 3},
+        {"prompt_lookup_min": 2, "prompt_lookup_max": 8},
+    ),
     "tree_width": ({"tree_width": 2}, {"tree_width": 4}),
 }
 """Parameter of a drafter's constructor -> what is tried besides its default."""
@@ -39,7 +44,9 @@ MEMORY: Final = "memory for "
 """How needs begin that the loader checks itself: such a method is tried, and refused where there is too little."""
 
 GUESS_NOTHING: Final = {
-    "prediction": "it follows what a request predicts, and prompts predict nothing; a profile reads predictions all the same",
+    "prediction": (
+        "it follows what a request predicts, and prompts predict nothing; a profile reads predictions all the same"
+    ),
 }
 """Methods that no set of prompts can measure -> why."""
 
@@ -121,7 +128,9 @@ def candidates(capabilities: Capabilities, *, drafts: Sequence[str], threads: Se
 
 
 def with_prediction(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same methods beside the drafter that follows a request's prediction; it does nothing where a request has none."""
+    """The same methods beside the drafter that follows a request's prediction; it does nothing where a request has
+    none.
+    """
     if config.get("method") == AUTO:  # has it
         return dict(config)
     entries = _entries(config) or [{key: value for key, value in config.items() if key not in SHARED}]
@@ -179,7 +188,12 @@ def _lists(singles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _grid(name: str, capabilities: Capabilities) -> list[Mapping[str, Any]]:
     known = _parameters(name)
     trees = capabilities.trees
-    return [more for option, grid in OPTIONS.items() if option in known and (trees or option != "tree_width") for more in grid]
+    return [
+        more
+        for option, grid in OPTIONS.items()
+        if option in known and (trees or option != "tree_width")
+        for more in grid
+    ]
 
 
 def _parameters(name: str) -> Mapping[str, Any]:
@@ -193,7 +207,9 @@ def _entries(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _entry_words(entry: Mapping[str, Any]) -> str:
-    options = [f"{key} {value}" for key, value in entry.items() if key not in ("method", "model", "num_speculative_tokens")]
+    options = [
+        f"{key} {value}" for key, value in entry.items() if key not in ("method", "model", "num_speculative_tokens")
+    ]
     if "model" in entry:
         options.insert(0, Path(str(entry["model"])).name)
     return str(entry["method"]) + (f" ({', '.join(options)})" if options else "")

@@ -1,6 +1,7 @@
 """The doctor's checks as one list, and the facts that they judge.
 
-In: Facts, measured or injected. Out: findings, one line each with what to do. Not here: gathering facts (`bench.doctor`).
+In: Facts, measured or injected. Out: findings, one line each with what to do. Not here: gathering facts
+(`bench.doctor`).
 
 Adding a check: write a function from Facts to complaints in the file of its subject, and add a line to CHECKS.
 """

@@ -2,8 +2,9 @@
 
 In: Facts. Out: complaints. Not here: running the probe (`bench.doctor_probe`).
 
-Acceptance is judged against chance: how often the drafter's token at one place is the target's token at another place. A learned
-head with wrong feature layers or a missing norm, a draft of another model and shuffled weights all come out there.
+Acceptance is judged against chance: how often the drafter's token at one place is the target's token at another place.
+A learned head with wrong feature layers or a missing norm, a draft of another model and shuffled weights all come out
+there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def feature_layers(facts: Facts) -> Iterator[Complaint]:
         wrong = [layer for layer in probe.taps if not -1 <= layer <= last]
         if wrong:
             yield Complaint(
-                f"{probe.drafter} reads layers {wrong}, the target has -1..{last}", "use a head that was trained for this target"
+                f"{probe.drafter} reads layers {wrong}, the target has -1..{last}",
+                "use a head that was trained for this target",
             )
 
 
@@ -68,8 +70,8 @@ def draft_speed(facts: Facts) -> Iterator[Complaint]:
 def break_even(probe: Probe) -> float | None:
     """The least acceptance per token at which some number of drafted tokens pays; None where none does.
 
-    With acceptance a, k drafted tokens give 1 + a + ... + a^k tokens for a pass over k + 1 rows and k drafted tokens. Passes
-    between the measured numbers of rows are interpolated.
+    With acceptance a, k drafted tokens give 1 + a + ... + a^k tokens for a pass over k + 1 rows and k drafted tokens.
+    Passes between the measured numbers of rows are interpolated.
     """
     seconds = probe.target_seconds
     one, rows = seconds[1], max(seconds)
@@ -107,7 +109,8 @@ def acceptance(facts: Facts) -> Iterator[Complaint]:
             hits, number = sum(guess.hit for guess in probe.guesses), len(probe.guesses)
             cause = CAUSES.get(probe.kind, "check that it fits this target")
             yield Complaint(
-                f"{probe.drafter}: {hits} of {number} guesses stand ({rate:.0%}, by chance {chance:.0%}); {_looks(probe)}",
+                f"{probe.drafter}: {hits} of {number} guesses stand ({rate:.0%}, by chance {chance:.0%}); "
+                f"{_looks(probe)}",
                 cause,
             )
 
@@ -118,7 +121,9 @@ def chance_of(guesses: Sequence[Guess]) -> float:
     if number < 2:
         return 0.0
     said, wanted = Counter(guess.token for guess in guesses), Counter(guess.target for guess in guesses)
-    agree = sum(count * wanted[token] for token, count in said.items()) - sum(guess.token == guess.target for guess in guesses)
+    agree = sum(count * wanted[token] for token, count in said.items()) - sum(
+        guess.token == guess.target for guess in guesses
+    )
     return agree / (number * (number - 1))
 
 

@@ -1,6 +1,7 @@
 """What the doctor's checks know: plain records, so that a test can state any setup.
 
-In: nothing. Out: Facts, Complaint. Not here: where facts come from (`bench.doctor`, `bench.doctor_probe`), judgement (`checks_*`).
+In: nothing. Out: Facts, Complaint. Not here: where facts come from (`bench.doctor`, `bench.doctor_probe`), judgement
+(`checks_*`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Machine:
         memory_total, memory_available, swapped: bytes; `swapped` of this process.
         gpu: what shows that there is a GPU; None where nothing does.
         cuda: PyTorch can use one; `cuda_build`: its CUDA version, None for a CPU build.
-        versions: package -> (installed, required); installed None is missing, required "" is any. `unfit`: those that do not fit.
+        versions: package -> (installed, required); installed None is missing, required "" is any. `unfit`: those that
+        do not fit.
     """
 
     threads: int = 1
@@ -82,7 +84,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A draft model that the configuration names; `tokenizer` is None where it could not be read, for the reason `error`."""
+    """A draft model that the configuration names; `tokenizer` is None where it could not be read, for the reason
+    `error`.
+    """
 
     name: str
     tokenizer: Tokenizer | None

@@ -88,7 +88,8 @@ def busy(facts: Facts) -> Iterator[Complaint]:
             yield Complaint(f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
             return
         yield Complaint(
-            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, {machine.threads} threads wait for each other",
+            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, {machine.threads} threads wait "
+            f"for each other",
             f"stop them, or use --threads {max(1, int(free))}",
         )
 
@@ -109,7 +110,9 @@ def memory(facts: Facts) -> Iterator[Complaint]:
     """Parts of the process in swap, or next to nothing left."""
     machine = facts.machine
     if machine.swapped > SWAPPED * facts.target.weight_bytes and machine.swapped > 1 << 20:
-        yield Complaint(f"{_size(machine.swapped)} of this process are in swap", "free memory, or take a smaller model or dtype")
+        yield Complaint(
+            f"{_size(machine.swapped)} of this process are in swap", "free memory, or take a smaller model or dtype"
+        )
     if machine.memory_total and machine.memory_available < LOW * machine.memory_total:
         yield Complaint(
             f"{_size(machine.memory_available)} of {_size(machine.memory_total)} memory are left",

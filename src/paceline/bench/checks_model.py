@@ -23,13 +23,16 @@ def end_tokens(facts: Facts) -> Iterator[Complaint]:
     """No end token at all, or not the one that closes an answer in the chat template."""
     target = facts.target
     if not target.eos_ids:
-        yield Complaint("no end token is known, so texts end at --max-tokens only", "add eos_token_id to generation_config.json")
+        yield Complaint(
+            "no end token is known, so texts end at --max-tokens only", "add eos_token_id to generation_config.json"
+        )
         return
     closing = closing_token(target.tokenizer)
     if closing is not None and closing not in target.eos_ids:
         name = target.tokenizer.tokens().get(closing, "")
         yield Complaint(
-            f"the chat template closes an answer with {name!r} (token {closing}), which is no end token {list(target.eos_ids)}",
+            f"the chat template closes an answer with {name!r} (token {closing}), which is no end token "
+            f"{list(target.eos_ids)}",
             "add it to eos_token_id in generation_config.json, or pass --stop-token-ids",
         )
 
@@ -38,7 +41,9 @@ def closing_token(tokenizer: Tokenizer) -> int | None:
     """The special token that follows an answer in the chat template; None where there is none, or no template."""
     try:
         before = tokenizer.apply_chat_template(TALK)
-        after = tokenizer.apply_chat_template([*TALK, {"role": "assistant", "content": ANSWER}], add_generation_prompt=False)
+        after = tokenizer.apply_chat_template(
+            [*TALK, {"role": "assistant", "content": ANSWER}], add_generation_prompt=False
+        )
     except PacelineError:  # no template, or one that refuses this talk: nothing to compare
         return None
     _, found, rest = after.partition(ANSWER)
@@ -64,12 +69,16 @@ def setup(facts: Facts) -> Iterator[Complaint]:
     """A configuration that cannot be built, or a drafter that fails, for whatever reason."""
     unreadable = [draft for draft in facts.drafts if draft.tokenizer is None]
     for draft in unreadable:
-        yield Complaint(f"draft model {draft.name} cannot be opened: {draft.error}", "give the folder or hub id of a checkpoint")
+        yield Complaint(
+            f"draft model {draft.name} cannot be opened: {draft.error}", "give the folder or hub id of a checkpoint"
+        )
     if facts.error and not unreadable:
         yield Complaint(facts.error, "correct --speculative-config")
     for probe in facts.probes:
         if probe.dropped:
-            yield Complaint(f"drafter {probe.drafter} failed: {probe.dropped}", "report it with --log-level debug, or leave it out")
+            yield Complaint(
+                f"drafter {probe.drafter} failed: {probe.dropped}", "report it with --log-level debug, or leave it out"
+            )
 
 
 def tokenizer(facts: Facts) -> Iterator[Complaint]:
@@ -108,7 +117,9 @@ def chat_template(facts: Facts) -> Iterator[Complaint]:
         return
     for draft, theirs in _readable(facts):
         if not theirs.has_chat_template:
-            yield Complaint(f"{_short(draft)} has no chat template, the target has one", "take a chat version as draft", hint=True)
+            yield Complaint(
+                f"{_short(draft)} has no chat template, the target has one", "take a chat version as draft", hint=True
+            )
             continue
         try:
             texts = [one.apply_chat_template(TALK) for one in (mine, theirs)]

@@ -1,12 +1,14 @@
 """Plain against accelerated decoding, token by token: where outputs differ, and whether each difference was a near tie.
 
-In: token ids of both, the runner that made them, above temperature 0 also the seed. Out: differences with the gap between the two
+In: token ids of both, the runner that made them, above temperature 0 also the seed. Out: differences with the gap
+between the two
 best scores there. Not here: the law of outputs without a common seed (`bench.law`), timing (`bench.demo`).
 
-A *near tie* is a position whose two best scores are closer than `epsilon`, a bound on what rounding can change (`epsilon_of`).
-Scores are logits at temperature 0, and above it logits over temperature plus the Gumbel noise of the seed at that position, of
-which sampling takes the best. After a near tie the two texts are different ones, so plain decoding starts again from the
-accelerated text up to and including the differing token, and the rest is compared with that.
+A *near tie* is a position whose two best scores are closer than `epsilon`, a bound on what rounding can change
+(`epsilon_of`). Scores are logits at temperature 0, and above it logits over temperature plus the Gumbel noise of the
+seed at that position, of which sampling takes the best. After a near tie the two texts are different ones, so plain
+decoding starts again from the accelerated text up to and including the differing token, and the rest is compared with
+that.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ CHUNK = 256
 
 
 Continue = Callable[[list[int]], Sequence[int]]
-"""From the first tokens of an output: what plain decoding writes after them; nothing where the output ends with them."""
+"""From the first tokens of an output: what plain decoding writes after them; nothing where the output ends with
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Agreement:
     Attributes:
         outputs, tokens: how many were compared; tokens are those of the accelerated outputs.
         identical: outputs without a difference.
-        differences: output index -> all its differences, for the others; none is looked for after one that is no near tie.
+        differences: output index -> all its differences, for the others; none is looked for after one that is no near
+        tie.
     """
 
     outputs: int = 0
@@ -87,7 +92,11 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        rows = [{"output": index, **asdict(d), "near_tie": d.near_tie} for index, found in self.differences.items() for d in found]
+        rows = [
+            {"output": index, **asdict(d), "near_tie": d.near_tie}
+            for index, found in self.differences.items()
+            for d in found
+        ]
         counts = {name: getattr(self, name) for name in ("outputs", "tokens", "identical", "near_ties", "wrong")}
         return counts | {"differences": rows}
 
@@ -105,7 +114,9 @@ class Sampling:
     index: int = 0
 
     def scores(self, row_v: torch.Tensor, position: int) -> torch.Tensor:
-        """(v,) float32 perturbed scores, of which sampling takes the best, from float32 logits after `position` tokens of text."""
+        """(v,) float32 perturbed scores, of which sampling takes the best, from float32 logits after `position` tokens
+        of text.
+        """
         draws = KeyedDraws(draw_seed(self.seed, self.index), position)
         return row_v / self.temperature + draws.noise(0, row_v)
 
@@ -115,7 +126,8 @@ UNITS = 2.0
 
 
 def epsilon_of(dtype: torch.dtype, top_logit: float, units: float = UNITS) -> float:
-    """What rounding may change of a difference of logits: `units` times dtype's epsilon times the best logit, at least 1e-3.
+    """What rounding may change of a difference of logits: `units` times dtype's epsilon times the best logit, at least
+    1e-3.
 
     Another engine sums in another order at every layer, not only in a few; compare with it at more units.
     """
@@ -139,7 +151,9 @@ def rescore(runner: Runner, tokens: Sequence[int]) -> torch.Tensor:
         runner.release(cache)
 
 
-def gaps(runner: Runner, prompt: Sequence[int], output: Sequence[int], units: float = UNITS) -> list[tuple[float, float]]:
+def gaps(
+    runner: Runner, prompt: Sequence[int], output: Sequence[int], units: float = UNITS
+) -> list[tuple[float, float]]:
     """Per output token: the gap between the two best logits there, and the epsilon of a near tie."""
     logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]
     best = logits.topk(2, dim=-1).values
@@ -158,7 +172,9 @@ def first_difference(
     """The first difference of two outputs of one prompt, or None; without `sampling`, of outputs at temperature 0."""
     if list(plain) == list(fast):
         return None
-    position = next((i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast)))
+    position = next(
+        (i for i, (a, b) in enumerate(zip(plain, fast, strict=False)) if a != b), min(len(plain), len(fast))
+    )
     here = [tokens[position] if position < len(tokens) else None for tokens in (plain, fast)]
     row_v = rescore(runner, [*prompt, *plain[:position]])[-1]
     largest = max([float(row_v.max()), *(abs(float(row_v[token])) for token in here if token is not None)], key=abs)
@@ -179,7 +195,8 @@ def differences(
     *,
     sampling: Sampling | None = None,
 ) -> list[Difference]:
-    """All differences of an accelerated output: after a near tie, from what plain decoding makes of the text up to there.
+    """All differences of an accelerated output: after a near tie, from what plain decoding makes of the text up to
+    there.
 
     Args:
         go_on: plain decoding of the same request from the first tokens of its output.

@@ -2,12 +2,12 @@
 
 In: documents A and B. Out: one line per cell that both have. Not here: running, files, printing.
 
-For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their prompts,
-and the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were made at different
-times, so the machine may have changed between them; the ratio of the two *speed-ups*, each over plain decoding in its own run, is
-free of that and stands beside it. With m cells, m intervals at 95 % would show about m / 20 differences where there are none: a
-difference counts as significant only if the interval at level 1 - 0.05 / m (Bonferroni) excludes 1, and rests on `stats.ENOUGH`
-batches or more: an interval from fewer is too narrow.
+For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their
+prompts, and the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were
+made at different times, so the machine may have changed between them; the ratio of the two *speed-ups*, each over plain
+decoding in its own run, is free of that and stands beside it. With m cells, m intervals at 95 % would show about m / 20
+differences where there are none: a difference counts as significant only if the interval at level 1 - 0.05 / m
+(Bonferroni) excludes 1, and rests on `stats.ENOUGH` batches or more: an interval from fewer is too narrow.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ class Comparison:
 
     def below(self, ratio: float) -> list[Line]:
         """Lines whose speed ratio may be under `ratio`: its lower 95 % bound is, or B gives no speed where A does."""
-        return [line for line in self.lines if (line.speed is None and line.reason) or (line.speed and line.speed.low < ratio)]
+        return [
+            line
+            for line in self.lines
+            if (line.speed is None and line.reason) or (line.speed and line.speed.low < ratio)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -115,7 +119,9 @@ def _cells(document: Mapping[str, Any], name: str) -> dict[Key, Mapping[str, Any
     for cell in document["cells"]:
         key = (cell["setting"], cell["workload"], float(cell["temperature"]), int(cell["batch"]))
         if key in found:
-            raise ConfigError(f"document {name} must have each cell once, and {', '.join(map(str, key))} stands there twice")
+            raise ConfigError(
+                f"document {name} must have each cell once, and {', '.join(map(str, key))} stands there twice"
+            )
         found[key] = cell
     return found
 
@@ -132,12 +138,17 @@ def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> Line:
     if key[0] not in (sides.plain_a, sides.plain_b):
         gain, gain_wide = _ratio(tables, comparisons, seed)
     prompts = sum(map(len, set(tables[0] or ()) & set(tables[1] or ())))
-    reason = None if speed is not None else f"no {'prompt' if key[-1] == 1 else 'batch of the same prompts'} was decoded in both"
+    reason = (
+        None
+        if speed is not None
+        else f"no {'prompt' if key[-1] == 1 else 'batch of the same prompts'} was decoded in both"
+    )
     return Line(key, prompts, speed, gain, _differs(speed_wide), _differs(gain_wide), reason)
 
 
 def _rates(cell: Mapping[str, Any]) -> Tables:
-    """Tokens per second by batch (its prompts and turns, by name), a value per repeat; prompts that failed brought nothing.
+    """Tokens per second by batch (its prompts and turns, by name), a value per repeat; prompts that failed brought
+    nothing.
 
     The prompts of one batch share its seconds, so that they are one measurement, not several.
     """
@@ -160,7 +171,9 @@ def _ratio(tables: Sequence[Tables | None], comparisons: int, seed: int) -> tupl
         return None, None
     repeats = min(len(values) for table in known for values in table.values()) if all(known) else 0
     names = [
-        name for name in known[0] if all(name in table and all(table[name][:repeats]) for table in known if table is not known[1])
+        name
+        for name in known[0]
+        if all(name in table and all(table[name][:repeats]) for table in known if table is not known[1])
     ]
     names = [name for name in names if name in known[1]]
     if not names or not repeats:
@@ -170,7 +183,9 @@ def _ratio(tables: Sequence[Tables | None], comparisons: int, seed: int) -> tupl
     if len(columns) == 4:
         ratios = ratios * columns[2] / columns[3]
     draws = max(stats.DRAWS, int(100 * comparisons / ERROR))
-    wide = stats.bootstrap([ratios], stats.median_ratio, level=1 - ERROR / comparisons, seed=seed, draws=min(draws, 20_000))
+    wide = stats.bootstrap(
+        [ratios], stats.median_ratio, level=1 - ERROR / comparisons, seed=seed, draws=min(draws, 20_000)
+    )
     return stats.bootstrap([ratios], stats.median_ratio, seed=seed), wide
 
 
@@ -189,7 +204,11 @@ def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         if a["model"][name] != b["model"][name]:
             found.append(f"model {name}: {a['model'][name]} against {b['model'][name]}")
     packages = (a["provenance"]["packages"], b["provenance"]["packages"])
-    found += [f"{n}: {packages[0][n]} against {packages[1].get(n)}" for n in packages[0] if packages[0][n] != packages[1].get(n)]
+    found += [
+        f"{n}: {packages[0][n]} against {packages[1].get(n)}"
+        for n in packages[0]
+        if packages[0][n] != packages[1].get(n)
+    ]
     if a["options"]["max_tokens"] != b["options"]["max_tokens"]:
         found.append(f"max_tokens: {a['options']['max_tokens']} against {b['options']['max_tokens']}")
     found += [f"{name} was interrupted" for name, one in (("A", a), ("B", b)) if one["interrupted"]]

@@ -1,12 +1,14 @@
 """The acceptance dial: the true continuation, each token wrong with a chosen probability.
 
-In: recorded continuations of known prompts. Out: chains or trees of points whose first candidates are right with probability
-`acceptance`. Not here: recording them (`paceline bench` does, by plain decoding), trees and the noise itself (`oracle_tree`).
+In: recorded continuations of known prompts. Out: chains or trees of points whose first candidates are right with
+probability
+`acceptance`. Not here: recording them (`paceline bench` does, by plain decoding), trees and the noise itself
+(`oracle_tree`).
 
-It measures an engine's speed at any acceptance, without a drafter that would reach it. Whether the token at a position is wrong
-depends on (seed, prompt, position) alone: a position is drafted right or wrong however often it is drafted, and at temperature 0
-the chance that the next level stands, given that the levels above it stood, is `acceptance` at every depth. Text that has left
-the record (at a near tie) gets no guesses.
+It measures an engine's speed at any acceptance, without a drafter that would reach it. Whether the token at a position
+is wrong depends on (seed, prompt, position) alone: a position is drafted right or wrong however often it is drafted,
+and at temperature 0 the chance that the next level stands, given that the levels above it stood, is `acceptance` at
+every depth. Text that has left the record (at a near tie) gets no guesses.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ Continuations = Mapping[tuple[int, ...], Sequence[int]]
 
 
 class _State:
-    """A sequence with its record, which begins at token `start` of the text; `key` names its prompt in the noise; `followed` tokens
-    of the record are known to stand."""
+    """A sequence with its record, which begins at token `start` of the text; `key` names its prompt in the noise;
+    `followed` tokens of the record are known to stand.
+    """
 
     __slots__ = ("context", "followed", "key", "record", "start")
 
@@ -44,15 +47,16 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
 
     Args:
         continuations: what plain decoding said: {prompt token ids as a tuple: continuation}, a list of pairs
-            {"prompt": [...], "continuation": [...]}, or the path of a JSON file with such a list. Prompts without a record get no
-            guesses.
+            {"prompt": [...], "continuation": [...]}, or the path of a JSON file with such a list. Prompts without a
+            record get no guesses.
         acceptance: chance that a drafted token is the recorded one, 0..1.
         confidence: what it says of every first candidate, 0..1; None tells the truth (`acceptance`, if `spread` is 0).
-        spread: how far chances differ from place to place, evenly around `acceptance`: 1 reaches 0 or 1, whichever is nearer.
+        spread: how far chances differ from place to place, evenly around `acceptance`: 1 reaches 0 or 1, whichever is
+        nearer.
         seed: of the mistakes.
         num_speculative_tokens: most tokens to propose; None leaves it to the budget.
-        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as for `draft_model`; chains without them.
-            The second candidate is right with `acceptance` of what the first leaves, and so on.
+        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as for `draft_model`; chains
+            without them. The second candidate is right with `acceptance` of what the first leaves, and so on.
     Raises:
         DrafterError: no continuations. ConfigError: a value outside its range, an option that the policy does not have.
     """
@@ -75,7 +79,9 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
     ) -> None:
         if continuations is None:
-            raise DrafterError("corrupted_oracle needs 'continuations', a record of plain decoding; `paceline bench` makes one")
+            raise DrafterError(
+                "corrupted_oracle needs 'continuations', a record of plain decoding; `paceline bench` makes one"
+            )
         number("acceptance", acceptance, 0.0, 1.0, "be in 0..1")
         if confidence is not None:
             number("confidence", confidence, 0.0, 1.0, "be in 0..1")
@@ -85,7 +91,9 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
         self.records = read_continuations(continuations)
         self._lengths = sorted({len(prompt) for prompt in self.records}, reverse=True)
         self.seed = seed
-        self.noise = Noise(float(acceptance), float(spread), None if confidence is None else float(confidence), self.vocab_size)
+        self.noise = Noise(
+            float(acceptance), float(spread), None if confidence is None else float(confidence), self.vocab_size
+        )
         policy = policy_of(tree_policy, width=tree_width, threshold=tree_threshold, paths=speculative_token_tree)
         self._trees = None if policy.name == "chain" else OracleTrees(policy, self.noise, self.index)
 
@@ -132,14 +140,22 @@ def read_continuations(given: Any) -> Continuations:
     Raises:
         ConfigError: neither a mapping, a list of pairs, nor the path of a JSON file with one.
     """
-    rule = 'be a mapping of prompts, a list of {"prompt": ids, "continuation": ids}, or the path of a JSON file with such a list'
+    rule = (
+        'be a mapping of prompts, a list of {"prompt": ids, "continuation": ids}, or the path of a JSON file with '
+        "such a list"
+    )
     if isinstance(given, str | Path):
         try:
             given = json.loads(Path(given).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             need(False, "continuations", f"{rule} ({error})", str(given))
     if isinstance(given, Mapping):
-        need(all(isinstance(key, tuple) for key in given), "continuations", "have tuples of token ids as keys", list(given)[:1])
+        need(
+            all(isinstance(key, tuple) for key in given),
+            "continuations",
+            "have tuples of token ids as keys",
+            list(given)[:1],
+        )
         return given
     need(isinstance(given, Sequence) and not isinstance(given, str | bytes), "continuations", rule, given)
     made = {}

@@ -1,12 +1,14 @@
-"""Decoding methods of diffusion language models on tasks with exact answers: score, calls, slots, time, length, information.
+"""Decoding methods of diffusion language models on tasks with exact answers: score, calls, slots, time, length,
+information.
 
-In: a denoiser with its tokenizer, `Line`s. Out: a JSON-ready document. Not here: which methods (`bench.diffusion_lines`), what is
-made of the record (`bench.diffusion_summary`), tables and plots (`bench.diffusion_report`, `bench.diffusion_plot`).
+In: a denoiser with its tokenizer, `Line`s. Out: a JSON-ready document. Not here: which methods
+(`bench.diffusion_lines`), what is made of the record (`bench.diffusion_summary`), tables and plots
+(`bench.diffusion_report`, `bench.diffusion_plot`).
 
-Every line decodes the same held-out prompts into canvases of the same length. Calls and scores do not depend on the machine and are
-taken on all prompts; seconds are taken on some of them, the static baseline between every two lines, so that a ratio is always
-of two runs made next to each other. A line that claims to be lossless must write the baseline's canvas on every prompt, or it gets
-no speed at all.
+Every line decodes the same held-out prompts into canvases of the same length. Calls and scores do not depend on the
+machine and are taken on all prompts; seconds are taken on some of them, the static baseline between every two lines, so
+that a ratio is always of two runs made next to each other. A line that claims to be lossless must write the baseline's
+canvas on every prompt, or it gets no speed at all.
 """
 
 from __future__ import annotations
@@ -86,7 +88,13 @@ class Bench:
     """
 
     def __init__(
-        self, denoiser: Denoiser, tokenizer: Tokenizer, options: Options, *, dtype: str, token_text: TokenText | None = None
+        self,
+        denoiser: Denoiser,
+        tokenizer: Tokenizer,
+        options: Options,
+        *,
+        dtype: str,
+        token_text: TokenText | None = None,
     ) -> None:
         self.denoiser, self.tokenizer, self.options, self.dtype = denoiser, tokenizer, options, dtype
         self.token_text = token_text
@@ -124,7 +132,9 @@ class Bench:
     def written(self, outcome: Outcome) -> list[int]:
         """The tokens of a text before its end."""
         output = outcome.canvas.output
-        return output[: next((i for i, token in enumerate(output) if token in self.denoiser.eos_token_ids), len(output))]
+        return output[
+            : next((i for i, token in enumerate(output) if token in self.denoiser.eos_token_ids), len(output))
+        ]
 
     def sample(self, recipe: Recipe, item: Item) -> Sample:
         """One text, judged."""
@@ -133,7 +143,13 @@ class Bench:
         bits, order = BitsToRounds.of(trajectory), order_of(trajectory)
         filled = int((outcome.canvas.status == Status.COMMITTED).sum())
         local = local_ar(order) if order.size > 1 else 1.0
-        made = (bool(item.right(self.tokenizer.decode(ids))), len(ids), filled, trajectory.calls, trajectory.slots_computed)
+        made = (
+            bool(item.right(self.tokenizer.decode(ids))),
+            len(ids),
+            filled,
+            trajectory.calls,
+            trajectory.slots_computed,
+        )
         return Sample(item.task, *made, bits.rounds, bits.nats, local, global_ar(order), tuple(outcome.canvas.output))
 
 
@@ -145,7 +161,12 @@ def scores(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str,
     Returns:
         The document, with `lines` by name and `failed` with reasons.
     """
-    found: dict[str, Any] = {"model": facts(bench), "options": asdict(bench.options), "baseline": lines[0].name, "failed": []}
+    found: dict[str, Any] = {
+        "model": facts(bench),
+        "options": asdict(bench.options),
+        "baseline": lines[0].name,
+        "failed": [],
+    }
     made: dict[str, dict[str, Any]] = {}
     known: dict[str, list[Sample]] = {}
     baseline = known[_key(lines[0].recipe)] = _all(bench, lines[0].recipe, lines[0].name, progress)
@@ -156,7 +177,12 @@ def scores(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str,
         except PacelineError as error:
             found["failed"].append({"name": line.name, "reason": str(error)})
             continue
-        made[line.name] = {"config": dict(line.config), "family": line.family, "identical": same, **summary(samples, baseline)}
+        made[line.name] = {
+            "config": dict(line.config),
+            "family": line.family,
+            "identical": same,
+            **summary(samples, baseline),
+        }
         if not trusted(made[line.name]):
             made[line.name]["fewer_calls"] = None
     return found | {"lines": made}
@@ -172,7 +198,9 @@ def _all(bench: Bench, recipe: Recipe, name: str, progress: Progress) -> list[Sa
 
 def _key(recipe: Recipe) -> str:
     """Equal for recipes that do the same."""
-    return repr((sorted(recipe.names.items()), recipe.modifiers, sorted(recipe.options.items(), key=str), recipe.temperature))
+    return repr(
+        (sorted(recipe.names.items()), recipe.modifiers, sorted(recipe.options.items(), key=str), recipe.temperature)
+    )
 
 
 def _identical(
@@ -195,7 +223,8 @@ def trusted(line: dict[str, Any]) -> bool:
 
 
 def times(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str, dict[str, Any]]:
-    """Seconds of every line, by name, prompt by prompt: the baseline runs next to each, between two, in an order that rotates.
+    """Seconds of every line, by name, prompt by prompt: the baseline runs next to each, between two, in an order that
+    rotates.
 
     Args:
         lines: the first is the baseline.
@@ -218,7 +247,11 @@ def times(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str, 
 
 
 def _turn(
-    bench: Bench, lines: Sequence[Line], baseline: Line, number: int, raw: dict[str, tuple[list[list[float]], list[list[float]]]]
+    bench: Bench,
+    lines: Sequence[Line],
+    baseline: Line,
+    number: int,
+    raw: dict[str, tuple[list[list[float]], list[list[float]]]],
 ) -> None:
     """One prompt by every line: a line, the baseline, a line, and so on by twos."""
     prompt = bench.to_time[number].prompt
@@ -235,15 +268,25 @@ def _turn(
 def facts(bench: Bench) -> dict[str, Any]:
     """Of the model."""
     model = bench.denoiser
-    return {"attention": model.attention, "block_length": model.block_length, "vocab_size": model.vocab_size, "dtype": bench.dtype}
+    return {
+        "attention": model.attention,
+        "block_length": model.block_length,
+        "vocab_size": model.vocab_size,
+        "dtype": bench.dtype,
+    }
 
 
 def with_times(document: dict[str, Any], measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The document with seconds; a line that does not keep its claim gets none."""
-    lines = {name: line | {"times": measured.get(name) if trusted(line) else None} for name, line in document["lines"].items()}
+    lines = {
+        name: line | {"times": measured.get(name) if trusted(line) else None}
+        for name, line in document["lines"].items()
+    }
     return document | {"lines": lines}
 
 
 def broken(document: dict[str, Any]) -> list[str]:
     """Lines that failed, or do not keep their claim."""
-    return [one["name"] for one in document["failed"]] + [name for name, line in document["lines"].items() if not trusted(line)]
+    return [one["name"] for one in document["failed"]] + [
+        name for name, line in document["lines"].items() if not trusted(line)
+    ]

@@ -2,8 +2,9 @@
 
 In: a `Bench`. Out: a JSON-ready record. Not here: how a deviation is measured (`diffusion.cache_deviation`), tables.
 
-A model with full attention is measured under prefix, dual and window caches, which are approximate; a block-causal one under the
-block cache, which claims to be exact: in float32 its canvases and its logits must be those of no cache, bit for bit.
+A model with full attention is measured under prefix, dual and window caches, which are approximate; a block-causal one
+under the block cache, which claims to be exact: in float32 its canvases and its logits must be those of no cache, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def caches(bench: Bench, progress: Progress) -> dict[str, Any]:
     """Every policy under the static baseline and under the threshold rule.
 
     Returns:
-        By "RULE, POLICY": its deviation from no cache over all prompts, right answers with and without; `exact` says whether a
-        policy claims to be exact, `kept` whether it is.
+        By "RULE, POLICY": its deviation from no cache over all prompts, right answers with and without; `exact` says
+        whether a policy claims to be exact, `kept` whether it is.
     """
     policies, exact = (EXACT, True) if bench.denoiser.attention == "block" else (APPROXIMATE, False)
     found = {}
@@ -67,7 +68,9 @@ def _one(bench: Bench, line: Line, exact: bool, progress: Progress) -> dict[str,
 
 
 def with_times(bench: Bench, found: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """The record with seconds on the prompts that are timed, without and with each policy in turn; none where a claim is broken."""
+    """The record with seconds on the prompts that are timed, without and with each policy in turn; none where a claim
+    is broken.
+    """
     made = {}
     for name, one in found.items():
         progress(name, 0, len(bench.to_time))

@@ -1,9 +1,10 @@
 """Constrained diffusion decoding on a real model: how many texts parse, what a round costs more.
 
-In: a `Bench` with the text of tokens. Out: a JSON-ready record. Not here: constraints themselves (`paceline.constraints`), tables.
+In: a `Bench` with the text of tokens. Out: a JSON-ready record. Not here: constraints themselves
+(`paceline.constraints`), tables.
 
-Each case decodes prompts with the constraint and without, in turn. A text parses if another parser says so (json with jsonschema,
-re), the constraint's own machinery having no say.
+Each case decodes prompts with the constraint and without, in turn. A text parses if another parser says so (json with
+jsonschema, re), the constraint's own machinery having no say.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def constrained(bench: Bench, progress: Progress, *, prompts: int) -> dict[str, 
     """Every case, `prompts` prompts each.
 
     Returns:
-        By case: shares that parse and that are right, with the constraint and without; milliseconds of a round with and without,
-        what the constraint adds (median over prompts with its 95 % interval), tests and rejections a round.
+        By case: shares that parse and that are right, with the constraint and without; milliseconds of a round with and
+        without, what the constraint adds (median over prompts with its 95 % interval), tests and rejections a round.
     """
     found = {}
     for name, case in CASES.items():

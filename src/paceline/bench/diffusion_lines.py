@@ -1,4 +1,5 @@
-"""Which decoding methods of diffusion language models a benchmark compares: what the user names, or all that need no training.
+"""Which decoding methods of diffusion language models a benchmark compares: what the user names, or all that need no
+training.
 
 In: names and JSON objects, a denoiser. Out: `Line`s, and what was left out with the reason. Not here: running any
 (`bench.diffusion`).
@@ -41,7 +42,8 @@ class Line:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | str, block_length: int | None = None) -> Line:
-        """A line from a `diffusion_config`; blocks are of `block_length` where it names no length and its schedule takes one.
+        """A line from a `diffusion_config`; blocks are of `block_length` where it names no length and its schedule
+        takes one.
 
         Raises:
             ConfigError: an unknown method, part or option.
@@ -115,7 +117,9 @@ def must_fit(lines: Sequence[Line], denoiser: Denoiser, canvas: Canvas, token_te
         line.recipe.parts(denoiser, canvas, token_text=token_text)
 
 
-def defaults(denoiser: Denoiser, canvas: Canvas, block_length: int | None = None) -> tuple[list[Line], list[dict[str, str]]]:
+def defaults(
+    denoiser: Denoiser, canvas: Canvas, block_length: int | None = None
+) -> tuple[list[Line], list[dict[str, str]]]:
     """All methods of the catalogue that need no training, and some settings of theirs, as far as the model takes them.
 
     Args:
@@ -138,7 +142,9 @@ def defaults(denoiser: Denoiser, canvas: Canvas, block_length: int | None = None
     return lines, skipped
 
 
-def _fitting(given: Mapping[str, Any] | str, block_length: int | None, denoiser: Denoiser, canvas: Canvas) -> tuple[Line, str]:
+def _fitting(
+    given: Mapping[str, Any] | str, block_length: int | None, denoiser: Denoiser, canvas: Canvas
+) -> tuple[Line, str]:
     """A line, over the whole text where its method takes no blocks; and why it cannot run, if it cannot."""
     reason = ""
     for length in dict.fromkeys((block_length, None)):
@@ -163,7 +169,9 @@ def _extras(denoiser: Denoiser, canvas: Canvas, block_length: int | None) -> lis
     """Further points of the curves: fewer steps of the baseline, lower thresholds, more drafts, the exact cache."""
     own = denoiser.block_length if denoiser.attention == "block" else None
     size = block_length or own or canvas.masked().size
-    found: list[dict[str, Any]] = [{"method": "static", "denoising_steps": size // share} for share in (2, 4) if size % share == 0]
+    found: list[dict[str, Any]] = [
+        {"method": "static", "denoising_steps": size // share} for share in (2, 4) if size % share == 0
+    ]
     found += [{"method": "threshold", "confidence_threshold": value} for value in (0.95, 0.7, 0.5)]
     found += [{"method": "freedave", "drafts": 8}, {"method": "freedave", "layout": "tree"}]
     if own is not None:

@@ -32,7 +32,9 @@ def pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise ConfigError("--plot draws with matplotlib, which is not installed; pip install 'paceline[bench]'") from None
+        raise ConfigError(
+            "--plot draws with matplotlib, which is not installed; pip install 'paceline[bench]'"
+        ) from None
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -61,12 +63,16 @@ def points(document: Mapping[str, Any], cost: str) -> list[Point]:
 
 
 def draw(document: Mapping[str, Any], path: Path, title: str, plt: Any) -> None:
-    """Write the plot; numbers beside the points are explained at the right, points on the dashed line beaten by none."""
+    """Write the plot; numbers beside the points are explained at the right, points on the dashed line beaten by
+    none.
+    """
     lines = document["lines"]
     numbers = {name: number for number, name in enumerate(sorted(lines, key=lambda n: lines[n]["calls"]), 1)}
     timed = bool(points(document, "ms"))
     widths = (5, 5, 2.6) if timed else (5, 2.6)
-    figure, every = plt.subplots(1, len(widths), figsize=(16 if timed else 10, 7), width_ratios=widths, layout="constrained")
+    figure, every = plt.subplots(
+        1, len(widths), figsize=(16 if timed else 10, 7), width_ratios=widths, layout="constrained"
+    )
     panels = [("calls", "model calls per text")] + ([("ms", "milliseconds per text")] if timed else [])
     for axes, (cost, label) in zip(every, panels, strict=False):
         _panel(axes, document, numbers, points(document, cost))
@@ -89,7 +95,9 @@ def _panel(axes: Any, document: Mapping[str, Any], numbers: Mapping[str, int], f
         mine = [point for point in found if lines[point[2]]["family"] == family]
         if mine:
             size = 110 if marker == "*" else 45
-            axes.scatter([p[0] for p in mine], [p[1] for p in mine], size, color=colour, marker=marker, label=family, alpha=0.8)
+            axes.scatter(
+                [p[0] for p in mine], [p[1] for p in mine], size, color=colour, marker=marker, label=family, alpha=0.8
+            )
     edge = front(found)
     axes.plot([p[0] for p in edge], [p[1] for p in edge], "--", color="#bbbbbb", zorder=0)
     groups: dict[tuple[float, float], list[int]] = {}

@@ -1,7 +1,7 @@
 """The record of a diffusion benchmark as tables for a terminal.
 
-In: documents of `bench.diffusion`, `bench.diffusion_caches`, `bench.diffusion_constrained`. Out: rich tables and lines. Not here:
-printing (`cli.bench_diffusion`), plots (`bench.diffusion_plot`).
+In: documents of `bench.diffusion`, `bench.diffusion_caches`, `bench.diffusion_constrained`. Out: rich tables and lines.
+Not here: printing (`cli.bench_diffusion`), plots (`bench.diffusion_plot`).
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, 
         "nats_per_round": sum(s.nats for s in samples) / max(1, rounds),
         "local_at_1": sum(s.local for s in samples) / n,
         "global_at_1": sum(s.global_ for s in samples) / n,
-        "tasks": {task: _raw([s for s in samples if s.task == task]) for task in dict.fromkeys(s.task for s in samples)},
+        "tasks": {
+            task: _raw([s for s in samples if s.task == task]) for task in dict.fromkeys(s.task for s in samples)
+        },
     }
 
 
@@ -99,7 +101,9 @@ def _raw(samples: Sequence[Sample]) -> dict[str, Any]:
 
 def difference(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, Any] | None:
     """Score less the baseline's, on the same prompts, with its 95 % bootstrap interval."""
-    apart = np.array([[float(ours.right) - float(theirs.right)] for ours, theirs in zip(samples, baseline, strict=True)])
+    apart = np.array(
+        [[float(ours.right) - float(theirs.right)] for ours, theirs in zip(samples, baseline, strict=True)]
+    )
     found = stats.bootstrap([apart], lambda values: np.asarray(values.mean((-2, -1))))
     return None if found is None else found.to_dict()
 
@@ -108,8 +112,8 @@ def timed(baseline: list[list[float]], seconds: list[list[float]]) -> dict[str, 
     """Seconds of a text, from those of prompts x repeats.
 
     Returns:
-        The mean over prompts of the median over repeats; the ratio of the totals and the median of the ratios, baseline over line,
-        with their intervals; all seconds.
+        The mean over prompts of the median over repeats; the ratio of the totals and the median of the ratios, baseline
+        over line, with their intervals; all seconds.
     """
     theirs, ours = np.array(baseline), np.array(seconds)
     total = stats.speedup_total(np.ones_like(theirs), theirs, np.ones_like(ours), ours)

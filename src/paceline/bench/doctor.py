@@ -102,7 +102,11 @@ def draft_names(config: SpeculativeConfig | None, *, bundled: bool) -> list[str]
         return []
     entries = [config] if isinstance(config.method, str) else list(config.method)
     named = [entry.model for entry in entries if entry.model is not None and entry.method not in ("tli", "slem")]
-    own = [str(BUNDLED_DRAFT)] if bundled and any(e.model is None and e.method in ("auto", "draft_model") for e in entries) else []
+    own = (
+        [str(BUNDLED_DRAFT)]
+        if bundled and any(e.model is None and e.method in ("auto", "draft_model") for e in entries)
+        else []
+    )
     return list(dict.fromkeys([*named, *own]))
 
 

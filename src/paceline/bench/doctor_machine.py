@@ -124,7 +124,9 @@ def versions() -> tuple[dict[str, tuple[str | None, str]], list[str]]:
             except PackageNotFoundError:
                 found[one.name] = (None, str(one.specifier))
     wanted = {one.name: one.specifier for one in needed}
-    unfit = [name for name, (has, _) in found.items() if has is None or not wanted[name].contains(has, prereleases=True)]
+    unfit = [
+        name for name, (has, _) in found.items() if has is None or not wanted[name].contains(has, prereleases=True)
+    ]
     return found, unfit
 
 

@@ -44,7 +44,10 @@ class OnlyOne(Controller):
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
         """All for the one."""
-        budgets = [Budget(self.tokens, self.tokens) if drafter == self.drafter else NO_BUDGET for drafter in range(self.drafters)]
+        budgets = [
+            Budget(self.tokens, self.tokens) if drafter == self.drafter else NO_BUDGET
+            for drafter in range(self.drafters)
+        ]
         return Plan([budgets] * len(signals))
 
 

@@ -60,9 +60,13 @@ def load(path: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r} ({error.strerror}); give a file that `paceline bench --json` wrote") from None
+        raise ConfigError(
+            f"cannot read {str(path)!r} ({error.strerror}); give a file that `paceline bench --json` wrote"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is not JSON ({error}); give a file that `paceline bench --json` wrote") from None
+        raise ConfigError(
+            f"{str(path)!r} is not JSON ({error}); give a file that `paceline bench --json` wrote"
+        ) from None
     check(found, repr(str(path)))
     checked: dict[str, Any] = found
     return checked
@@ -138,7 +142,9 @@ def _surroundings(harness: Harness, bandwidth: Mapping[str, Any] | None) -> aggr
     rate = None if bandwidth is None else float(bandwidth["bytes_per_second"])
     energy = {"source": harness.energy.source, "reason": harness.energy.reason}
     runner, scope = harness.llm.runner, harness.memory.scope
-    return aggregate.Surroundings(runner=runner, seed=harness.options.seed, bandwidth=rate, energy=energy, rss_scope=scope)
+    return aggregate.Surroundings(
+        runner=runner, seed=harness.options.seed, bandwidth=rate, energy=energy, rss_scope=scope
+    )
 
 
 def model(harness: Harness, random: bool) -> dict[str, Any]:

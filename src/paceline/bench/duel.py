@@ -1,6 +1,7 @@
 """Our settings over a peer's, from one document: paired by group of prompts and repeat.
 
-In: a document's cells and peers. Out: ratios of tokens per second with their intervals. Not here: measuring (`bench.against`).
+In: a document's cells and peers. Out: ratios of tokens per second with their intervals. Not here: measuring
+(`bench.against`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Record = Mapping[str, Any]
 def ratio(ours: Record, theirs: Record) -> stats.Estimate | None:
     """Median over groups of our tokens per second over theirs in the same repeat, with its 95 % interval.
 
-    A group is what ran as one batch, a prompt at batch size 1: prompts of one batch share their seconds and are one measurement.
+    A group is what ran as one batch, a prompt at batch size 1: prompts of one batch share their seconds and are one
+    measurement.
 
     Returns:
         None where one of them has no speed, or no group in common that both decoded in every repeat.

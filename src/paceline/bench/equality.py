@@ -1,14 +1,15 @@
 """Are two outputs the same, within the exactness class that is claimed for a setting?
 
-In: outputs of the baseline and of a setting for the same prompts, with the runner that made them. Out: counts and differences; the
-verdict whether speeds may be compared. Not here: speeds.
+In: outputs of the baseline and of a setting for the same prompts, with the runner that made them. Out: counts and
+differences; the verdict whether speeds may be compared. Not here: speeds.
 
     claimed                     at temperature 0, and above it with a seed
     bit-equal                   every token equal
-    bit-equal up to near ties   equal, or different first where both tokens are within rounding of the best (`bench.compare`; above
+    bit-equal up to near ties   equal, or different first where both tokens are within rounding of the best
+    (`bench.compare`; above
                                 temperature 0, of the best after the seed's noise)
-    equal in law                other tokens of the same law: not compared, no seed is given; `paceline verify` tests the law
-    approximate                 compared and counted; any difference is allowed and the label says so
+    equal in law                other tokens of the same law: not compared, no seed is given; `paceline verify` tests
+    the law approximate                 compared and counted; any difference is allowed and the label says so
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Equality:
         count = self.different + (self.near_ties if self.claimed == BIT_EQUAL else 0)
         where = f"prompt {first['prompt']!r}, turn {first['turn'] + 1}, token {first['position']}"
         tokens = f"{first['baseline_token']} against {first['token']}, {first['gap']:.3g} from the best"
-        return f"{count} of {self.compared} outputs differ beyond the claim {self.claimed!r}, first at {where} ({tokens})"
+        return (
+            f"{count} of {self.compared} outputs differ beyond the claim {self.claimed!r}, first at {where} ({tokens})"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -139,6 +142,8 @@ def compare(runner: Runner, pairs: Iterable[Pair], claimed: str, temperature: fl
 
 
 def difference(runner: Runner, pair: Pair, temperature: float, units: float = UNITS) -> Difference | None:
-    """The first difference of two outputs, or None; above temperature 0, near ties are those of logits with the seed's noise."""
+    """The first difference of two outputs, or None; above temperature 0, near ties are those of logits with the seed's
+    noise.
+    """
     sampling = None if temperature < GREEDY_EPSILON else Sampling(temperature, pair.seed)
     return first_difference(runner, pair.prompt_ids, pair.base, pair.other, units, sampling=sampling)

@@ -2,9 +2,9 @@
 
 In: an LLM, a prompt. Out: Replay. Not here: recording (`bench.replay`), sentences (`bench.advice`), drawing (`pages`).
 
-The page carries its data as JSON in a script element of a type that no browser runs. `<`, `>` and `&` are written as escapes there,
-so no text of a model can end the element, and the scripts of the page put text into the document as text only. A content security
-policy keeps the page from loading anything.
+The page carries its data as JSON in a script element of a type that no browser runs. `<`, `>` and `&` are written as
+escapes there, so no text of a model can end the element, and the scripts of the page put text into the document as text
+only. A content security policy keeps the page from loading anything.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ class Replay:
 
 
 def explain(
-    llm: LLM, prompt: Prompt, params: SamplingParams | None = None, *, progress: Callable[[int], None] = lambda tokens: None
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> Replay:
     """Decode a prompt and keep every step of it, after a warm-up.
 
@@ -94,10 +98,11 @@ def explain(
 
 
 def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
-    """Decode the beginning of an answer once, so that what happens at first use only (compiling, measured costs) is over.
+    """Decode the beginning of an answer once, so that what happens at first use only (compiling, measured costs) is
+    over.
 
-    That is done by an engine of its own around the same weights, and for a tenant of its own: no table, no cache and no controller
-    of the run to come learns from it.
+    That is done by an engine of its own around the same weights, and for a tenant of its own: no table, no cache and no
+    controller of the run to come learns from it.
 
     Raises:
         ConfigError, PromptError: as `Recorder.run`.
@@ -105,7 +110,11 @@ def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     from paceline.bench.replay import check
 
     check(params)
-    apart = dict(prompt) if isinstance(prompt, Mapping) else {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    apart = (
+        dict(prompt)
+        if isinstance(prompt, Mapping)
+        else {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    )
     most = WARM_UP if params.max_tokens is None else min(params.max_tokens, WARM_UP)
     short = replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
     other = llm.with_speculative_config(llm.speculative)

@@ -76,7 +76,9 @@ def parse(texts: Sequence[str], url: str | None = None, served: str | None = Non
     found: list[Wanted] = []
     for text in texts:
         found += (
-            _object(text) if text.lstrip().startswith("{") else [one for part in text.split(",") for one in _named(part.strip())]
+            _object(text)
+            if text.lstrip().startswith("{")
+            else [one for part in text.split(",") for one in _named(part.strip())]
         )
     if any(one.name == ENDPOINT for one in found):
         raise ConfigError(f"peer {ENDPOINT} is an endpoint; name it with --peer-url URL")
@@ -93,7 +95,12 @@ def parse(texts: Sequence[str], url: str | None = None, served: str | None = Non
 
 def _named(text: str) -> list[Wanted]:
     if text == "all":
-        return [Wanted(name=name, method=mode) for name in peers.names() if name != ENDPOINT for mode in peers.PEERS[name].modes]
+        return [
+            Wanted(name=name, method=mode)
+            for name in peers.names()
+            if name != ENDPOINT
+            for mode in peers.PEERS[name].modes
+        ]
     name, colon, method = text.partition(":")
     modes = catalog.entry(name).modes
     if colon and method not in modes:
@@ -131,7 +138,9 @@ class Lane:
         version, settings: what it said when it was opened.
     """
 
-    def __init__(self, wanted: Wanted, start: Callable[[], peers.Peer], *, dtype: str | None, threads: int | None) -> None:
+    def __init__(
+        self, wanted: Wanted, start: Callable[[], peers.Peer], *, dtype: str | None, threads: int | None
+    ) -> None:
         self.wanted, self.dtype, self.threads, self.at_once = wanted, dtype, threads, wanted.at_once
         self.version: str | None = None
         self.settings: dict[str, Any] = {}
@@ -186,7 +195,9 @@ class Lane:
             return [replace(run, seconds=whole) for run in runs]
         limits = {(piece.max_tokens, piece.ignore_eos) for piece in pieces}
         if len(limits) > 1:
-            raise ConfigError("a peer decodes prompts of one length together; the prompts of this batch ask for different ones")
+            raise ConfigError(
+                "a peer decodes prompts of one length together; the prompts of this batch ask for different ones"
+            )
         ((most, ignore),) = limits
         return peer.generate_batch([list(piece.token_ids) for piece in pieces], most, ignore)
 
@@ -268,4 +279,6 @@ def _must_fit(weight_bytes: int, title: str) -> None:
     need, free = 1.5 * weight_bytes, psutil.virtual_memory().available
     if need > free:
         sizes = f"{need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
-        raise ConfigError(f"{title} needs about {sizes}; name fewer peers, so that their processes fit beside each other")
+        raise ConfigError(
+            f"{title} needs about {sizes}; name fewer peers, so that their processes fit beside each other"
+        )

@@ -1,13 +1,16 @@
 """Successive halving within a time budget, and what the winner gains on fresh measurements.
 
-In: a function that measures one arm against the baseline on one item, and a clock. Out: a ranking, refusals, a bootstrap interval.
+In: a function that measures one arm against the baseline on one item, and a clock. Out: a ranking, refusals, a
+bootstrap interval.
 Not here: what an arm is (`bench.candidates`), timing (`bench.tune`).
 
-Every arm is looked at once, the first ones first, until a share of the budget is gone; those after that are left out. All surviving
-arms are measured on the same items; after each further share of the budget the worse half (by the median of the gains) goes.
-The winner's own measurements flatter it, since it was chosen for them: its gain is to be measured again (`confirm`).
+Every arm is looked at once, the first ones first, until a share of the budget is gone; those after that are left out.
+All surviving arms are measured on the same items; after each further share of the budget the worse half (by the median
+of the gains) goes. The winner's own measurements flatter it, since it was chosen for them: its gain is to be measured
+again (`confirm`).
 
-Source: Jamieson and Talwalkar 2016, Non-stochastic best arm identification and hyperparameter optimization (arXiv:1502.07943);
+Source: Jamieson and Talwalkar 2016, Non-stochastic best arm identification and hyperparameter optimization
+(arXiv:1502.07943);
 bootstrap in two stages: Davison and Hinkley 1997, Bootstrap methods and their application, section 3.8.
 """
 
@@ -22,7 +25,9 @@ from statistics import median
 import numpy as np
 
 Pull = Callable[[int, int], float]
-"""`pull(arm, item)`: speed of the arm over speed of the baseline, measured in turn. May raise Refused or KeyboardInterrupt."""
+"""`pull(arm, item)`: speed of the arm over speed of the baseline, measured in turn. May raise Refused or
+KeyboardInterrupt.
+"""
 
 MIN_PAIRS = 8
 """Fewest fresh measurements of a winner, whatever the budget: an interval from fewer says little."""
@@ -72,7 +77,8 @@ class Race:
     """How a search went.
 
     Attributes:
-        order: arms from best to worst, the refused ones left out; those that went later come before those that went earlier.
+        order: arms from best to worst, the refused ones left out; those that went later come before those that went
+        earlier.
         gains: per arm, what was measured.
         refused: arm -> why.
         unseen: arms for which there was no time; not in `order`.
@@ -190,14 +196,17 @@ def confirm(
 
 
 def interval(gains: Sequence[Gain], *, seed: int = 0, level: float = 0.95) -> Interval:
-    """Median of the ratios with a percentile interval of the two-stage bootstrap: items are drawn, then measurements of each.
+    """Median of the ratios with a percentile interval of the two-stage bootstrap: items are drawn, then measurements of
+    each.
 
     Raises:
         ValueError: no measurement.
     """
     if not gains:
         raise ValueError("no measurements to take an interval of")
-    groups = [np.array([gain.ratio for gain in gains if gain.item == item]) for item in dict.fromkeys(g.item for g in gains)]
+    groups = [
+        np.array([gain.ratio for gain in gains if gain.item == item]) for item in dict.fromkeys(g.item for g in gains)
+    ]
     medians = _resampled_medians(groups, np.random.default_rng(seed))
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
     middle = median(gain.ratio for gain in gains)

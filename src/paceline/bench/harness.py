@@ -1,14 +1,15 @@
 """The benchmark itself: every setting in turn with plain decoding, on the same prompts, in one run.
 
-In: a loaded model, workloads, settings, options. Out: raw Results. Not here: what the figures say (`bench.aggregate`), formats,
-printing, request traces (`bench.replay`).
+In: a loaded model, workloads, settings, options. Out: raw Results. Not here: what the figures say (`bench.aggregate`),
+formats, printing, request traces (`bench.replay`).
 
-1. A recording pass decodes every conversation plainly at temperature 0. Its answers become the earlier turns of later prompts, for
-   all settings alike, so that every setting decodes the very same token ids; they are also the record of the acceptance dial.
-2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by repeat and
-   group by group, all settings decode the group one after the other, in an order that is drawn anew, since whoever came before
-   leaves traces in caches and clocks; guests (other engines) take turns like settings, and then every turn begins with a few
-   tokens that do not count.
+1. A recording pass decodes every conversation plainly at temperature 0. Its answers become the earlier turns of later
+   prompts, for all settings alike, so that every setting decodes the very same token ids; they are also the record of
+   the acceptance dial.
+2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by
+   repeat and group by group, all settings decode the group one after the other, in an order that is drawn anew, since
+   whoever came before leaves traces in caches and clocks; guests (other engines) take turns like settings, and then
+   every turn begins with a few tokens that do not count.
 3. A prompt that fails fails alone: it has a row with the error, zero tokens, and the time that it took.
 
 Ctrl-C ends the run and keeps what was done.
@@ -46,7 +47,9 @@ class Guests(Protocol):
     """Others that decode the same groups in turn with the settings."""
 
     def turns(self, base: Cell) -> list[Turn]:
-        """Calls (group, repeat), warmed up, each of which decodes one group of plain decoding's cell and keeps what came of it."""
+        """Calls (group, repeat), warmed up, each of which decodes one group of plain decoding's cell and keeps what
+        came of it.
+        """
 
 
 class Harness:
@@ -121,7 +124,9 @@ class Harness:
         return made
 
     def _prompt(self, conversation: Conversation, messages: Sequence[dict[str, str]]) -> Sequence[int]:
-        """Token ids of a turn: by the chat template where there is one and the workload is a conversation, else the texts."""
+        """Token ids of a turn: by the chat template where there is one and the workload is a conversation, else the
+        texts.
+        """
         if conversation.token_ids is not None:
             return conversation.token_ids
         if conversation.chat and self.options.chat and self.llm.tokenizer.has_chat_template:
@@ -150,7 +155,9 @@ class Harness:
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
         others = self.guests.turns(cells[0]) if self.guests is not None else []
         awake = engines[0] if others else None
-        turns: list[Turn] = [partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)]
+        turns: list[Turn] = [
+            partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)
+        ]
         turns += others
         for repeat in range(self.options.repeats):
             for group in range(len(groups)):
@@ -196,7 +203,9 @@ class Harness:
         cell.rss, cell.cuda = _most(cell.rss, rss), _most(cell.cuda, cuda)
         split = TimeSplit(**{k: v - getattr(before, k) for k, v in engine.engine.times.to_dict().items()})
         info = self.llm.runner.info
-        cell.totals.add(log, wall=seconds, split=split, weight_bytes=info.weight_bytes, cache_bytes=self.cache_bytes or 0)
+        cell.totals.add(
+            log, wall=seconds, split=split, weight_bytes=info.weight_bytes, cache_bytes=self.cache_bytes or 0
+        )
         found: Sequence[RequestOutput | None] = [None] * len(pieces) if outputs is None else outputs
         shared: dict[str, Any] = {"group": group, "repeat": repeat, "seconds": seconds, "error": error}
         rows = [row_of(piece, out, **shared) for piece, out in zip(pieces, found, strict=True)]

@@ -3,10 +3,10 @@
 In: sampled outputs and the runner that made them. Out: a chi-square test of conditional probability-integral values.
 Not here: temperature 0 (`bench.compare`).
 
-Every sampled token is scored again by one plain pass, which gives its whole conditional distribution p. With tokens ordered
-from likely to unlikely, u = P(tokens before it) + U p(token), U uniform: under exact sampling all u are independent and uniform
-on (0, 1), whatever the model (the randomised Rosenblatt transform). A sampler that favours drafted tokens, which tend to be
-likely ones, pushes u down.
+Every sampled token is scored again by one plain pass, which gives its whole conditional distribution p. With tokens
+ordered from likely to unlikely, u = P(tokens before it) + U p(token), U uniform: under exact sampling all u are
+independent and uniform on (0, 1), whatever the model (the randomised Rosenblatt transform). A sampler that favours
+drafted tokens, which tend to be likely ones, pushes u down.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class LawTest:
 def integral_values(
     runner: Runner, prompt: Sequence[int], output: Sequence[int], temperature: float, noise: torch.Generator
 ) -> torch.Tensor:
-    """(t,) float64 values u of one sampled output, uniform under exact sampling at this temperature without other rules."""
+    """(t,) float64 values u of one sampled output, uniform under exact sampling at this temperature without other
+    rules.
+    """
     import torch
 
     logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]

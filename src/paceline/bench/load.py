@@ -2,10 +2,11 @@
 
 In: arrivals, settings. Out: one record per setting, rate and repeat. Not here: reading traces (`bench.trace`).
 
-Requests enter the engine when their time has come, whether it keeps up or not (an open loop); between steps everything that has
-arrived is handed over, and the engine decides what runs. Latency counts from the arrival in the trace, so that waiting for a slow
-step counts too. Lengths are scaled down by one factor where the longest request would not fit the context. At `rate` 2, requests
-arrive twice as fast as recorded. Settings take turns within each repeat, plain decoding first.
+Requests enter the engine when their time has come, whether it keeps up or not (an open loop); between steps everything
+that has arrived is handed over, and the engine decides what runs. Latency counts from the arrival in the trace, so that
+waiting for a slow step counts too. Lengths are scaled down by one factor where the longest request would not fit the
+context. At `rate` 2, requests arrive twice as fast as recorded. Settings take turns within each repeat, plain decoding
+first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class _Planned:
 
 
 def sweep(harness: Harness, workload: Workload) -> None:
-    """Replay a trace at every rate with every setting, repeat by repeat; results go to the harness, Ctrl-C flags them."""
+    """Replay a trace at every rate with every setting, repeat by repeat; results go to the harness, Ctrl-C flags
+    them.
+    """
     options, results = harness.options, harness.results
     settings = [setting for setting in harness.settings if not setting.needs_record]
     done, total = 0, len(options.rates) * options.repeats * len(settings)
@@ -49,7 +52,11 @@ def sweep(harness: Harness, workload: Workload) -> None:
             planned, scale = _plan(harness.llm, workload, rate)
             engines = [setting.open(harness.llm) for setting in settings]
             for engine in engines:
-                _replay(engine, [_Planned(0.0, one.tokens, min(one.output, 8), one.error) for one in planned[:2]], options.seed)
+                _replay(
+                    engine,
+                    [_Planned(0.0, one.tokens, min(one.output, 8), one.error) for one in planned[:2]],
+                    options.seed,
+                )
             for repeat in range(options.repeats):
                 for setting, engine in zip(settings, engines, strict=True):
                     harness.progress(f"{workload.name}: rate {rate:g}", done, total)
@@ -132,7 +139,9 @@ def _record(found: _Replayed) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_second": tokens / found.seconds,
         "latency": quantiles([row["latency"] for row in rows if row["latency"] is not None]),
-        "time_to_first_token": quantiles([row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None]),
+        "time_to_first_token": quantiles(
+            [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None]
+        ),
         "inter_token_latency": quantiles(found.totals.latencies),
         "mean_acceptance_length": found.totals.mean_acceptance_length,
         "rows": rows,
@@ -149,5 +158,8 @@ def _row(planned: _Planned, request: Request | None) -> dict[str, Any]:
     if error is not None:
         return row | {"error": error}
     ended = (metrics.first_step_time or metrics.arrival_time) + metrics.generation_time
-    times: dict[str, Any] = {"latency": ended - metrics.arrival_time, "time_to_first_token": metrics.time_to_first_token}
+    times: dict[str, Any] = {
+        "latency": ended - metrics.arrival_time,
+        "time_to_first_token": metrics.time_to_first_token,
+    }
     return row | times | {"tokens": len(output.token_ids)}

@@ -80,10 +80,11 @@ def _cpu() -> str:
 
 
 def read_bandwidth(device: torch.device, *, megabytes: int = 256, repeats: int = 9) -> dict[str, Any]:
-    """Speed of reading memory: bytes per second of a sum over a large float32 tensor by all threads, median of `repeats`.
+    """Speed of reading memory: bytes per second of a sum over a large float32 tensor by all threads, median of
+    `repeats`.
 
-    Good kernels read somewhat faster than this, and a model that fits into a cache reads faster still: shares of the limit may
-    exceed 1.
+    Good kernels read somewhat faster than this, and a model that fits into a cache reads faster still: shares of the
+    limit may exceed 1.
     """
     import torch
 
@@ -96,7 +97,9 @@ def read_bandwidth(device: torch.device, *, megabytes: int = 256, repeats: int =
         start = perf_counter()
         data.sum().item()
         rates.append(size / (perf_counter() - start))
-    method = f"sum of a {megabytes} MiB float32 tensor, {torch.get_num_threads() if device.type == 'cpu' else 'all'} threads"
+    method = (
+        f"sum of a {megabytes} MiB float32 tensor, {torch.get_num_threads() if device.type == 'cpu' else 'all'} threads"
+    )
     return {"bytes_per_second": median(rates), "method": method, "samples": rates}
 
 
@@ -152,7 +155,8 @@ def _peak_rss() -> int | None:
 
 
 class EnergyMeter:
-    """Joules of stretches of time, from the counters of the platform; they count the whole package or GPU, other processes too.
+    """Joules of stretches of time, from the counters of the platform; they count the whole package or GPU, other
+    processes too.
 
     Attributes:
         source: which counters; None where there are none.

@@ -1,15 +1,17 @@
 """What the steps of a run say: times between tokens, acceptance by depth and drafter, time split, bytes read.
 
-In: StepRecords of an engine, as they pass. Out: sums of one cell of a benchmark, JSON-ready. Not here: running, intervals, machine.
+In: StepRecords of an engine, as they pass. Out: sums of one cell of a benchmark, JSON-ready. Not here: running,
+intervals, machine.
 
 Definitions:
     time to first token      from the arrival of the request to the end of the step that gave its first token
-    inter-token latency      of the k tokens that one step gives a request, each is given the time since the request's step before,
-                             divided by k: tokens that come together share their time. Tokens of a request's first step belong to
-                             the time to first token and have none.
+    inter-token latency      of the k tokens that one step gives a request, each is given the time since the request's
+    step before,
+                             divided by k: tokens that come together share their time. Tokens of a request's first step
+                             belong to the time to first token and have none.
     mean acceptance length   1 + accepted / steps, by the target's own token counts
-    offered, reached         steps whose tree has nodes at a depth; those of them whose path stood up to the depth before it
-    bytes of a step          the weights once, and the keys and values of every committed token of the batch
+    offered, reached         steps whose tree has nodes at a depth; those of them whose path stood up to the depth
+    before it bytes of a step          the weights once, and the keys and values of every committed token of the batch
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class StepLog:
             _Kept(
                 now,
                 tuple(f"{s.request.id}/{s.index}" for s in record.sequences),
-                tuple(len(s.context.tokens) - before for s, before in zip(record.sequences, record.lengths, strict=True)),
+                tuple(
+                    len(s.context.tokens) - before for s, before in zip(record.sequences, record.lengths, strict=True)
+                ),
                 sum(record.lengths),
                 record.trees,
                 record.verdicts,
@@ -180,7 +184,9 @@ class Totals:
         ]
 
     def limit(self, bandwidth: float | None) -> dict[str, float | None]:
-        """Share of the physical limit: reading what must be read at the measured bandwidth, over what the steps took."""
+        """Share of the physical limit: reading what must be read at the measured bandwidth, over what the steps
+        took.
+        """
         decode = self.times.total - self.times.prefill
         known = bool(bandwidth) and self.passes > 0 and decode > 0
         floor = self.bytes_read / bandwidth if known and bandwidth else 0.0
@@ -207,7 +213,9 @@ def quantiles(values: Sequence[float]) -> dict[str, Any]:
 
 
 def histogram(values: Sequence[float]) -> dict[str, Any]:
-    """Counts in logarithmic bins, empty ones at both ends left out; what lies beyond the ends counts in the last bin."""
+    """Counts in logarithmic bins, empty ones at both ends left out; what lies beyond the ends counts in the last
+    bin.
+    """
     if not len(values):
         return {"edges": [], "counts": []}
     counts = np.histogram(np.clip(values, EDGES[0], EDGES[-1]), EDGES)[0]

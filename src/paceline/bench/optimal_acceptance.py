@@ -1,17 +1,20 @@
-"""The most that any exact rule can accept of n drafts of one place: by duality in near-linear time, and by linear programming.
+"""The most that any exact rule can accept of n drafts of one place: by duality in near-linear time, and by linear
+programming.
 
 In:  p, q, a number of drafts. Out: the optimal acceptance; for small vocabularies the plan that reaches it.
 Not here: what particular rules accept (`bench.acceptance_rules`), verifying (`verifiers`).
 
-A rule is a coupling of the drafts' law Q with p, and accepts where its token is among the drafts. By duality the best accepts
-1 + min over sets H of tokens of p(H) - Q(all drafts in H). A minimising H is a beginning of the tokens sorted by q / p, largest
-first, if drafts are drawn with replacement (Q(H) = q(H)^n) or without; so v sets are looked at instead of 2^v.
+A rule is a coupling of the drafts' law Q with p, and accepts where its token is among the drafts. By duality the best
+accepts 1 + min over sets H of tokens of p(H) - Q(all drafts in H). A minimising H is a beginning of the tokens sorted
+by q / p, largest first, if drafts are drawn with replacement (Q(H) = q(H)^n) or without; so v sets are looked at
+instead of 2^v.
 
-Without replacement draws come in the order in which independent clocks ring, token x at rate q(x). All n lie in H if n of its
-tokens ring before the first outside, whose time is exponential with rate 1 - q(H): an integral over that time of the chance that
-at least n of H have rung, a recursion over the tokens at every time of a quadrature.
+Without replacement draws come in the order in which independent clocks ring, token x at rate q(x). All n lie in H if n
+of its tokens ring before the first outside, whose time is exponential with rate 1 - q(H): an integral over that time of
+the chance that at least n of H have rung, a recursion over the tokens at every time of a quadrature.
 
-Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779); the transport plan: SpecTr (arXiv:2310.15141).
+Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779); the transport plan: SpecTr
+(arXiv:2310.15141).
 Axes: v = vocabulary, t = times, j = tokens that have rung.
 """
 
@@ -51,7 +54,8 @@ def optimal_acceptance(p: Array, q: Array, drafts: int, *, replacement: bool) ->
     """The highest acceptance that an exact rule can have.
 
     Args:
-        p, q: (v,) probabilities. drafts: draws from q at one place; without replacement at most the tokens that q can give.
+        p, q: (v,) probabilities. drafts: draws from q at one place; without replacement at most the tokens that q can
+        give.
     """
     possible = np.flatnonzero(q)
     order = possible[np.argsort(p[possible] / q[possible], kind="stable")]
@@ -91,8 +95,9 @@ def without_replacement(q: Array, drafts: int) -> Array:
 
 
 def _times(slowest: float) -> tuple[Array, Array]:
-    """Times and weights that integrate over 0..infinity whatever decays at a rate in slowest..1: the trapezoidal rule after
-    t = exp(x - exp(-x)), wide enough for both ends."""
+    """Times and weights that integrate over 0..infinity whatever decays at a rate in slowest..1: the trapezoidal rule
+    after t = exp(x - exp(-x)), wide enough for both ends.
+    """
     x = np.arange(-4.0, np.log(45.0 / max(slowest, SLOWEST)), STEP)
     times = np.exp(x - np.exp(-x))
     return times, times * (1.0 + np.exp(-x)) * STEP
@@ -100,7 +105,9 @@ def _times(slowest: float) -> tuple[Array, Array]:
 
 @njit(cache=True)
 def _rung(q: Array, outside: Array, times: Array, widths: Array, drafts: int) -> Array:  # pragma: no cover - compiled
-    """(v,) sum over times of the chance that at least `drafts` of the first tokens have rung, when one outside rings first."""
+    """(v,) sum over times of the chance that at least `drafts` of the first tokens have rung, when one outside rings
+    first.
+    """
     found = np.zeros(len(q))
     for t in range(len(times)):
         few = np.zeros(drafts)  # chance that exactly j < drafts tokens have rung
@@ -175,7 +182,8 @@ def transport_plan(p: Array, tuples: Tuples) -> TransportPlan:
     moves = list(_moves(keys))
     if len(moves) > MAX_VARIABLES:
         raise ConfigError(
-            f"a transport plan must have at most {MAX_VARIABLES} variables, got {len(moves)}; take fewer tokens or drafts"
+            f"a transport plan must have at most {MAX_VARIABLES} variables, got {len(moves)}; take fewer tokens or "
+            f"drafts"
         )
     matched = _solve(p, [tuples[key] for key in keys], moves)
     tokens = {key: np.zeros(len(p)) for key in keys}
@@ -207,7 +215,9 @@ def _solve(p: Array, chances: list[float], moves: list[tuple[int, int]]) -> Arra
     table = csr((ones, (np.concatenate([rows, len(chances) + tokens]), np.concatenate([column, column]))), shape=shape)
     found = linprog(-np.ones(len(moves)), A_ub=table, b_ub=np.concatenate([chances, p]), method="highs")
     if not found.success:
-        raise ConfigError(f"p and q must be probabilities, but the transport between them has no solution ({found.message})")
+        raise ConfigError(
+            f"p and q must be probabilities, but the transport between them has no solution ({found.message})"
+        )
     return np.asarray(found.x)
 
 

@@ -1,12 +1,13 @@
 """The oracle among drafting-length policies: it knows how much of every draft will be accepted, and asks for just that.
 
-In: a recording run, later the runs to be measured. Out: budgets. Not here: a policy for users: it works only on prompts whose
-continuation is recorded, at temperature 0, with one drafter whose guesses depend on the text alone (a draft model at temperature 0,
-n-grams of the text, the acceptance dial).
+In: a recording run, later the runs to be measured. Out: budgets. Not here: a policy for users: it works only on prompts
+whose continuation is recorded, at temperature 0, with one drafter whose guesses depend on the text alone (a draft model
+at temperature 0, n-grams of the text, the acceptance dial).
 
-`LengthRecorder` decodes without drafts while the drafter proposes as much as it may at every position; what was generated then
-tells how many of each proposal's tokens were right. `OracleLength` asks for these numbers. It drafts nothing in vain and takes the
-fewest steps that this drafter allows. It weighs no costs: where a draft costs more than it brings, plain decoding may be faster.
+`LengthRecorder` decodes without drafts while the drafter proposes as much as it may at every position; what was
+generated then tells how many of each proposal's tokens were right. `OracleLength` asks for these numbers. It drafts
+nothing in vain and takes the fewest steps that this drafter allows. It weighs no costs: where a draft costs more than
+it brings, plain decoding may be faster.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class LengthRecorder(Controller):
         start, found = total - len(tokens), {}
         for length, proposal in proposals.items():
             true = tokens[length - start :]
-            found[length] = next((i for i, (a, b) in enumerate(zip(proposal, true, strict=False)) if a != b), len(proposal))
+            found[length] = next(
+                (i for i, (a, b) in enumerate(zip(proposal, true, strict=False)) if a != b), len(proposal)
+            )
         return found
 
     def plan(self, signals: Sequence[Signal]) -> Plan:

@@ -1,13 +1,14 @@
-"""Trees for the acceptance dial: a draft model's tree policies, grown over candidates whose worth is known, and its noise.
+"""Trees for the acceptance dial: a draft model's tree policies, grown over candidates whose worth is known, and its
+noise.
 
-In: a policy, limits, a record of what the target says. Out: trees of points. Not here: finding the record (`corrupted_oracle`), how
-trees grow (`tree_policies`).
+In: a policy, limits, a record of what the target says. Out: trees of points. Not here: finding the record
+(`corrupted_oracle`), how trees grow (`tree_policies`).
 
-Trees grow over ranks: a row holds the chance that the true token is the candidate of rank 0, 1, ..., which is all that a policy
-looks at. With chance a at a node, rank 0 has a, rank 1 has a of the rest, and so on, so that rank r has a (1 - a)^r. Then the ranks
-become tokens. On the record's path the rank of the true token is drawn from these very chances, once for all, by (seed, prompt,
-position); everything else is noise by (seed, prompt, path). Where all nodes have the same chances, limits alone decide what grows,
-so it is grown once and kept, with the questions that it asks on the way.
+Trees grow over ranks: a row holds the chance that the true token is the candidate of rank 0, 1, ..., which is all that
+a policy looks at. With chance a at a node, rank 0 has a, rank 1 has a of the rest, and so on, so that rank r has a (1 -
+a)^r. Then the ranks become tokens. On the record's path the rank of the true token is drawn from these very chances,
+once for all, by (seed, prompt, position); everything else is noise by (seed, prompt, path). Where all nodes have the
+same chances, limits alone decide what grows, so it is grown once and kept, with the questions that it asks on the way.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class Noise:
         chance, luck = self._chance(noise), _unit(noise)
         if luck < chance:
             return Place(noise, position, chance, 0)
-        return Place(noise, position, chance, max(int(math.log1p(-luck) / math.log1p(-chance)), 1) if chance > 0.0 else NEVER)
+        return Place(
+            noise, position, chance, max(int(math.log1p(-luck) / math.log1p(-chance)), 1) if chance > 0.0 else NEVER
+        )
 
     def below(self, place: Place, rank: int, key: int) -> Place:
         """The node of the candidate of this rank."""
@@ -232,7 +235,9 @@ def _grow(growth: Growth, rows: Callable[[Sequence[int]], torch.Tensor]) -> None
 
 
 def _chances(ranks: TokenTree, told: Sequence[float]) -> npt.NDArray[np.float32]:
-    """(n,) what is told of each node, by that of its parent's first candidate: a row of finitely many ranks sums to less than 1."""
+    """(n,) what is told of each node, by that of its parent's first candidate: a row of finitely many ranks sums to
+    less than 1.
+    """
     told_n = np.array(told, np.float64)
     chances_n: npt.NDArray[np.float32] = (told_n * (1.0 - told_n) ** ranks.tokens).astype(np.float32)
     return chances_n

@@ -1,12 +1,12 @@
 """Tasks with closed-form answers that tell what deciding several slots at once costs.
 
-In: a task's name, a split, a seed. Out: prompts, a right answer of each, and whether a text is right. Not here: models, methods,
-settings; what a single step can reach at best (`bench.parallel_theory`).
+In: a task's name, a split, a seed. Out: prompts, a right answer of each, and whether a text is right. Not here: models,
+methods, settings; what a single step can reach at best (`bench.parallel_theory`).
 
-Some tasks have one right answer (copy, reverse, sort, anything at a given place, sudoku): slots can be decided together. Others
-leave a choice that all slots must agree on (shuffle, anything at random, a Latin square, a sentence from words): deciding slots
-apart from each other breaks them. The lists are queues of people in a waiting line; their names are one token each in the bundled
-models.
+Some tasks have one right answer (copy, reverse, sort, anything at a given place, sudoku): slots can be decided
+together. Others leave a choice that all slots must agree on (shuffle, anything at random, a Latin square, a sentence
+from words): deciding slots apart from each other breaks them. The lists are queues of people in a waiting line; their
+names are one token each in the bundled models.
 Source: ParallelBench (arXiv:2510.04767), whose prompts are longer and whose names have several tokens.
 """
 
@@ -27,7 +27,23 @@ NAMES = (
     *("Jan", "John", "Luc", "Mark", "Mary", "May", "Rich", "Sam", "Tom", "Warwick", "York"),
 )
 COLOURS = ("black", "blue", "brown", "green", "red", "white")
-THINGS = ("bag", "ball", "bed", "bird", "book", "bottle", "box", "cake", "car", "card", "cat", "coin", "cup", "dog", "door")
+THINGS = (
+    "bag",
+    "ball",
+    "bed",
+    "bird",
+    "book",
+    "bottle",
+    "box",
+    "cake",
+    "car",
+    "card",
+    "cat",
+    "coin",
+    "cup",
+    "dog",
+    "door",
+)
 SHORTEST, LONGEST = 3, 6
 TEST_SHARE = 8
 """One prompt in so many belongs to the test split, whatever the seed."""
@@ -191,7 +207,9 @@ def _sentence() -> Task:
         words = [*people, colour, thing]
         rng.shuffle(words)
         said = f"{people[0]} gave {people[1]} a" if len(people) == 2 else f"{people[0]} has a"
-        return Item("sentence", f"sentence: {', '.join(words)} =>", f" {said} {colour} {thing}.", (tuple(sorted(words)),))
+        return Item(
+            "sentence", f"sentence: {', '.join(words)} =>", f" {said} {colour} {thing}.", (tuple(sorted(words)),)
+        )
 
     def right(text: str, facts: Facts) -> bool:
         found = re.fullmatch(r"([A-Z][a-z]+) (?:has|gave ([A-Z][a-z]+)) a ([a-z]+) ([a-z]+)\.", text)
@@ -203,7 +221,9 @@ def _sentence() -> Task:
     return Task(make, right, False)
 
 
-def _grid(task: str, puzzle: Callable[[random.Random], tuple[str, str]], fine: Callable[[str], bool], *, determined: bool) -> Task:
+def _grid(
+    task: str, puzzle: Callable[[random.Random], tuple[str, str]], fine: Callable[[str], bool], *, determined: bool
+) -> Task:
     """Grids of 4 x 4 digits with blanks, to be filled in."""
 
     def make(rng: random.Random) -> Item:

@@ -1,13 +1,14 @@
 """Random-weights models of a chosen shape, so that speed can be measured at any size without a checkpoint.
 
-In: a shape by name or by keys. Out: a checkpoint folder, written once into the cache folder, with the bundled tokenizer. Not here:
-loading it, choosing prompts.
+In: a shape by name or by keys. Out: a checkpoint folder, written once into the cache folder, with the bundled
+tokenizer. Not here: loading it, choosing prompts.
 
     291m, 1b, 8b                                                    shapes by name
     llama:hidden=1024,layers=24,heads=16,kv_heads=8,mlp=2816,vocab=8192,context=4096,tie=1
 
-Weights are normal with deviation 0.02 and norms 1, as transformers initialises them; which tensors there are, transformers says.
-The text of such a model means nothing and tends to repeat itself: measure acceptance with the dial, not with drafters.
+Weights are normal with deviation 0.02 and norms 1, as transformers initialises them; which tensors there are,
+transformers says. The text of such a model means nothing and tends to repeat itself: measure acceptance with the dial,
+not with drafters.
 """
 
 from __future__ import annotations
@@ -58,8 +59,18 @@ class RandomShape:
     def __post_init__(self) -> None:
         for one in fields(self):
             integer(f"random model {one.name}", getattr(self, one.name), 0 if one.name in ("tie", "seed") else 1, 2**31)
-        need(self.hidden % (2 * self.heads) == 0, "random model hidden", f"be a multiple of 2 * heads={self.heads}", self.hidden)
-        need(self.heads % self.kv_heads == 0, "random model heads", f"be a multiple of kv_heads={self.kv_heads}", self.heads)
+        need(
+            self.hidden % (2 * self.heads) == 0,
+            "random model hidden",
+            f"be a multiple of 2 * heads={self.heads}",
+            self.hidden,
+        )
+        need(
+            self.heads % self.kv_heads == 0,
+            "random model heads",
+            f"be a multiple of kv_heads={self.kv_heads}",
+            self.heads,
+        )
 
     @property
     def text(self) -> str:
@@ -161,7 +172,9 @@ def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in skeleton.named_parameters():
         values = (
-            torch.ones(parameter.shape) if parameter.dim() == 1 else torch.randn(parameter.shape, generator=generator) * DEVIATION
+            torch.ones(parameter.shape)
+            if parameter.dim() == 1
+            else torch.randn(parameter.shape, generator=generator) * DEVIATION
         )
         yield name, values.to(torch.bfloat16)
 

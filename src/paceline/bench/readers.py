@@ -1,14 +1,18 @@
 """Reads benchmark files: Spec-Bench, MT-Bench, MT-Redundant, HumanEval, GSM8K, plain JSONL, text, request traces.
 
-In: a path, and a format or none. Out: a Workload. Nothing is downloaded. Not here: rendering with chat templates, decoding.
+In: a path, and a format or none. Out: a Workload. Nothing is downloaded. Not here: rendering with chat templates,
+decoding.
 
 Formats are told apart by the keys of the first row:
-    turns and category      spec-bench, mt-bench or mt-redundant: one format, {"question_id", "category", "turns": [...]};
-                            Spec-Bench where a category of its own (translation, rag, ...) occurs, else by the file's name
+    turns and category      spec-bench, mt-bench or mt-redundant: one format, {"question_id", "category", "turns":
+    [...]};
+                            Spec-Bench where a category of its own (translation, rag, ...) occurs, else by the file's
+                            name
     task_id and prompt      humaneval: a program to go on with
     question                gsm8k: a word problem
     input_length            trace: {"timestamp", "input_length", "output_length"}, JSONL or CSV
-    prompt, text, messages  jsonl: a message, a text to go on with, or a conversation whose last message is from the user
+    prompt, text, messages  jsonl: a message, a text to go on with, or a conversation whose last message is from the
+    user
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ def read(path: Path, format: str | None = None) -> Workload:
     Args:
         format: one of FORMATS; None recognises it.
     Raises:
-        ConfigError: an unknown format. PromptError: a file that cannot be read, holds nothing, or not what its format says.
+        ConfigError: an unknown format. PromptError: a file that cannot be read, holds nothing, or not what its format
+        says.
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {format!r}")
@@ -80,7 +85,9 @@ def recognise(rows: Sequence[Row], path: Path) -> str:
     if "question" in first:
         return "gsm8k"
     keys = ", ".join(sorted(map(str, first)))[:100]
-    raise PromptError(f"{path.name!r} is in no known format (its first row has the keys {keys}); give {', '.join(FORMATS)}")
+    raise PromptError(
+        f"{path.name!r} is in no known format (its first row has the keys {keys}); give {', '.join(FORMATS)}"
+    )
 
 
 def _text(path: Path) -> str:
@@ -89,7 +96,9 @@ def _text(path: Path) -> str:
             raise PromptError(f"{str(path)!r} is larger than {MOST_BYTES} bytes; give a part of it")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise PromptError(f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}); give a text") from None
+        raise PromptError(
+            f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}); give a text"
+        ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file") from None
@@ -168,7 +177,9 @@ def _plain(row: Row, number: int) -> Conversation:
     """{"prompt"}, {"text"} or {"messages"}, with "id" and "task" or "category" where there are any."""
     name, task = str(row.get("id", number)), str(row.get("task", row.get("category", "prompts")))
     if "messages" in row:
-        history = [{"role": _words(m["role"], "role"), "content": _words(m["content"], "content")} for m in row["messages"]]
+        history = [
+            {"role": _words(m["role"], "role"), "content": _words(m["content"], "content")} for m in row["messages"]
+        ]
         if not history or history[-1]["role"] != "user":
             raise ValueError("the last of messages is not from the user")
         return Conversation(id=name, task=task, turns=(history[-1]["content"],), history=tuple(history[:-1]))

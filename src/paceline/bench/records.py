@@ -1,7 +1,7 @@
 """The records of a benchmark: options, prompts as they are decoded, runs, cells.
 
-In: nothing. Out: plain records, and the entries of the document that come from one of them. Not here: running (`bench.harness`),
-figures (`bench.aggregate`).
+In: nothing. Out: plain records, and the entries of the document that come from one of them. Not here: running
+(`bench.harness`), figures (`bench.aggregate`).
 """
 
 from __future__ import annotations
@@ -113,15 +113,16 @@ def prompts_of(pieces: Sequence[Piece], turn: str = "once") -> list[Any]:
     """The pieces as `LLM.generate` takes them.
 
     Args:
-        turn: names the pass over the workload. Tables and caches that outlive a request are kept apart by it, so that a drafter may
-            learn from other prompts, but never from its own answer in an earlier repeat.
+        turn: names the pass over the workload. Tables and caches that outlive a request are kept apart by it, so that a
+            drafter may learn from other prompts, but never from its own answer in an earlier repeat.
     """
     return [{"prompt_token_ids": list(piece.token_ids), "cache_salt": turn} for piece in pieces]
 
 
 def waking(piece: Piece) -> Piece:
-    """A little of it, to be decoded uncounted before a turn where another process had the one before: it has emptied the caches of
-    the processor, and put the threads to sleep."""
+    """A little of it, to be decoded uncounted before a turn where another process had the one before: it has emptied
+    the caches of the processor, and put the threads to sleep.
+    """
     return replace(piece, token_ids=piece.token_ids[:8], max_tokens=min(piece.max_tokens, 4))
 
 
@@ -147,8 +148,20 @@ def row_of(
     piece: Piece, out: RequestOutput | None, *, group: int, repeat: int, seconds: float, error: str | None
 ) -> dict[str, Any]:
     """The document's entry of one prompt in one run."""
-    row: dict[str, Any] = {"prompt": piece.prompt, "turn": piece.turn, "repeat": repeat, "group": group, "seconds": seconds}
-    row |= {"latency": None, "time_to_first_token": None, "prompt_tokens": len(piece.token_ids), "tokens": 0, "steps": 0}
+    row: dict[str, Any] = {
+        "prompt": piece.prompt,
+        "turn": piece.turn,
+        "repeat": repeat,
+        "group": group,
+        "seconds": seconds,
+    }
+    row |= {
+        "latency": None,
+        "time_to_first_token": None,
+        "prompt_tokens": len(piece.token_ids),
+        "tokens": 0,
+        "steps": 0,
+    }
     row |= {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0, "finish_reason": None, "error": error}
     if out is None:
         return row

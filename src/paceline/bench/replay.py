@@ -9,29 +9,32 @@ In: an LLM, a prompt. Out: the layout below. Not here: sentences about it (`benc
     sampling            temperature, and what differs from the defaults
     prompt              text, tokens (their number)
     drafters            names by source index
-    output              text, token_ids, finish_reason, stop_reason, error (or null), metrics (as RequestMetrics.to_dict)
-    prefill_seconds     of the prompt
-    record_seconds      that recording took between the steps; in no other figure here but those of `metrics`
-    texts               token id (as a string) -> its text alone, for every id below
-    tokens              per generated token: token, text (what it adds to the output; "" inside a character), source (index into
+    output              text, token_ids, finish_reason, stop_reason, error (or null), metrics (as
+    RequestMetrics.to_dict) prefill_seconds     of the prompt record_seconds      that recording took between the steps;
+    in no other figure here but those of `metrics` texts               token id (as a string) -> its text alone, for
+    every id below tokens              per generated token: token, text (what it adds to the output; "" inside a
+    character), source (index into
                         drafters, null is the target's own), step, p
     steps               per scoring pass of the target:
         start, count      generated tokens before it, and those that it added
         root              the last token before it
-        nodes             the tree as proposed, parents first: token, parent (-1 is the root), depth, source, confidence (the
-                          drafter's own chance), p (the target's, after the sampling rules; null where it was not computed), status,
-                          and where they apply: also (further drafters), q (chance of a sampled draft), missed (cut, though the
-                          output went on exactly so)
-        next, top         the target's own token after the accepted path with its p (or null), and its three likeliest there
-        drafters          per drafter: null if it was not asked, else nodes and depth (its budget), stop (the level at which the
-                          controller stopped it, or null), proposed, deepest, scored, accepted (numbers of nodes), seconds
+        nodes             the tree as proposed, parents first: token, parent (-1 is the root), depth, source, confidence
+        (the
+                          drafter's own chance), p (the target's, after the sampling rules; null where it was not
+                          computed), status, and where they apply: also (further drafters), q (chance of a sampled
+                          draft), missed (cut, though the output went on exactly so)
+        next, top         the target's own token after the accepted path with its p (or null), and its three likeliest
+        there drafters          per drafter: null if it was not asked, else nodes and depth (its budget), stop (the
+        level at which the
+                          controller stopped it, or null), proposed, deepest, scored, accepted (numbers of nodes),
+                          seconds
         words             the controller's decision
         seconds           by draft, score, verify, commit, other
         error             why the target's row was no distribution, or null
 
-A node's status: "accepted"; "ended" (stands, but the output ended before it); "rejected" (its parent stands, the target chose
-otherwise); "untried" (a draw that stood came before it); "unreached" (below a rejected one); "cut" (by selection, not scored);
-"probe" (an extra input of the drafter).
+A node's status: "accepted"; "ended" (stands, but the output ended before it); "rejected" (its parent stands, the target
+chose otherwise); "untried" (a draw that stood came before it); "unreached" (below a rejected one); "cut" (by selection,
+not scored); "probe" (an extra input of the drafter).
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ class _Listening:
         """The controller's plan, its budgets overheard."""
         self.heard = {}
         plan: Plan = self.controller.plan(signals)
-        return replace(plan, budgets=[[self._hear(i, j, one) for j, one in enumerate(row)] for i, row in enumerate(plan.budgets)])
+        return replace(
+            plan, budgets=[[self._hear(i, j, one) for j, one in enumerate(row)] for i, row in enumerate(plan.budgets)]
+        )
 
     def _hear(self, index: int, drafter: int, budget: Budget) -> Budget:
         if budget.nodes < 1 or budget.depth < 1:
@@ -172,7 +177,9 @@ class Recorder:
             "controller": str(self.llm.engine.parts.controller.name),
             "sampling": _sampling(self._params),
             "prompt": {
-                "text": output.prompt if output.prompt is not None else self.llm.tokenizer.decode(output.prompt_token_ids, False),
+                "text": output.prompt
+                if output.prompt is not None
+                else self.llm.tokenizer.decode(output.prompt_token_ids, False),
                 "tokens": len(output.prompt_token_ids),
             },
             "drafters": _distinct(self._names),
@@ -254,7 +261,12 @@ def _model(info: ModelInfo) -> Data:
     """What is said of the target: a hub id as it is, of a folder its own name only."""
     path = Path(info.name)
     name = f"bundled {path.name}" if path.parent == BUNDLED else path.name if path.exists() else info.name
-    return {"name": name, "family": info.family, "dtype": str(info.dtype).removeprefix("torch."), "device": str(info.device)}
+    return {
+        "name": name,
+        "family": info.family,
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "device": str(info.device),
+    }
 
 
 def _distinct(names: list[str]) -> list[str]:

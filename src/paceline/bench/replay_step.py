@@ -1,6 +1,7 @@
 """One recorded step of one sequence as plain data: the tree, what became of each node, who was asked for what.
 
-In: a StepRecord, what was heard of the budgets. Out: a step in the layout of `bench.replay`. Not here: the run, any text.
+In: a StepRecord, what was heard of the budgets. Out: a step in the layout of `bench.replay`. Not here: the run, any
+text.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def plain_step(record: StepRecord, index: int, heard: Mapping[int, Heard], words
         "root": record.roots[index],
         "nodes": nodes,
         "next": own,
-        "top": [{"token": t, "p": rounded(p)} for p, t in zip(best.values.tolist(), best.indices.tolist(), strict=True)],
+        "top": [
+            {"token": t, "p": rounded(p)} for p, t in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ],
         "drafters": [_drafter(heard.get(i), i, nodes, seconds, room) for i, seconds in enumerate(record.draft_seconds)],
         "words": words,
         "seconds": {name: value for name, value in record.times.to_dict().items() if name != "prefill"},

@@ -1,10 +1,11 @@
 """A benchmark document as one HTML page that needs nothing else.
 
-In: a document. Out: an HTML file. Not here: measuring, what is plotted (`bench.report_figures`, `report_sweeps`), the words
-(`report_words`), plots (`report_plots`), the looks (`pages/report.html` and `report.css`, on the variables of `explain.css`).
+In: a document. Out: an HTML file. Not here: measuring, what is plotted (`bench.report_figures`, `report_sweeps`), the
+words (`report_words`), plots (`report_plots`), the looks (`pages/report.html` and `report.css`, on the variables of
+`explain.css`).
 
-Whatever a document lacks is left out. All texts of the document are escaped by the template; a content security policy keeps the
-page from loading anything.
+Whatever a document lacks is left out. All texts of the document are escaped by the template; a content security policy
+keeps the page from loading anything.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def view(document: Record) -> dict[str, Any]:
         "columns": words.COLUMNS,
         "places": places,
         "sweeps": list(_sweeps(document, palette)),
-        "loads": [(trace, sweeps.load([r for r in document["load"] if r["workload"] == trace], palette)) for trace in traces],
+        "loads": [
+            (trace, sweeps.load([r for r in document["load"] if r["workload"] == trace], palette)) for trace in traces
+        ],
         "peers": list(_peers(document, palette)),
         "peer_columns": words.PEER_COLUMNS,
         "failures": words.failures(document),
@@ -82,8 +85,8 @@ def _setup(document: Record) -> str:
     model, machine = document["model"], document["provenance"]["machine"]
     device = machine["gpu"] if model["device"].startswith("cuda") and machine["gpu"] else machine["cpu"]
     return (
-        f"{model['family']}, {words.size(model['weight_bytes'])}, {model['dtype']} on {device}, {machine['threads']} threads; "
-        f"{document['provenance']['date'][:10]}"
+        f"{model['family']}, {words.size(model['weight_bytes'])}, {model['dtype']} on {device}, {machine['threads']} "
+        f"threads; {document['provenance']['date'][:10]}"
     )
 
 
@@ -94,7 +97,9 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
     first = [cell for cell in cells if words.place_name(cell) == words.place_name(cells[0])] if cells else []
     plain = next((cell for cell in first if cell["setting"] == document["baseline"]), None)
     others = [
-        cell for cell in first if cell is not plain and cell["speedup"] is not None and cell["setting"] not in _dials(document)
+        cell
+        for cell in first
+        if cell is not plain and cell["speedup"] is not None and cell["setting"] not in _dials(document)
     ]
     if others:
         best = max(others, key=lambda cell: cell["speedup"]["value"])
@@ -132,7 +137,9 @@ def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, An
             "rows": [row | {"colour": palette.colour(row["name"])} for row in words.headline(document, cells)],
             "bars": [one for one in (figures.by_task(cells, palette), figures.limits(cells, palette)) if one],
             "plots": _present(
-                figures.acceptance(cells, palette), figures.inter_token(cells, palette), figures.first_token(cells, palette)
+                figures.acceptance(cells, palette),
+                figures.inter_token(cells, palette),
+                figures.first_token(cells, palette),
             ),
             "split": figures.time_split(cells, palette),
             "notes": [f"{cell['setting']}: {note}" for cell in cells for note in cell["notes"]],
@@ -165,4 +172,9 @@ def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any
             [*row[:3], NOTHING if g is None else interval(g.to_dict()), *row[3:]]
             for row, g in zip(words.peers_table(peers), gains, strict=True)
         ]
-        yield {"name": name, "bars": sweeps.against(ours, peers, palette), "rows": table, "best": best and best["setting"]}
+        yield {
+            "name": name,
+            "bars": sweeps.against(ours, peers, palette),
+            "rows": table,
+            "best": best and best["setting"],
+        }

@@ -1,7 +1,7 @@
 """The figures of a report: what is plotted, its legend, and the table behind it.
 
-In: parts of a document. Out: `Figure`s, or None where a document holds nothing to draw. Not here: SVG (`bench.report_plots`), the
-headline table and the words (`bench.report_words`), the page (`bench.report`).
+In: parts of a document. Out: `Figure`s, or None where a document holds nothing to draw. Not here: SVG
+(`bench.report_plots`), the headline table and the words (`bench.report_words`), the page (`bench.report`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class Table:
 
 
 def bars(
-    title: str, groups: Iterable[tuple[str, Iterable[tuple[str, str, Any, str]]]], mark: float | None = None, note: str = ""
+    title: str,
+    groups: Iterable[tuple[str, Iterable[tuple[str, str, Any, str]]]],
+    mark: float | None = None,
+    note: str = "",
 ) -> Bars | None:
     """Bars of (name, colour, estimate or number or None, text), on one scale for all groups."""
     taken = [(name, list(rows)) for name, rows in groups]
@@ -129,7 +132,9 @@ def bars(
             return Bar(name=name, colour=colour, text=text)
         sure = isinstance(value, Mapping)
         middle, low, high = map(share, ends)
-        return Bar(name=name, colour=colour, text=text, width=middle, low=low if sure else None, high=high if sure else None)
+        return Bar(
+            name=name, colour=colour, text=text, width=middle, low=low if sure else None, high=high if sure else None
+        )
 
     made = [(name, [bar(*row) for row in rows]) for name, rows in taken]
     return Bars(title=title, groups=made, mark=None if mark is None else share(mark), note=note)
@@ -146,18 +151,24 @@ def _ends(value: Any) -> tuple[float, float, float]:
 def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
     """Speed-up of every setting, over all prompts and for each task."""
     others = [cell for cell in cells if cell["setting"] != palette.baseline]
-    tasks = list(dict.fromkeys(task["task"] for cell in others for task in cell["tasks"] if task["speedup"] is not None))
+    tasks = list(
+        dict.fromkeys(task["task"] for cell in others for task in cell["tasks"] if task["speedup"] is not None)
+    )
 
     def rows(find: Callable[[Record], Any]) -> list[tuple[str, str, Any, str]]:
         found = [(cell["setting"], find(cell)) for cell in others]
-        return [(name, palette.colour(name), value, f"{interval(value)}" if value else NOTHING) for name, value in found]
+        return [
+            (name, palette.colour(name), value, f"{interval(value)}" if value else NOTHING) for name, value in found
+        ]
 
     def of(task: str) -> Callable[[Record], Any]:
         return lambda cell: next((t["speedup"] for t in cell["tasks"] if t["task"] == task), None)
 
     groups = [("all prompts", rows(lambda cell: cell["speedup"]))]
     groups += [(task, rows(of(task))) for task in tasks] if len(tasks) > 1 else []
-    return bars("Speed-up over plain decoding, by task", groups, 1.0, "Whiskers: 95 % interval. The line marks plain decoding.")
+    return bars(
+        "Speed-up over plain decoding, by task", groups, 1.0, "Whiskers: 95 % interval. The line marks plain decoding."
+    )
 
 
 def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
@@ -167,13 +178,23 @@ def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
         for number, drafter in enumerate(cell["drafters"]):
             kept = [p for p in drafter["positions"] if p["proposed"]]
             alone = len(cell["drafters"]) == 1
-            name = cell["setting"] if alone or drafter["name"] == cell["setting"] else f"{cell['setting']}: {drafter['name']}"
+            name = (
+                cell["setting"]
+                if alone or drafter["name"] == cell["setting"]
+                else f"{cell['setting']}: {drafter['name']}"
+            )
             points = [(p["position"], p["accepted"] / p["proposed"]) for p in kept]
             few = frozenset(i for i, p in enumerate(kept) if p["proposed"] < FEW)
             dash = palette.dash(cell["setting"]) + number
             lines.append(Line(name=name, colour=palette.colour(cell["setting"]), points=points, dash=dash, hollow=few))
             table.rows += [
-                (name, str(p["position"]), str(p["proposed"]), str(p["accepted"]), percent(p["accepted"] / p["proposed"]))
+                (
+                    name,
+                    str(p["position"]),
+                    str(p["proposed"]),
+                    str(p["accepted"]),
+                    percent(p["accepted"] / p["proposed"]),
+                )
                 for p in kept
             ]
     axes = Axis(label="position in the draft", ticks=_whole(lines)), Axis(label="accepted", low=0, high=1, show=percent)
@@ -208,7 +229,10 @@ def time_split(cells: Sequence[Record], palette: Palette) -> list[Split]:
         if not 0 < total < 1e12:
             continue
         tokens = cell["tokens"]
-        parts = [(p, PARTS[p], round(100 * s / total, 2), milliseconds(s / tokens if tokens else None)) for p, s in times.items()]
+        parts = [
+            (p, PARTS[p], round(100 * s / total, 2), milliseconds(s / tokens if tokens else None))
+            for p, s in times.items()
+        ]
         text = f"{milliseconds(total / tokens)} ms a token" if tokens else "no token"
         found.append(Split(name=cell["setting"], colour=palette.colour(cell["setting"]), text=text, parts=parts))
     return found
@@ -221,8 +245,8 @@ def limits(cells: Sequence[Record], palette: Palette) -> Bars | None:
         return [(c["setting"], palette.colour(c["setting"]), c["limit"][key], percent(c["limit"][key])) for c in cells]
 
     note = (
-        "The line marks the limit: weights and cache read once a step at the measured bandwidth. Weights that stay in a "
-        "processor's cache are read faster."
+        "The line marks the limit: weights and cache read once a step at the measured bandwidth. Weights that stay in "
+        "a processor's cache are read faster."
     )
     return bars(
         "Share of the limit",

@@ -1,10 +1,11 @@
 """Plots as small inline SVG: lines over a linear or logarithmic axis, in colours that the page's theme gives.
 
-In: lines of points. Out: Markup. Not here: what is plotted (`bench.report_figures`), bars (the page's own markup draws them).
+In: lines of points. Out: Markup. Not here: what is plotted (`bench.report_figures`), bars (the page's own markup draws
+them).
 
-Every plot has the same size in units of the page's text, so that it is as legible on a narrow screen as on a wide one. It carries
-its title as text for readers who do not see it; the figures stand in a table beside it. Points that are not finite, or not
-positive on a logarithmic axis, are left out.
+Every plot has the same size in units of the page's text, so that it is as legible on a narrow screen as on a wide one.
+It carries its title as text for readers who do not see it; the figures stand in a table beside it. Points that are not
+finite, or not positive on a logarithmic axis, are left out.
 """
 
 from __future__ import annotations
@@ -131,8 +132,12 @@ def _grid(x: Axis, y: Axis, across: _Scale, up: _Scale) -> list[Markup]:
     for value in x.ticks if x.ticks is not None else ticks(across.low, across.high, log=x.log):
         at = across(value)
         parts.append(Markup('<line class="tick" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(at, at, bottom, bottom + 4))
-        parts.append(Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(at, bottom + 17, x.show(value)))
-    parts.append(Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(left, WIDTH - RIGHT, bottom, bottom))
+        parts.append(
+            Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(at, bottom + 17, x.show(value))
+        )
+    parts.append(
+        Markup('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(left, WIDTH - RIGHT, bottom, bottom)
+    )
     middle = (left + WIDTH - RIGHT) / 2
     parts.append(Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(middle, HEIGHT - 6, x.label))
     turned = Markup('<text transform="translate(12 {}) rotate(-90)" text-anchor="middle">{}</text>')

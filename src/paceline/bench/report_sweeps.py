@@ -54,7 +54,9 @@ def _load(title: str, runs: Sequence[Record], palette: Palette, key: str, quanti
             lines.append(Line(name=full, colour=palette.colour(name), points=points, dash=number))
             table.rows += [(full, f"{rate:g}", f"{value:.3g}") for rate, value in points]
     y = Axis(label="tokens/s", low=0, show=short) if key == "tokens_per_second" else Axis(label="seconds", log=True)
-    return figure(title, lines, (Axis(label="arrivals, times as fast as recorded", log=True, ticks=rates[:8]), y), table)
+    return figure(
+        title, lines, (Axis(label="arrivals, times as fast as recorded", log=True, ticks=rates[:8]), y), table
+    )
 
 
 def short(value: float) -> str:
@@ -66,7 +68,13 @@ def against(cells: Sequence[Record], peers: Sequence[Record], palette: Palette) 
     """Tokens per second of our settings and of every peer at one workload and batch size."""
 
     def row(name: str, colour: str, one: Record) -> tuple[str, str, Any, str]:
-        text = interval(one["tokens_per_second"], 0) if one["tokens_per_second"] else "failed" if one["comparable"] else "withheld"
+        text = (
+            interval(one["tokens_per_second"], 0)
+            if one["tokens_per_second"]
+            else "failed"
+            if one["comparable"]
+            else "withheld"
+        )
         return name, colour, one["tokens_per_second"], text
 
     ours = [row(cell["setting"], palette.colour(cell["setting"]), cell) for cell in cells]

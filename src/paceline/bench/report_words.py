@@ -16,12 +16,15 @@ MOST = 40
 """Entries of a list that are shown; the rest is in the document."""
 
 DEFINITIONS = (
-    ("tokens/s", "Delivered tokens over all seconds of a repeat, prompt processing included; the median of the repeats."),
+    (
+        "tokens/s",
+        "Delivered tokens over all seconds of a repeat, prompt processing included; the median of the repeats.",
+    ),
     (
         "speed-up",
-        "Every prompt is decoded by every setting and plainly, one right after the other in an order drawn anew. The ratio of "
-        "tokens per second is taken within each such round; given is the median over prompts, with the 95 % interval of a "
-        "bootstrap over prompts and repeats. Nothing is dropped: a prompt that failed counts as speed 0.",
+        "Every prompt is decoded by every setting and plainly, one right after the other in an order drawn anew. The "
+        "ratio of tokens per second is taken within each such round; given is the median over prompts, with the 95 % "
+        "interval of a bootstrap over prompts and repeats. Nothing is dropped: a prompt that failed counts as speed 0.",
     ),
     (
         "accepted length",
@@ -30,27 +33,32 @@ DEFINITIONS = (
     ),
     (
         "outputs",
-        "Token ids compared with plain decoding's. A near tie is a first difference where both tokens lie within rounding of the "
-        "best score. Where outputs differ beyond the claimed class, all speeds of the setting are withheld.",
+        "Token ids compared with plain decoding's. A near tie is a first difference where both tokens lie within "
+        "rounding of the best score. Where outputs differ beyond the claimed class, all speeds of the setting are "
+        "withheld.",
     ),
     ("TTFT", "Time to first token: from the arrival of the request to the end of the step that gave its first token."),
     ("ITL", "Inter-token latency: tokens that one step yields share the time since the step before."),
     (
         "share of the limit",
-        "Time that reading the weights and the cache once takes at the measured bandwidth, over the time that a step took.",
+        "Time that reading the weights and the cache once takes at the measured bandwidth, over the time that a step "
+        "took.",
     ),
     (
         "acceptance by position",
-        "Guesses at a depth of the draft that ended up in the text, over all guesses proposed there; a tree proposes several.",
+        "Guesses at a depth of the draft that ended up in the text, over all guesses proposed there; a tree proposes "
+        "several.",
     ),
     (
         "time split",
-        "The engine's own clock; 'outside' is the rest of the wall time: the caller's loop and the text made of the tokens.",
+        "The engine's own clock; 'outside' is the rest of the wall time: the caller's loop and the text made of the "
+        "tokens.",
     ),
     (
         "others",
-        "Other engines ran in processes of their own on the same weights, token ids, threads and lengths, greedily, in turn with "
-        "our settings. Their seconds were taken inside their processes. Their rounding differs, so near ties are taken wider.",
+        "Other engines ran in processes of their own on the same weights, token ids, threads and lengths, greedily, "
+        "in turn with our settings. Their seconds were taken inside their processes. Their rounding differs, so near "
+        "ties are taken wider.",
     ),
 )
 
@@ -173,7 +181,12 @@ def failures(document: Record) -> list[list[str]]:
     for run in document["load"]:
         for number, row in enumerate(run["rows"]):
             if row["error"]:
-                key = (run["setting"], f"{run['workload']}, rate {run['rate']:g}", f"request {number + 1}", row["error"])
+                key = (
+                    run["setting"],
+                    f"{run['workload']}, rate {run['rate']:g}",
+                    f"request {number + 1}",
+                    row["error"],
+                )
                 counts[key] = counts.get(key, 0) + 1
     return [[*key, str(count)] for key, count in counts.items()]
 
@@ -186,7 +199,13 @@ def differences(document: Record) -> list[list[str]]:
         for d in one["equality"]["differences"] if one["equality"] is not None else ():
             tokens = f"{_token(d['baseline_token'])} / {_token(d['token'])}"
             gap = f"{d['gap']:.3g} / {d['epsilon']:.3g}"
-            where = (f"{d['prompt']}, turn {d['turn'] + 1}", str(d["position"]), tokens, gap, "yes" if d["near_tie"] else "no")
+            where = (
+                f"{d['prompt']}, turn {d['turn'] + 1}",
+                str(d["position"]),
+                tokens,
+                gap,
+                "yes" if d["near_tie"] else "no",
+            )
             found[(name, place_name(one), *where)] = found.get((name, place_name(one), *where), 0) + 1
     return [[*key, str(count)] for key, count in sorted(found.items(), key=lambda item: item[0][6])]
 
@@ -205,15 +224,22 @@ def facts(document: Record) -> list[tuple[str, str]]:
     )
     cache = model["cache_bytes_per_token"]
     sampling = (
-        f"seed {made['seed']}, at most {options['max_tokens']} tokens{', end tokens ignored' if options['ignore_eos'] else ''}"
+        f"seed {made['seed']}, at most {options['max_tokens']} "
+        f"tokens{', end tokens ignored' if options['ignore_eos'] else ''}"
     )
     return [
         ("command", made["command"]),
         ("date", made["date"]),
-        ("processor", f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['capability']}"),
+        (
+            "processor",
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['capability']}",
+        ),
         ("GPU", machine["gpu"] or "none"),
         ("memory", size(machine["memory_bytes"])),
-        ("bandwidth", NOTHING if bandwidth is None else f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s ({bandwidth['method']})"),
+        (
+            "bandwidth",
+            NOTHING if bandwidth is None else f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s ({bandwidth['method']})",
+        ),
         ("system", machine["system"]),
         ("versions", f"paceline {made['paceline']}, Python {made['python']}, {packages}"),
         (
@@ -222,7 +248,8 @@ def facts(document: Record) -> list[tuple[str, str]]:
         ),
         (
             "read in a step",
-            f"{size(model['weight_bytes'])} of weights, {NOTHING if cache is None else f'{cache:,} bytes'} of cache per token",
+            f"{size(model['weight_bytes'])} of weights, {NOTHING if cache is None else f'{cache:,} bytes'} of cache "
+            f"per token",
         ),
         ("fingerprint", model["fingerprint"]),
         ("workloads", works or "none"),

@@ -1,11 +1,14 @@
 """What is compared: plain decoding, and speculative settings by name.
 
-In: JSON of speculative_configs, or nothing. Out: Settings, and engines for them around one loaded model. Not here: running them.
+In: JSON of speculative_configs, or nothing. Out: Settings, and engines for them around one loaded model. Not here:
+running them.
 
-Without settings of their own, users get plain decoding, "auto", and every registered method that runs on this model without more
-options than a draft model; the others are listed with the reason. A method with an option `continuations` gets the recorded ones.
+Without settings of their own, users get plain decoding, "auto", and every registered method that runs on this model
+without more options than a draft model; the others are listed with the reason. A method with an option `continuations`
+gets the recorded ones.
 
-The acceptance dial's drafter is a measuring device, which nobody else knows: whoever uses it stands within `dial_registered`.
+The acceptance dial's drafter is a measuring device, which nobody else knows: whoever uses it stands within
+`dial_registered`.
 """
 
 from __future__ import annotations
@@ -179,10 +182,14 @@ def defaults(llm: LLM, draft: str | None = None) -> tuple[list[Setting], list[di
     auto: dict[str, Any] = {"method": "auto"} | ({"model": draft} if draft and draft != llm.default_draft else {})
     for config in [auto, *({"method": name} for name in registry.table("drafters"))]:
         if _takes(config, RECORD):
-            skipped.append({"name": str(config["method"]), "why": "it measures, it does not guess; ask for it with --dial"})
+            skipped.append(
+                {"name": str(config["method"]), "why": "it measures, it does not guess; ask for it with --dial"}
+            )
             continue
         if config["method"] == "prediction":
-            skipped.append({"name": "prediction", "why": "it follows what a request predicts, and workloads predict nothing"})
+            skipped.append(
+                {"name": "prediction", "why": "it follows what a request predicts, and workloads predict nothing"}
+            )
             continue
         try:
             found.append(_runnable(llm, config, draft))

@@ -4,10 +4,10 @@ In: seconds per token, prompts x repeats. Out: estimates with 95 % intervals. No
 
 Axes in this file: p = prompts (or groups of a batch), r = repeats, d = bootstrap draws.
 
-Every figure resamples prompts with replacement and, within each drawn prompt, its repeats: prompts differ from each other and
-repeats from noise, and both make a figure uncertain. A ratio is always of two measurements of the same prompt in the same repeat,
-which were made next to each other, so that a machine that slows down hits both alike. A failure delivers no token: its time per
-token is infinite, its ratio 0; nothing is dropped from a median.
+Every figure resamples prompts with replacement and, within each drawn prompt, its repeats: prompts differ from each
+other and repeats from noise, and both make a figure uncertain. A ratio is always of two measurements of the same prompt
+in the same repeat, which were made next to each other, so that a machine that slows down hits both alike. A failure
+delivers no token: its time per token is infinite, its ratio 0; nothing is dropped from a median.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Estimate:
 
 
 def differs(value: float, low: float, high: float, n: int, **_: Any) -> bool:
-    """Whether an estimate of a ratio, given by its fields, shows a difference: an interval without 1, of enough units."""
+    """Whether an estimate of a ratio, given by its fields, shows a difference: an interval without 1, of enough
+    units.
+    """
     return n >= ENOUGH and not low <= 1.0 <= high
 
 
@@ -78,7 +80,9 @@ def bootstrap(
     picked, repeats = resample((p, r), draws, seed)
     drawn = statistic(*(column[picked, repeats] for column in columns))
     tail = (1 - level) / 2
-    low, high = np.quantile(drawn[np.isfinite(drawn)] if np.isfinite(drawn).any() else np.array([value]), [tail, 1 - tail])
+    low, high = np.quantile(
+        drawn[np.isfinite(drawn)] if np.isfinite(drawn).any() else np.array([value]), [tail, 1 - tail]
+    )
     return Estimate(value, float(low), float(high), p if p > 1 else r, level)
 
 
@@ -92,16 +96,21 @@ def median_ratio(ratios_pr: FloatArray) -> FloatArray:
     return np.asarray(np.median(np.median(ratios_pr, axis=-1), axis=-1))
 
 
-def total_ratio(base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray) -> FloatArray:
+def total_ratio(
+    base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray
+) -> FloatArray:
     """Median over repeats of the ratio of the totals' rates; (..., p, r) -> (...)."""
     base = base_tokens.sum(-2) / base_seconds.sum(-2)
     return np.asarray(np.median(tokens.sum(-2) / seconds.sum(-2) / base, axis=-1))
 
 
-def paired_ratios(base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray) -> FloatArray:
+def paired_ratios(
+    base_tokens: FloatArray, base_seconds: FloatArray, tokens: FloatArray, seconds: FloatArray
+) -> FloatArray:
     """(p, r) ratios of tokens per second, setting / baseline; 0 where the setting delivered nothing.
 
-    Prompts that the baseline never decoded have no ratio and are left out; they are counted as failures of the baseline.
+    Prompts that the baseline never decoded have no ratio and are left out; they are counted as failures of the
+    baseline.
     """
     kept = (base_tokens > 0).all(axis=1)
     return np.asarray((tokens[kept] / seconds[kept]) / (base_tokens[kept] / base_seconds[kept]))

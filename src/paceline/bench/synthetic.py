@@ -3,8 +3,9 @@
 In: parameters and a vocabulary size. Out: a Workload whose prompts are token ids. Not here: random-weights models
 (`bench.random_model`).
 
-Tokens are independent draws from p(rank) ~ 1 / rank^s over a random order of the vocabulary; s is solved for the wanted entropy in
-bits a token. log2(vocabulary) gives the uniform law, 0 one token over and over. Low entropy makes text repeat itself.
+Tokens are independent draws from p(rank) ~ 1 / rank^s over a random order of the vocabulary; s is solved for the wanted
+entropy in bits a token. log2(vocabulary) gives the uniform law, 0 one token over and over. Low entropy makes text
+repeat itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ STEEPEST = 64.0
 
 
 def load(text: str, *, vocab_size: int, max_context: int | None = None, seed: int = 0) -> Workload:
-    """The workload of "prompt=128,output=64,entropy=6.5,count=8"; what is left out takes DEFAULTS, entropy the uniform law's.
+    """The workload of "prompt=128,output=64,entropy=6.5,count=8"; what is left out takes DEFAULTS, entropy the uniform
+    law's.
 
     Args:
         max_context: of the model; a prompt must leave room for one new token. None takes any length.
@@ -31,13 +33,23 @@ def load(text: str, *, vocab_size: int, max_context: int | None = None, seed: in
     """
     given = _parse(text)
     for key in ("prompt", "output", "count"):
-        need(given[key] == int(given[key]) and given[key] >= 1, f"synthetic {key}", "be an integer of 1 or more", given[key])
+        need(
+            given[key] == int(given[key]) and given[key] >= 1,
+            f"synthetic {key}",
+            "be an integer of 1 or more",
+            given[key],
+        )
     if max_context is not None:
         rule = f"be at most {max_context - 1}: the context holds {max_context} tokens including at least one new token"
         need(given["prompt"] < max_context, "synthetic prompt", rule, int(given["prompt"]))
     highest = float(np.log2(max(vocab_size, 1)))
     entropy = highest if given["entropy"] < 0 else given["entropy"]
-    need(entropy <= highest + 1e-9, "synthetic entropy", f"be at most {highest:.4g} bits, log2 of the vocabulary", entropy)
+    need(
+        entropy <= highest + 1e-9,
+        "synthetic entropy",
+        f"be at most {highest:.4g} bits, log2 of the vocabulary",
+        entropy,
+    )
     tokens = prompts(int(given["count"]), int(given["prompt"]), min(entropy, highest), vocab_size, seed)
     task = f"{int(given['prompt'])}+{int(given['output'])} tokens, {entropy:.3g} bits"
     made = [
@@ -85,6 +97,8 @@ def _entropy(p: npt.NDArray[np.float64]) -> float:
 
 
 def prompts(count: int, length: int, entropy: float, vocab_size: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """(count, length) token ids, every prompt with an order of the vocabulary of its own; the same seed gives the same."""
+    """(count, length) token ids, every prompt with an order of the vocabulary of its own; the same seed gives the
+    same.
+    """
     p, rng = law(entropy, vocab_size), np.random.default_rng(seed)
     return np.stack([rng.permutation(vocab_size)[rng.choice(vocab_size, length, p=p)] for _ in range(count)])

@@ -79,7 +79,9 @@ def _tables(document: Mapping[str, Any]) -> Iterator[Table]:
         yield _load(title, runs)
     others: dict[str, list[Cell]] = {}
     for peer in document["peers"]:
-        others.setdefault(f"{peer['workload']}, temperature {peer['temperature']:g}, batch {peer['batch']}", []).append(peer)
+        others.setdefault(f"{peer['workload']}, temperature {peer['temperature']:g}, batch {peer['batch']}", []).append(
+            peer
+        )
     for title, peers in others.items():
         yield _peers(f"{title}: other engines", peers)
 
@@ -89,7 +91,9 @@ def _new(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> Table
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    made = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True
+    )
     for number, column in enumerate(columns):
         least = None if number else 10
         side: Any = "right" if number else "left"
@@ -106,7 +110,11 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
         made.add_row(
             cell["setting"],
             NOTHING if rate is None else f"{rate['value']:.0f}",
-            interval(cell["speedup"]) if cell["comparable"] else "outputs differ" if cell["failed"] < cell["prompts"] else "failed",
+            interval(cell["speedup"])
+            if cell["comparable"]
+            else "outputs differ"
+            if cell["failed"] < cell["prompts"]
+            else "failed",
             f"{cell['mean_acceptance_length']:.2f}",
             milliseconds(cell["time_to_first_token"]["p50"]),
             f"{milliseconds(latency['p50'], 2)}/{milliseconds(latency['p99'], 2)}",
@@ -137,7 +145,11 @@ def same(equality: Mapping[str, Any]) -> str:
 
 def _by_task(title: str, cells: Sequence[Cell]) -> Iterator[Table]:
     """Settings by task, a few tasks a table; a star marks a speed-up that differs from 1."""
-    tasks = [i for i, _ in enumerate(cells[0]["tasks"]) if any(cell["tasks"][i]["speedup"] for cell in cells)] if cells else []
+    tasks = (
+        [i for i, _ in enumerate(cells[0]["tasks"]) if any(cell["tasks"][i]["speedup"] for cell in cells)]
+        if cells
+        else []
+    )
     for start in range(0, len(tasks), TASKS) if len(tasks) > 1 else ():
         part = tasks[start : start + TASKS]
         names = [f"{task['task']}\n({task['prompts']})" for task in (cells[0]["tasks"][index] for index in part)]
@@ -158,7 +170,9 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
     from statistics import median
 
     latency, first = "latency s\np50/p90/p99", "TTFT s\np50/p99"
-    made = _new(title, ("setting", "tokens\n/s", latency, first, "ITL ms\np50", "mean\nlength", "failed"), (latency, first))
+    made = _new(
+        title, ("setting", "tokens\n/s", latency, first, "ITL ms\np50", "mean\nlength", "failed"), (latency, first)
+    )
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
         groups.setdefault(run["setting"], []).append(run)
@@ -185,14 +199,20 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
 
 def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
     ratio = "over our plain\n[95 %]"
-    made = _new(title, ("engine, method", "dtype", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,))
+    made = _new(
+        title, ("engine, method", "dtype", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,)
+    )
     for peer in peers:
         rate = peer["tokens_per_second"]
         made.add_row(
             f"{peer['name']} {peer['setting']}",
             peer["precision"] or NOTHING,
             NOTHING if rate is None else f"{rate['value']:.0f}",
-            interval(peer["speedup"]) if peer["comparable"] else "outputs differ" if peer["failed"] < peer["prompts"] else "failed",
+            interval(peer["speedup"])
+            if peer["comparable"]
+            else "outputs differ"
+            if peer["failed"] < peer["prompts"]
+            else "failed",
             length(peer["mean_acceptance_length"]),
             _outcome(peer),
             percent(peer["equal_share"]),
@@ -207,19 +227,23 @@ def remarks(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{what}{', random weights' if model['random'] else ''}); {document['provenance']['machine']['cpu']}"
     if document["cells"]:
         yield (
-            "tokens/s: delivered tokens over all time; speed-up: median over prompts of the paired ratio to plain decoding, with "
-            "its 95 % bootstrap interval; mean length: mean acceptance length; same: outputs identical with plain decoding's; by "
+            "tokens/s: delivered tokens over all time; speed-up: median over prompts of the paired ratio to plain "
+            "decoding, with its 95 % bootstrap interval; mean length: mean acceptance length; same: outputs identical "
+            "with plain decoding's; by "
             f"task: prompts in brackets, a star where the interval leaves out 1 (of {ENOUGH} prompts or more)."
         )
     if bandwidth is not None:
         rate = f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s"
         yield (
-            f"limit: share of the time that reading weights and cache once a step takes at {rate} ({bandwidth['method']}); it can "
+            f"limit: share of the time that reading weights and cache once a step takes at {rate} "
+            f"({bandwidth['method']}); it can "
             "pass 100 % where they fit into the processor's caches, which are faster."
         )
     scales = {run["workload"]: run["length_scale"] for run in document["load"] if run["length_scale"] < 1}
     for workload, scale in scales.items():
-        yield f"{workload}: all lengths are scaled by {scale:.3g}, so that the longest request fits the model's context."
+        yield (
+            f"{workload}: all lengths are scaled by {scale:.3g}, so that the longest request fits the model's context."
+        )
     for cell in document["cells"]:
         place = f"{cell['setting']} on {cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
         if cell["reason"] is not None:
@@ -230,7 +254,10 @@ def remarks(document: Mapping[str, Any]) -> Iterator[str]:
             )
         if cell["failed"]:
             first = next(row for row in cell["rows"] if row["error"])
-            yield f"{cell['failed']} of {cell['prompts']} prompts failed for {place}, first {first['prompt']!r}: {first['error']}"
+            yield (
+                f"{cell['failed']} of {cell['prompts']} prompts failed for {place}, first {first['prompt']!r}: "
+                f"{first['error']}"
+            )
         yield from (f"{place}: {note}" for note in cell["notes"])
     for peer in document["peers"]:
         yield from _trouble(peer)
@@ -251,7 +278,9 @@ def _trouble(peer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def comparison(found: Comparison, width: int = 80) -> Iterator[Table]:
-    """B against A: a table per workload, temperature and batch size; a star marks what is significant after the correction."""
+    """B against A: a table per workload, temperature and batch size; a star marks what is significant after the
+    correction.
+    """
     places: dict[tuple[str, float, int], list[Line]] = {}
     for line in found.lines:
         _, workload, temperature, batch = line.key

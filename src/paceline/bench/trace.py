@@ -1,11 +1,11 @@
 """Request traces: when requests arrived, how long their prompts and outputs were.
 
-In: JSONL or CSV text with timestamp, input_length, output_length. Out: Arrivals, and prompts of these lengths. Not here: replaying
-them (`bench.replay`).
+In: JSONL or CSV text with timestamp, input_length, output_length. Out: Arrivals, and prompts of these lengths. Not
+here: replaying them (`bench.replay`).
 
-Whole numbers under `timestamp` are milliseconds, as in the Mooncake traces (arXiv:2407.00079); every other time is in seconds.
-Columns may also be called arrival_time, prompt_tokens, output_tokens, or as in the Azure traces (arXiv:2311.18677) TIMESTAMP (a
-date), ContextTokens, GeneratedTokens.
+Whole numbers under `timestamp` are milliseconds, as in the Mooncake traces (arXiv:2407.00079); every other time is in
+seconds. Columns may also be called arrival_time, prompt_tokens, output_tokens, or as in the Azure traces
+(arXiv:2311.18677) TIMESTAMP (a date), ContextTokens, GeneratedTokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _arrival(row: object, name: str, number: int) -> tuple[float, int, int]:
     except (ValueError, TypeError, KeyError) as error:
         raise PromptError(f"{name!r} row {number} is no request ({error}); give {', '.join(NAMES)}") from None
     if min(lengths) < 1 or not math.isfinite(time):
-        raise PromptError(f"{name!r} row {number} must have finite times and lengths of 1 or more, got {time}, {lengths}")
+        raise PromptError(
+            f"{name!r} row {number} must have finite times and lengths of 1 or more, got {time}, {lengths}"
+        )
     return time, lengths[0], lengths[1]
 
 
@@ -85,12 +87,16 @@ def _time(value: Any) -> float:
 
 
 def fit(arrivals: Sequence[Arrival], max_context: int) -> tuple[list[Arrival], float]:
-    """The arrivals with lengths scaled by one factor, at most 1, so that the longest fits the context; and the factor."""
+    """The arrivals with lengths scaled by one factor, at most 1, so that the longest fits the context; and the
+    factor.
+    """
     longest = max(arrival.input_length + arrival.output_length for arrival in arrivals)
     scale = min(1.0, (max_context - 2) / longest)
     if scale == 1.0:
         return list(arrivals), 1.0
-    return [Arrival(a.time, max(1, int(a.input_length * scale)), max(1, int(a.output_length * scale))) for a in arrivals], scale
+    return [
+        Arrival(a.time, max(1, int(a.input_length * scale)), max(1, int(a.output_length * scale))) for a in arrivals
+    ], scale
 
 
 def prompts(arrivals: Sequence[Arrival], text: Sequence[int], vocab_size: int) -> list[list[int]]:

@@ -1,12 +1,13 @@
 """One setting against plain decoding on one group of prompts, in turn: the measurement that tuning repeats.
 
-In: a loaded LLM, settings, groups of prompts. Out: ratios of tokens per second. Not here: what to measure (`bench.halving`).
+In: a loaded LLM, settings, groups of prompts. Out: ratios of tokens per second. Not here: what to measure
+(`bench.halving`).
 
-Every visit of a setting to a group has a `cache_salt` of its own: tables that outlive a request may learn from other prompts of the
-same round, but never from their own answer in an earlier one, which would be repeated word by word.
+Every visit of a setting to a group has a `cache_salt` of its own: tables that outlive a request may learn from other
+prompts of the same round, but never from their own answer in an earlier one, which would be repeated word by word.
 
-A setting is refused when it cannot be built, when a drafter of it fails, or when its greedy output differs from plain decoding's
-elsewhere than at a near tie.
+A setting is refused when it cannot be built, when a drafter of it fails, or when its greedy output differs from plain
+decoding's elsewhere than at a near tie.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class Trial:
         self._run(self.plain, item, self.threads, "warm-up", replace(self.params, max_tokens=LEAST_TOKENS))
 
     def shorten(self, item: int, seconds: float) -> None:
-        """Let runs end after so many tokens that a plain one of this group takes about `seconds`; never under LEAST_TOKENS, and
-        never longer than they are."""
+        """Let runs end after so many tokens that a plain one of this group takes about `seconds`; never under
+        LEAST_TOKENS, and never longer than they are.
+        """
         (few, short), (many, long) = self._paced(item, 1, seconds), self._paced(item, LEAST_TOKENS, seconds)
         each = max(0.0, long - short) / max(1, many - few)
         self._end_after(few + (seconds - short) / each if each else inf)
@@ -87,8 +89,9 @@ class Trial:
             self.params = replace(self.params, max_tokens=max(LEAST_TOKENS, int(min(most, tokens))))
 
     def _paced(self, item: int, tokens: int, enough: float) -> tuple[int, float]:
-        """Tokens of the longest output of a plain run that ends after so many, and the least seconds of up to LOOKS such runs, as
-        many as fit into `enough`: whatever else the machine does, makes runs longer and never shorter."""
+        """Tokens of the longest output of a plain run that ends after so many, and the least seconds of up to LOOKS
+        such runs, as many as fit into `enough`: whatever else the machine does, makes runs longer and never shorter.
+        """
         times: list[float] = []
         longest = 0
         while not times or (len(times) < LOOKS and sum(times) < enough):
@@ -99,7 +102,8 @@ class Trial:
         return longest, min(times)
 
     def pull(self, arm: int, item: int) -> float:
-        """Tokens per second of a setting over those of plain decoding with the default threads; which goes first, alternates.
+        """Tokens per second of a setting over those of plain decoding with the default threads; which goes first,
+        alternates.
 
         Raises:
             RefusedError: the setting cannot run on this model, or its output is wrong.

@@ -1,13 +1,13 @@
 """Tuning: which method and settings decode these prompts fastest with this model on this machine, and is it worth it?
 
-In: a loaded LLM, prompts, a time budget. Out: a Tuning, with the profile to keep. Not here: the search (`bench.halving`), what is
-tried (`bench.candidates`), where profiles live (`paceline.profiles`), printing.
+In: a loaded LLM, prompts, a time budget. Out: a Tuning, with the profile to keep. Not here: the search
+(`bench.halving`), what is tried (`bench.candidates`), where profiles live (`paceline.profiles`), printing.
 
-Three parts of the budget search, two confirm: the winner of the search is measured again, on prompts that the search did not see
-where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1. Where the model is so slow,
-or the machine so busy, that RUNS runs would not fit, runs are made shorter; the search ends early enough for MIN_PAIRS pairs of the
-winner at the pace of the pairs so far, or these pairs are made shorter still. A budget is passed only by runs that cannot
-be shorter, and by a pace that changed.
+Three parts of the budget search, two confirm: the winner of the search is measured again, on prompts that the search
+did not see where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1. Where
+the model is so slow, or the machine so busy, that RUNS runs would not fit, runs are made shorter; the search ends early
+enough for MIN_PAIRS pairs of the winner at the pace of the pairs so far, or these pairs are made shorter still. A
+budget is passed only by runs that cannot be shorter, and by a pace that changed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ APART = 8
 """From so many groups of prompts on, search and confirmation use different ones."""
 
 FIXED_UP_TO = 4
-"""A fixed number of tokens is good for the batch size it was measured at; drafts are off from so many times that size on."""
+"""A fixed number of tokens is good for the batch size it was measured at; drafts are off from so many times that size
+on.
+"""
 
 Progress = Callable[[str, float], None]
 """`progress(what, seconds)`: what is going on, and seconds since the start."""
@@ -53,7 +55,8 @@ class Tuning:
 
     Attributes:
         best: the setting that the search preferred; None if all were refused, or there was no time for any.
-        gain: of `best`, on fresh measurements (after an interrupt in the search: on the search's own); None without measurements.
+        gain: of `best`, on fresh measurements (after an interrupt in the search: on the search's own); None without
+        measurements.
         chosen: what to use from now on: `best`, or plain decoding.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
         refused, skipped: words or method -> why.
@@ -91,7 +94,11 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        found = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("best", "chosen", "gain", "profile")}
+        found = {
+            key: getattr(self, key)
+            for key in self.__dataclass_fields__
+            if key not in ("best", "chosen", "gain", "profile")
+        }
         for key in ("best", "chosen"):
             setting: Arm | None = getattr(self, key)
             found[key] = setting and {"speculative_config": setting.config, "threads": setting.threads}
@@ -128,7 +135,9 @@ def tune(
     threads, groups = thread_counts(conditions.threads, cores, info.device.type), _groups(prompts, batch_size)
     tried = candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
-    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, sum(map(len, groups)), len(groups[0]))
+    found = Tuning(
+        info.name, conditions.dtype, str(info.device), conditions.threads, sum(map(len, groups)), len(groups[0])
+    )
     found.budget, found.asked_tokens, found.skipped = budget, max_tokens, dict(tried.skipped)
     found.beyond = [setting.words(found.threads) for setting in tried.beyond]
     try:
@@ -167,7 +176,9 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
         budget=SEARCH * budget,
         progress=lambda alive: progress(f"searching, {alive} settings left", elapsed()),
     )
-    measured = _confirm(found, trial, raced, items[1::2] if apart else items, elapsed=elapsed, budget=budget, progress=progress)
+    measured = _confirm(
+        found, trial, raced, items[1::2] if apart else items, elapsed=elapsed, budget=budget, progress=progress
+    )
     found.left_out = [words[arm] for arm in raced.unseen]
     found.refused = {words[arm]: why for arm, why in raced.refused.items()}
     found.settings = {
@@ -193,7 +204,9 @@ def _confirm(
     budget: float,
     progress: Progress,
 ) -> list[Gain]:
-    """Measure the best again; one that turns out to be wrong gives way to the next. After an interrupt: what there is."""
+    """Measure the best again; one that turns out to be wrong gives way to the next. After an interrupt: what there
+    is.
+    """
     if raced.interrupted:
         found.interrupted = found.in_search = True
         measured = [arm for arm in raced.order if raced.gains[arm]]
@@ -220,7 +233,9 @@ def _confirm(
 
 
 def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
-    """The best if its lower bound is above 1, else plain decoding; nothing after an interrupt that left too few measurements."""
+    """The best if its lower bound is above 1, else plain decoding; nothing after an interrupt that left too few
+    measurements.
+    """
     found.gain = interval(measured) if measured else None
     enough = len(measured) >= MIN_PAIRS
     if found.interrupted and not enough:
@@ -246,4 +261,6 @@ def _profile(found: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
         "model": found.model,
     }
     drafts = {name: model_digest("", resolve(name)) for name in chosen.drafts}
-    return Profile(conditions=conditions, speculative_config=config, threads=chosen.threads, drafts=drafts, measured=measured)
+    return Profile(
+        conditions=conditions, speculative_config=config, threads=chosen.threads, drafts=drafts, measured=measured
+    )

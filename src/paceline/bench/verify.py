@@ -1,14 +1,16 @@
-"""The proof on the user's own model: plain and accelerated decoding of the same prompts, compared at 0 and tested above it.
+"""The proof on the user's own model: plain and accelerated decoding of the same prompts, compared at 0 and tested above
+it.
 
-In: a loaded LLM and prompts. Out: a Report that says what was tested and whether the claimed exactness class holds there.
+In: a loaded LLM and prompts. Out: a Report that says what was tested and whether the claimed exactness class holds
+there.
 Not here: printing.
 
-A controller that sees no gain drafts nothing, and then nothing is proven of drafts. So where the number of guesses is left to it,
-everything is decoded with DRAFTED guesses in every step too: at temperature 0 besides, above it instead. Where nothing was drafted
-even so, the report does not hold.
+A controller that sees no gain drafts nothing, and then nothing is proven of drafts. So where the number of guesses is
+left to it, everything is decoded with DRAFTED guesses in every step too: at temperature 0 besides, above it instead.
+Where nothing was drafted even so, the report does not hold.
 
-Above temperature 0 there are two tests. Requests with equal seeds give equal tokens where all guesses are points; so the outputs of
-equal seeds are compared token by token. And the outputs are tested against the model's own law.
+Above temperature 0 there are two tests. Requests with equal seeds give equal tokens where all guesses are points; so
+the outputs of equal seeds are compared token by token. And the outputs are tested against the model's own law.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ DRAFTED = 5
 def claimed_class(llm: LLM) -> tuple[str, str]:
     """The weakest exactness class declared by what this LLM uses, at temperature 0 and above.
 
-    What drafters declare holds under an exact verifier, so a verifier weakens it only where it is approximate itself. Where a row's
-    bits are proven not to depend on the rows beside it, near ties fall as in plain decoding: "up to near ties" becomes "bit-equal".
+    What drafters declare holds under an exact verifier, so a verifier weakens it only where it is approximate itself.
+    Where a row's bits are proven not to depend on the rows beside it, near ties fall as in plain decoding: "up to near
+    ties" becomes "bit-equal".
     """
     if llm.speculative is None:
         return (BIT_EQUAL, BIT_EQUAL)
@@ -67,9 +70,9 @@ def verify(
 
     Args:
         llm: with the speculative_config in question; plain decoding runs on the same loaded model.
-        samples: outputs per prompt above temperature 0; 0 leaves that part out. Where equal tokens for equal seeds are claimed, all
-            have seeds. Otherwise one more per prompt has, and the others have none, so that drafts may be drawn; `LLM(seed=...)`
-            makes those repeatable.
+        samples: outputs per prompt above temperature 0; 0 leaves that part out. Where equal tokens for equal seeds are
+            claimed, all have seeds. Otherwise one more per prompt has, and the others have none, so that drafts may be
+            drawn; `LLM(seed=...)` makes those repeatable.
         seed: first of the seeds, and of the test's own noise.
         progress: told (stage, done, total).
     """
@@ -88,8 +91,9 @@ def verify(
 
 
 def drafting(llm: LLM) -> LLM | None:
-    """The same methods with DRAFTED guesses in every step; None where their number is fixed already, or nothing is guessed. Where a
-    profile says that guesses do not pay, those are taken that would be made without it."""
+    """The same methods with DRAFTED guesses in every step; None where their number is fixed already, or nothing is
+    guessed. Where a profile says that guesses do not pay, those are taken that would be made without it.
+    """
     speculative = llm.speculative
     if speculative is None and llm.profile is not None:
         speculative = SpeculativeConfig.parse(DEFAULT)
@@ -101,7 +105,14 @@ def drafting(llm: LLM) -> LLM | None:
 
 
 def _greedy(
-    llm: LLM, busy: LLM | None, plain: LLM, prompts: Sequence[Any], params: SamplingParams, *, report: Report, progress: Progress
+    llm: LLM,
+    busy: LLM | None,
+    plain: LLM,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    *,
+    report: Report,
+    progress: Progress,
 ) -> None:
     """Fill the report's part at temperature 0."""
     steps = accepted = 0
@@ -124,7 +135,14 @@ def _greedy(
 
 
 def _above(
-    llm: LLM, plain: LLM, prompts: Sequence[Any], params: SamplingParams, seed: int, *, report: Report, progress: Progress
+    llm: LLM,
+    plain: LLM,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    seed: int,
+    *,
+    report: Report,
+    progress: Progress,
 ) -> None:
     """Fill the report's part above temperature 0, with params.n outputs per prompt."""
     points = report.claimed[1] in (BIT_EQUAL, UP_TO_NEAR_TIES)
@@ -156,15 +174,17 @@ def _seeded(
         tokens, output = theirs.prompt_token_ids, ours.outputs[0].token_ids
         sampling = Sampling(params.temperature, params.seed or 0)
         go_on = plain_from(plain, tokens, params)
-        agreement.add(output, differences(llm.runner, tokens, theirs.outputs[0].token_ids, output, go_on, sampling=sampling))
+        agreement.add(
+            output, differences(llm.runner, tokens, theirs.outputs[0].token_ids, output, go_on, sampling=sampling)
+        )
     return fast, slow
 
 
 def plain_from(plain: LLM, prompt: Sequence[int], params: SamplingParams) -> Continue:
     """How plain decoding of a request goes on from the first tokens of its output.
 
-    The noise of a seed is keyed by the position in the text, so those tokens may stand in the prompt. That is not so for
-    penalties, min_tokens and the like, which are not meant here.
+    The noise of a seed is keyed by the position in the text, so those tokens may stand in the prompt. That is not so
+    for penalties, min_tokens and the like, which are not meant here.
     """
 
     def go_on(kept: list[int]) -> list[int]:
@@ -197,7 +217,9 @@ class _Values:
         for one in found:
             for output in one.outputs:
                 tokens, runner = output.token_ids, self.llm.runner
-                self.parts.append(integral_values(runner, one.prompt_token_ids, tokens, self.params.temperature, self.noise))
+                self.parts.append(
+                    integral_values(runner, one.prompt_token_ids, tokens, self.params.temperature, self.noise)
+                )
 
     def sample(self, prompts: Sequence[Any], progress: Callable[[int, int], None]) -> int:
         """Decode outputs without seeds of their own, add them, and return how many guesses were verified."""

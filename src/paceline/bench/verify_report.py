@@ -12,7 +12,12 @@ from typing import Any
 from paceline.bench.compare import Agreement
 from paceline.bench.law import LawTest
 
-BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE = "bit-equal", "bit-equal up to near ties", "equal in law", "approximate"
+BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE = (
+    "bit-equal",
+    "bit-equal up to near ties",
+    "equal in law",
+    "approximate",
+)
 CLASSES = (BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE)
 
 
@@ -67,7 +72,9 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether guesses were verified and every claim stands; without guesses plain decoding was compared with itself."""
+        """Whether guesses were verified and every claim stands; without guesses plain decoding was compared with
+        itself.
+        """
         return self.guesses > 0 and self.greedy_holds and self.seeded_holds and self.law_holds
 
     @property
@@ -93,7 +100,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        laws = {name: None if law is None else law.to_dict() for name, law in (("law", self.law), ("plain_law", self.plain_law))}
+        laws = {
+            name: None if law is None else law.to_dict()
+            for name, law in (("law", self.law), ("plain_law", self.plain_law))
+        }
         counts = ("prompts", "guesses", "near_ties", "positions", "temperature", "mean_acceptance_length")
         plain = ("model", "claimed", "exactness", "dtype", *counts)
         verdicts = ("holds", "greedy_holds", "seeded_holds", "law_holds", "conclusion")

@@ -1,12 +1,13 @@
-"""What is decoded in a benchmark: conversations with tasks, from files of known formats, made up, or shipped with the package.
+"""What is decoded in a benchmark: conversations with tasks, from files of known formats, made up, or shipped with the
+package.
 
-In: what the user typed after --workload. Out: a Workload. Not here: how each format looks (`bench.readers`), made-up prompts
-(`bench.synthetic`), arrival times (`bench.trace`), decoding.
+In: what the user typed after --workload. Out: a Workload. Not here: how each format looks (`bench.readers`), made-up
+prompts (`bench.synthetic`), arrival times (`bench.trace`), decoding.
 
     PATH                     the format is recognised by its content
-    FORMAT=PATH              the format is named: spec-bench, mt-bench, mt-redundant, humaneval, gsm8k, jsonl, text, trace
-    synthetic:KEY=VALUE,...  token ids of a given number and entropy
-    bundled                  the prompts that ship with the package
+    FORMAT=PATH              the format is named: spec-bench, mt-bench, mt-redundant, humaneval, gsm8k, jsonl, text,
+    trace synthetic:KEY=VALUE,...  token ids of a given number and entropy bundled                  the prompts that
+    ship with the package
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Conversation:
         task: what its figures are grouped by.
         turns: user messages in order; each is decoded after the answers before it. Empty where `token_ids` is given.
         history: messages before the first turn ({"role", "content"}), a system message for instance.
-        chat: whether the turns are messages, to be rendered by a chat template; otherwise the one turn is a text to go on with.
+        chat: whether the turns are messages, to be rendered by a chat template; otherwise the one turn is a text to go
+        on with.
         token_ids: the prompt itself, for synthetic ones.
         max_tokens: most new tokens, where the workload says so; then end tokens are ignored.
     """
@@ -73,7 +75,9 @@ class Workload:
         return dict(Counter(conversation.task for conversation in self.conversations))
 
     def limited(self, most: int | None) -> Workload:
-        """At most so many conversations, taken from the tasks in turn, so that each keeps its share; or the first arrivals."""
+        """At most so many conversations, taken from the tasks in turn, so that each keeps its share; or the first
+        arrivals.
+        """
         if most is None:
             return self
         if self.arrivals is not None:
@@ -121,7 +125,9 @@ def load(text: str, *, vocab_size: int = 0, max_context: int | None = None, seed
         return readers.read(Path(path), name)
     if equals and not Path(text).exists():
         known = ", ".join(readers.FORMATS)
-        raise ConfigError(f"--workload does not know the format {name!r}; give PATH or FORMAT=PATH, formats are {known}")
+        raise ConfigError(
+            f"--workload does not know the format {name!r}; give PATH or FORMAT=PATH, formats are {known}"
+        )
     return readers.read(Path(text))
 
 

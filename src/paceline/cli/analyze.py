@@ -29,10 +29,10 @@ POSITIONS = 32
 REAL = "biuf"
 """Kinds of NumPy's types that are real numbers."""
 
-NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and points are
-chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound. Tokens per pass take
-places to be alike and independent, and look at complete trees of one width alone, chains included; a tree of another shape may do
-better."""
+NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and
+points are chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound.
+Tokens per pass take places to be alike and independent, and look at complete trees of one width alone, chains included;
+a tree of another shape may do better."""
 
 
 @app.callback()
@@ -44,16 +44,25 @@ def group() -> None:
 @with_flags(sampling=False)
 def acceptance(
     *,
-    text: Annotated[str | None, typer.Argument(help="A text for two models; - or nothing reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file.")] = None,
-    p: Annotated[Path | None, typer.Option("--p", metavar="FILE", help="Target's rows, .npy or .json, instead of models.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="A text for two models; - or nothing reads standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file.")
+    ] = None,
+    p: Annotated[
+        Path | None, typer.Option("--p", metavar="FILE", help="Target's rows, .npy or .json, instead of models.")
+    ] = None,
     q: Annotated[Path | None, typer.Option("--q", metavar="FILE", help="Drafter's rows.")] = None,
     draft_model: Annotated[
-        str | None, typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model.")
+        str | None,
+        typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model."),
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="Of both models; above 0.")] = 1.0,
     positions: Annotated[int, typer.Option("--positions", help="Last places of the text to look at.")] = POSITIONS,
-    drafts: Annotated[str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one place.")] = "1,2,3,4",
+    drafts: Annotated[
+        str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one place.")
+    ] = "1,2,3,4",
     budgets: Annotated[str, typer.Option("--budgets", metavar="LIST", help="Numbers of nodes of a tree.")] = "2,4,8,16",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw both tables on a page.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
@@ -73,7 +82,11 @@ def acceptance(
     else:
         if text is not None or file is not None:
             raise ConfigError("give either --p and --q or a text, not both")
-        changed = {"draft-model": draft_model is not None, "temperature": temperature != 1.0, "positions": positions != POSITIONS}
+        changed = {
+            "draft-model": draft_model is not None,
+            "temperature": temperature != 1.0,
+            "positions": positions != POSITIONS,
+        }
         rows = _read_both(p, q, [*given, *(name for name, typed in changed.items() if typed)])
     from paceline.bench.acceptance_rules import analyze
 
@@ -123,7 +136,9 @@ def read_rows(path: Path) -> Any:
     import numpy as np
 
     try:
-        found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else json.loads(path.read_text(encoding="utf-8"))
+        found = (
+            np.load(path, allow_pickle=False) if path.suffix == ".npy" else json.loads(path.read_text(encoding="utf-8"))
+        )
         rows = np.asarray(found)
         if rows.dtype.kind not in REAL:
             raise TypeError("it holds something else than real numbers, or integers that are too large")
@@ -139,7 +154,9 @@ def read_rows(path: Path) -> Any:
 def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: float, positions: int) -> tuple[Any, Any]:
     """Rows of the target and of the draft model on a text."""
     if given.pop("speculative_config", None) is not None:
-        raise ConfigError("analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model")
+        raise ConfigError(
+            "analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model"
+        )
     from paceline.bench.acceptance_rules import rows_of
     from paceline.cli.tune import default_drafts
 
@@ -172,7 +189,9 @@ def tables(found: Analysis) -> list[Table]:
         for column in columns:
             table.add_column(str(column), justify="right")
         for name, values in rows.items():
-            table.add_row(name, *(format(value, form) for value in values), style="bold" if name.startswith("optimum") else None)
+            table.add_row(
+                name, *(format(value, form) for value in values), style="bold" if name.startswith("optimum") else None
+            )
         made.append(table)
     return made
 

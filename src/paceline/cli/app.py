@@ -1,8 +1,9 @@
 """The verbs of `paceline`, and what becomes of whatever ends one of them.
 
-Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what was produced
-is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. In: arguments. Out: text.
-Not here: the verbs themselves (one file each; heavy imports happen inside them, so that help is fast), the process (`cli.main`).
+Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what
+was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. In: arguments. Out: text.
+Not here: the verbs themselves (one file each; heavy imports happen inside them, so that help is fast), the process
+(`cli.main`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,21 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import analyze, bench, chat, datastore, demo, doctor, explain, generate, logs, methods, tune, verify, waits
+from paceline.cli import (
+    analyze,
+    bench,
+    chat,
+    datastore,
+    demo,
+    doctor,
+    explain,
+    generate,
+    logs,
+    methods,
+    tune,
+    verify,
+    waits,
+)
 from paceline.errors import PacelineError
 from paceline.utils import shown_by
 
@@ -55,9 +70,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the verb.")
+        str | None,
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the verb."),
     ] = None,
 ) -> None:
     """Options of every verb."""
@@ -135,7 +153,8 @@ def _explain_system(error: BaseException) -> tuple[int, str]:
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return (
         BUG,
-        f"internal error, {type(error).__name__}: {text[:300]}{where}; please report it with the output of --log-level debug",
+        f"internal error, {type(error).__name__}: {text[:300]}{where}; please report it with the output of "
+        f"--log-level debug",
     )
 
 

@@ -1,8 +1,8 @@
 """`paceline bench`: measures every method against plain decoding.
 
-Exit codes besides those of `cli.app`: 1 where a setting's outputs differ beyond its claim or all its prompts failed; 130 after
-Ctrl-C, with what was done shown and written. In: arguments. Out: tables, a JSON document, an HTML report. Not here: measuring
-(`paceline.bench`), what is done with documents (`cli.bench_documents`).
+Exit codes besides those of `cli.app`: 1 where a setting's outputs differ beyond its claim or all its prompts failed;
+130 after Ctrl-C, with what was done shown and written. In: arguments. Out: tables, a JSON document, an HTML report. Not
+here: measuring (`paceline.bench`), what is done with documents (`cli.bench_documents`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def command(
         document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
     _show(document)
     bench_documents.write(document, output, html)
-    raise typer.Exit(INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1)
+    raise typer.Exit(
+        INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1
+    )
 
 
 def _name_random(given: dict[str, Any], shape: str | None) -> None:
@@ -142,7 +144,9 @@ def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
     sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
     work = workloads.load_all(texts, **sizes, seed=options.seed, limit=options.limit)
     if options.rates != (1.0,) and all(one.arrivals is None for one in work):
-        raise ConfigError("--load is the rate of a request trace, and no workload is one; leave it out, or add -w trace=FILE")
+        raise ConfigError(
+            "--load is the rate of a request trace, and no workload is one; leave it out, or add -w trace=FILE"
+        )
     return work
 
 

@@ -1,7 +1,8 @@
 """`paceline bench diffusion`: methods of decoding diffusion language models on tasks with exact answers.
 
-Exit code 1 where a line that claims to be lossless is not, a text of a constrained run does not parse, or a line failed. In:
-arguments. Out: tables, a JSON document, a plot. Not here: measuring (`bench.diffusion`), tables (`bench.diffusion_report`).
+Exit code 1 where a line that claims to be lossless is not, a text of a constrained run does not parse, or a line
+failed. In: arguments. Out: tables, a JSON document, a plot. Not here: measuring (`bench.diffusion`), tables
+(`bench.diffusion_report`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 Part = Literal["methods", "caches", "constrained"]
 BUNDLED_NAMES = ("diffusion", "block_diffusion")
 KINDS = ("pdf", "png", "svg")
-METHOD_HELP = 'A name or {"method": "threshold", "confidence_threshold": 0.8}; may be repeated. Default: all without training.'
+METHOD_HELP = (
+    'A name or {"method": "threshold", "confidence_threshold": 0.8}; may be repeated. Default: all without training.'
+)
 MODEL_HELP = "Folder or hub id, diffusion or block_diffusion (bundled). Default: diffusion."
 LENGTH_HELP = "Slots of every text; a block-causal model fills its last block."
 BLOCK_HELP = "Of methods that name none; default: half the text, or the model's own blocks."
@@ -37,19 +40,27 @@ def command(
     *,
     model: Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP)] = "diffusion",
     method: Annotated[list[str] | None, typer.Option("--method", "-s", metavar="NAME|JSON", help=METHOD_HELP)] = None,
-    task: Annotated[list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")
+    ] = None,
     part: Annotated[Part, typer.Option("--part", help="What is compared.")] = "methods",
     count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 20,
-    timed: Annotated[int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")] = 13,
+    timed: Annotated[
+        int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")
+    ] = 13,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed runs of each.")] = 2,
     length: Annotated[int, typer.Option("--length", metavar="N", help=LENGTH_HELP)] = 32,
     block_length: Annotated[int | None, typer.Option("--block-length", metavar="N", help=BLOCK_HELP)] = None,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="NAME", help="float32, bfloat16, float16 or float64.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="NAME", help="float32, bfloat16, float16 or float64.")
+    ] = "float32",
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="CPU threads.")] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Of prompts and noise.")] = 0,
     output: Output = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw score against calls and time there.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw score against calls and time there.")
+    ] = None,
 ) -> None:
     """Measure how well and how fast methods decode a diffusion language model."""
     for flag, path in (("--json (or --output)", output), ("--plot", plot)):
@@ -62,7 +73,9 @@ def command(
 
     chosen = {"tasks": tuple(task)} if task else {}
     timed = min(timed, count * len(chosen.get("tasks", TASKS)))
-    options = Options(**chosen, count=count, timed=timed, repeats=repeats, length=length, block_length=block_length, seed=seed)
+    options = Options(
+        **chosen, count=count, timed=timed, repeats=repeats, length=length, block_length=block_length, seed=seed
+    )
     bench = _open(model, options, dtype=dtype, device=device, threads=threads)
     with _progress() as progress:
         document, wrong = _measure(bench, part, method or [], progress)
@@ -82,7 +95,9 @@ def _check_plot(path: Path, part: Part) -> None:
 
 
 def _open(model: str, options: Options, *, dtype: str, device: str, threads: int | None) -> Bench:
-    """The model with its tokenizer and prompts; block lengths of a model with full attention default to half the text."""
+    """The model with its tokenizer and prompts; block lengths of a model with full attention default to half the
+    text.
+    """
     from dataclasses import replace
 
     import torch
@@ -147,7 +162,9 @@ def _show(document: dict[str, Any], part: Part) -> None:
 
     console = Console(highlight=False)
     if part != "methods":
-        for one in report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"]):
+        for one in (
+            report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"])
+        ):
             console.print(one)
         return
     for one in report.methods(document):

@@ -72,7 +72,10 @@ def compare(
     fail_below: Annotated[
         float | None,
         typer.Option(
-            "--fail-below", metavar="R", min=0.0, help="Exit 1 if the lower 95 % bound of a tokens/s ratio B / A is under R."
+            "--fail-below",
+            metavar="R",
+            min=0.0,
+            help="Exit 1 if the lower 95 % bound of a tokens/s ratio B / A is under R.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
@@ -110,14 +113,21 @@ def _show_comparison(found: Comparison) -> None:
     for one in table.comparison(found, console.width):
         console.print(one)
         console.print()
-    lines = [f"A star marks a difference that is significant after correction for {found.comparisons} comparisons (Bonferroni)."]
+    lines = [
+        f"A star marks a difference that is significant after correction for {found.comparisons} comparisons "
+        f"(Bonferroni)."
+    ]
     few = sum(line.speed is not None and line.speed.n < ENOUGH for line in found.lines)
     if few:
-        lines.append(f"{few} of {len(found.lines)} lines rest on fewer than {ENOUGH} prompts or batches, too few for a star.")
+        lines.append(
+            f"{few} of {len(found.lines)} lines rest on fewer than {ENOUGH} prompts or batches, too few for a star."
+        )
     lines += [f"no figures for {', '.join(map(str, line.key))}: {line.reason}" for line in found.lines if line.reason]
     lines += [f"the runs also differ in {warning}" for warning in found.warnings]
     lines += [
-        f"only in {name}: {', '.join(map(str, key))}" for name, keys in (("A", found.only_a), ("B", found.only_b)) for key in keys
+        f"only in {name}: {', '.join(map(str, key))}"
+        for name, keys in (("A", found.only_a), ("B", found.only_b))
+        for key in keys
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
@@ -127,7 +137,8 @@ def _show_comparison(found: Comparison) -> None:
 def report(
     document: Annotated[Path, typer.Argument(metavar="RUN.json", help="A document of `paceline bench --json`.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The HTML file; default: the document's name with .html.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The HTML file; default: the document's name with .html."),
     ] = None,
 ) -> None:
     """Draw a document as one self-contained HTML page."""

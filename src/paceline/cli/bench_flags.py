@@ -26,33 +26,45 @@ def _flag(kind: Any, panel: str | None, *names: str, metavar: str | None = None,
 
 
 WORKLOAD_HELP = (
-    "PATH, FORMAT=PATH, synthetic:prompt=128,output=64,entropy=8 or bundled; may be repeated. Formats: spec-bench, mt-bench, "
-    "mt-redundant, humaneval, gsm8k, jsonl, text, trace. Default: the prompts that ship with the package."
+    "PATH, FORMAT=PATH, synthetic:prompt=128,output=64,entropy=8 or bundled; may be repeated. Formats: spec-bench, "
+    "mt-bench, mt-redundant, humaneval, gsm8k, jsonl, text, trace. Default: the prompts that ship with the package."
 )
 SHAPE_HELP = "A random-weights model: 291m, 1b, 8b or llama:hidden=1024,layers=24,...; also --model random:SHAPE."
 PEERS_HELP = (
-    "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD between commas, or JSON with options; may be "
-    "repeated. `paceline bench peers list` shows them."
+    "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD between commas, or JSON with "
+    "options; may be repeated. `paceline bench peers list` shows them."
 )
 DIAL_TOKENS_HELP = "Speculative tokens of the dial; default: the controller's choice."
-SETTING_HELP = 'A setting to measure, as ngram or {"method": "ngram"}; may be repeated. Default: auto and all that run here.'
+SETTING_HELP = (
+    'A setting to measure, as ngram or {"method": "ngram"}; may be repeated. Default: auto and all that run here.'
+)
 
 Workloads = _flag(list[str] | None, "Workload", "--workload", "-w", metavar="WORKLOAD", help=WORKLOAD_HELP)
 Limit = _flag(int | None, "Workload", "--limit", metavar="N", min=1, help="Conversations per workload.")
 Raw = _flag(bool, "Workload", "--raw", help="No chat template.")
-MaxTokens = _flag(int | None, "Workload", "--max-tokens", metavar="N", min=1, max=65536, help="Most new tokens; default 128.")
+MaxTokens = _flag(
+    int | None, "Workload", "--max-tokens", metavar="N", min=1, max=65536, help="Most new tokens; default 128."
+)
 IgnoreEos = _flag(bool, "Workload", "--ignore-eos", help="Go on after an end token.")
-DraftModel = _flag(str | None, "Settings", "--draft-model", metavar="MODEL", help="Draft model for methods that take one.")
-Dial = _flag(str, "Settings", "--dial", metavar="P,P", help="Acceptance dial: measure at these acceptances, as 0.6,0.8.")
+DraftModel = _flag(
+    str | None, "Settings", "--draft-model", metavar="MODEL", help="Draft model for methods that take one."
+)
+Dial = _flag(
+    str, "Settings", "--dial", metavar="P,P", help="Acceptance dial: measure at these acceptances, as 0.6,0.8."
+)
 DialTokens = _flag(int | None, "Settings", "--dial-tokens", metavar="N", min=1, max=64, help=DIAL_TOKENS_HELP)
 RandomShape = _flag(str | None, "Model", "--random-shape", metavar="SHAPE", help=SHAPE_HELP)
 Peers = _flag(list[str] | None, "Peers", "--peers", metavar="all|NAME,NAME", help=PEERS_HELP)
-PeerUrl = _flag(str | None, "Peers", "--peer-url", metavar="URL", help="An OpenAI-compatible endpoint, as http://host:8000/v1.")
+PeerUrl = _flag(
+    str | None, "Peers", "--peer-url", metavar="URL", help="An OpenAI-compatible endpoint, as http://host:8000/v1."
+)
 PeerModel = _flag(str | None, "Peers", "--peer-model", metavar="NAME", help="Name of the model at that endpoint.")
 Batch = _flag(str, "Sweep", "--batch", metavar="N,N", help="Batch sizes.")
 Temperature = _flag(str, "Sweep", "--temperature", metavar="T,T", help="Temperatures.")
 Load = _flag(str, "Sweep", "--load", metavar="R,R", help="Rates of a trace's replay: 2 is twice as fast as recorded.")
-Repeats = _flag(int | None, "Sweep", "--repeats", metavar="N", min=1, max=1000, help="Timed runs of every prompt; default 3.")
+Repeats = _flag(
+    int | None, "Sweep", "--repeats", metavar="N", min=1, max=1000, help="Timed runs of every prompt; default 3."
+)
 Quick = _flag(bool, "Sweep", "--quick", help="8 conversations, 64 tokens: under a minute on the bundled model.")
 Seed = _flag(int, None, "--seed", metavar="INT", min=0, max=2**53, help="Of sampling and of synthetic prompts.")
 Output = _flag(Path | None, None, "--json", "--output", "-o", metavar="FILE", help="Write the JSON document there.")

@@ -25,11 +25,15 @@ def command(
     """Talk with a model: one message a line; an empty line or Ctrl-D ends."""
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
-        raise ConfigError("--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`")
+        raise ConfigError(
+            "--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`"
+        )
     llm = open_llm(given, diffusion=True)
     if not llm.tokenizer.has_chat_template:
         name = given.get("model", "the bundled model")
-        raise ConfigError(f"{name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model")
+        raise ConfigError(
+            f"{name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model"
+        )
     params = sampling_params(given, llm)
     if params.n > 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")

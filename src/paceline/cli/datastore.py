@@ -32,18 +32,26 @@ def build(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="File to write.")],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id of the target; default: the bundled model."),
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Folder or hub id of the target; default: the bundled model."
+        ),
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.")
+    ] = None,
     field: Annotated[
         list[str] | None,
-        typer.Option("--field", metavar="NAME", help="Field of JSON rows to read; may be repeated. Default: by their keys."),
+        typer.Option(
+            "--field", metavar="NAME", help="Field of JSON rows to read; may be repeated. Default: by their keys."
+        ),
     ] = None,
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", min=2, help="Tokens that are sorted at once, at 20 bytes of memory each.")
     ] = 2**24,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")
+    ] = False,
 ) -> None:
     """Make a datastore of texts with the tokenizer of a model."""
     found = _found(sources, output, field or (), overwrite=overwrite)
@@ -69,7 +77,9 @@ def _found(sources: list[Path], output: Path, field: Sequence[str], *, overwrite
 
     found = Found.find(sources, field)
     if field and not any(path.name.removesuffix(".gz").endswith((".json", ".jsonl")) for path in found.files):
-        raise ConfigError("--field chooses among the fields of .json and .jsonl files, and there are none; leave it out")
+        raise ConfigError(
+            "--field chooses among the fields of .json and .jsonl files, and there are none; leave it out"
+        )
     if output.resolve() in {path.resolve() for path in found.files}:
         raise ConfigError(f"--output {str(output)!r} is one of the sources; choose another")
     return found

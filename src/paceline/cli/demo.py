@@ -1,7 +1,8 @@
-"""`paceline demo`: the bundled prompts, decoded plainly and accelerated in turn; exit 1 if a text differs outside near ties.
+"""`paceline demo`: the bundled prompts, decoded plainly and accelerated in turn; exit 1 if a text differs outside near
+ties.
 
-Without `--model` it runs the bundled model, and, with the default methods, a real one where `benchmarks/real_models.py` has
-made its folder: what drafting brings does not show on a model whose pass takes 0.2 ms.
+Without `--model` it runs the bundled model, and, with the default methods, a real one where `benchmarks/real_models.py`
+has made its folder: what drafting brings does not show on a model whose pass takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ TOO_SMALL = (
 def command(
     *,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")] = 3,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")
+    ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
     given: dict[str, Any],
 ) -> None:
@@ -105,7 +108,8 @@ def print_table(lines: list[Total], llm: LLM, name: str | None = None) -> None:
     console.print(what.replace("torch.", ""))
     console.print(table(lines))
     console.print(
-        "Tokens/s are of plain and of accelerated decoding; accepted is the mean acceptance length, tokens per pass of the model."
+        "Tokens/s are of plain and of accelerated decoding; accepted is the mean acceptance length, tokens per pass "
+        "of the model."
     )
     if last.near_ties:
         places = "1 near tie" if last.near_ties == 1 else f"{last.near_ties} near ties"

@@ -14,7 +14,10 @@ from paceline.errors import ConfigError
 from paceline.utils import shortened
 
 KINDS: Final = {
-    "dllm_unmasking_strategy": ("NAME", "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ..."),
+    "dllm_unmasking_strategy": (
+        "NAME",
+        "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ...",
+    ),
     "dllm_block_length": ("INT", "Slots of a block; default: the model's, or the whole text."),
     "dllm_denoising_steps": ("INT", "Rounds for a block, where the method has a fixed number."),
     "dllm_confidence_threshold": ("FLOAT", "Slots at least this sure are written, where the method has a threshold."),
@@ -25,7 +28,9 @@ PANEL: Final = "Diffusion language models"
 
 def _flag(name: str, metavar: str, text: str) -> inspect.Parameter:
     option = typer.Option("--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel=PANEL)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
 
 
 FLAGS: Final = tuple(_flag(name, *rest) for name, rest in KINDS.items())

@@ -1,4 +1,6 @@
-"""`paceline doctor`: checks a setup and says what is wrong, one line each; exit 0 when fine, 1 when something is wrong."""
+"""`paceline doctor`: checks a setup and says what is wrong, one line each; exit 0 when fine, 1 when something is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ WIDEST = 100
 def command(
     *,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt.")
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the checks that found nothing, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
@@ -63,7 +66,10 @@ def words(found: Visit, llm: LLM, *, verbose: bool) -> str:
     width = min(Console().width, WIDEST)
     facts, diagnosis = found.facts, found.diagnosis
     target, threads = facts.target, facts.machine.threads
-    lines = [f"{Path(llm.runner.info.name).name} ({target.dtype} on {target.device}, {threads} thread{'s' if threads > 1 else ''})"]
+    lines = [
+        f"{Path(llm.runner.info.name).name} ({target.dtype} on {target.device}, {threads} "
+        f"thread{'s' if threads > 1 else ''})"
+    ]
     for probe in facts.probes:
         lines.append(_probed(probe))
     complained = {name for name, _ in diagnosis.findings}
@@ -74,8 +80,12 @@ def words(found: Visit, llm: LLM, *, verbose: bool) -> str:
     wrong = sum(not one.hint for _, one in diagnosis.findings)
     hints = len(diagnosis.findings) - wrong
     verdict = "nothing is wrong" if not wrong else f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
-    lines.append(f"{len(diagnosis.asked)} checks: {verdict}" + (f", {hints} hint{'s' if hints > 1 else ''}" if hints else ""))
-    return "\n".join("\n".join(wrap(line, width, subsequent_indent=_indent(line), break_on_hyphens=False)) for line in lines)
+    lines.append(
+        f"{len(diagnosis.asked)} checks: {verdict}" + (f", {hints} hint{'s' if hints > 1 else ''}" if hints else "")
+    )
+    return "\n".join(
+        "\n".join(wrap(line, width, subsequent_indent=_indent(line), break_on_hyphens=False)) for line in lines
+    )
 
 
 def _indent(line: str) -> str:

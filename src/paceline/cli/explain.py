@@ -26,17 +26,24 @@ DEFAULT_OUTPUT = Path("explain.html")
 def command(
     *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the data; the page is written only with --output.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the data; the page is written only with --output.")
+    ] = False,
     given: dict[str, Any],
 ) -> None:
-    """Replay a generation step by step: token trees, what was accepted and why not, the controller's decisions, the time."""
+    """Replay a generation step by step: token trees, what was accepted and why not, the controller's decisions, the
+    time.
+    """
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
         raise ConfigError("--logprobs and --prompt-logprobs have no place in a replay; use `paceline generate --json`")
@@ -54,7 +61,9 @@ def command(
     replay = Replay(recorder.data())
     if page is not None:
         _write(page, replay.to_html(), open_page)
-    print(json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences]))
+    print(
+        json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences])
+    )
     if interrupted:
         raise typer.Exit(130)
     recorder.output.raise_for_error()

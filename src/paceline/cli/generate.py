@@ -26,16 +26,24 @@ if TYPE_CHECKING:
 def command(
     *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
     prediction: Annotated[
         str | None,
-        typer.Option("--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."),
+        typer.Option(
+            "--prediction", metavar="TEXT", help="What the output is expected to be, to draft from; @FILE reads a file."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")
+    ] = False,
     given: dict[str, Any],
 ) -> None:
-    """Continue a prompt with a model; on a terminal, accepted guesses are coloured by drafter, and a canvas fills in place."""
+    """Continue a prompt with a model; on a terminal, accepted guesses are coloured by drafter, and a canvas fills in
+    place.
+    """
     check_sampling(given)
     text, expected = read_prompt(prompt, file), read_prediction(prediction)
     llm = open_llm(given, diffusion=True)
@@ -54,9 +62,16 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
     Raises:
         ConfigError: with what to add.
     """
-    if expected is not None and llm.diffusion is None and llm.profile is None and "prediction" not in llm.drafter_methods:
+    if (
+        expected is not None
+        and llm.diffusion is None
+        and llm.profile is None
+        and "prediction" not in llm.drafter_methods
+    ):
         methods = ", ".join(llm.drafter_methods) or "none"
-        raise ConfigError(f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}")
+        raise ConfigError(
+            f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}"
+        )
 
 
 def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
@@ -88,7 +103,13 @@ def _as_json(chunks: Generator[StreamChunk]) -> RequestOutput | None:
             last = chunk.output
     except KeyboardInterrupt:
         chunks.close()
-        nothing: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": "abort", "stop_reason": None, "metrics": {}}
+        nothing: dict[str, Any] = {
+            "text": "",
+            "token_ids": [],
+            "finish_reason": "abort",
+            "stop_reason": None,
+            "metrics": {},
+        }
         print(json.dumps(last.to_dict() if last else nothing))
         raise typer.Exit(130) from None
     if last is not None:

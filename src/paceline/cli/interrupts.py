@@ -1,9 +1,11 @@
 """Ctrl-C while modules are imported or a model is loaded: the process ends at once, with at most one line.
 
-In: a block of code. Out: nothing, or the end of the process with exit code 130. Not here: Ctrl-C while text is written (`cli.app`).
+In: a block of code. Out: nothing, or the end of the process with exit code 130. Not here: Ctrl-C while text is written
+(`cli.app`).
 
-A KeyboardInterrupt inside an import can surface as another error or as a traceback of the interpreter's own, or be swallowed; and
-nothing was written that would have to be kept. This file imports next to nothing, since it must stand before everything else.
+A KeyboardInterrupt inside an import can surface as another error or as a traceback of the interpreter's own, or be
+swallowed; and nothing was written that would have to be kept. This file imports next to nothing, since it must stand
+before everything else.
 """
 
 from __future__ import annotations

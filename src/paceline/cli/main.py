@@ -1,7 +1,7 @@
 """The entry of the `paceline` command: imports its verbs and runs one.
 
-In: arguments. Out: an exit code (see `cli.app`). Not here: the verbs. This file imports next to nothing by itself, so that Ctrl-C
-finds it in charge soon after the interpreter starts.
+In: arguments. Out: an exit code (see `cli.app`). Not here: the verbs. This file imports next to nothing by itself, so
+that Ctrl-C finds it in charge soon after the interpreter starts.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ WIDEST = 100
 
 @with_log_level
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False) -> None:
-    """List drafters, verifiers and controllers (kind, exactness class, needs, paper), and methods of diffusion decoding."""
+    """List drafters, verifiers and controllers (kind, exactness class, needs, paper), and methods of diffusion
+    decoding.
+    """
     from paceline import registry
     from paceline.diffusion import METHODS
 
@@ -72,7 +74,9 @@ def _row(family: str, name: str, entry: Entry) -> dict[str, Any]:
 def describe(family: str, entry: Entry, width: int) -> list[str]:
     """What the registry says of one method, in lines of at most `width` columns (words are never cut)."""
     greedy, sampled = entry.exactness
-    exactness = f"{greedy}, at every temperature" if greedy == sampled else f"{greedy} at temperature 0; {sampled} above"
+    exactness = (
+        f"{greedy}, at every temperature" if greedy == sampled else f"{greedy} at temperature 0; {sampled} above"
+    )
     if family == "controllers":
         exactness = "that of the drafters and the verifier it steers"
     values = {

@@ -1,6 +1,7 @@
 """Command-line flags made from the fields of the configuration classes, so that a new field is a new flag.
 
-In: SamplingParams and EngineConfig. Out: a decorator for typer commands, and the objects built from what the user typed.
+In: SamplingParams and EngineConfig. Out: a decorator for typer commands, and the objects built from what the user
+typed.
 Not here: checking values (the classes do that).
 """
 
@@ -49,7 +50,9 @@ ENGINE_HELP = {
     "max_model_len": "Longest sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
     "kv_cache_memory_bytes": "Most memory for keys and values, in bytes; default: 0.6 of what is free.",
-    "speculative_memory_bytes": "Most memory for draft trees and the caches of draft models, in bytes; default: no limit.",
+    "speculative_memory_bytes": (
+        "Most memory for draft trees and the caches of draft models, in bytes; default: no limit."
+    ),
     "quantization": "int8 or int4 rounds the weights when they are loaded; default: as they are.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
 }
@@ -74,7 +77,9 @@ METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness"
 DEFAULT_MAX_TOKENS = 256
 
 
-def _model_flag(name: str, kind: Any, default: Any, help: str, *, short: str = "", metavar: str | None = None) -> inspect.Parameter:
+def _model_flag(
+    name: str, kind: Any, default: Any, help: str, *, short: str = "", metavar: str | None = None
+) -> inspect.Parameter:
     names = ["--" + name.replace("_", "-"), *([short] if short else [])]
     annotation = Annotated[kind, typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Model")]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -87,7 +92,8 @@ MODEL_FLAGS = (
         "speculative_config",
         Text,
         None,
-        'How to guess, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else {"method": "auto"}.',
+        'How to guess, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
+        '{"method": "auto"}.',
         short="-s",
         metavar="JSON",
     ),
@@ -112,7 +118,11 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
     """The flag of a field. Numbers come as text, so that what is no number gets a line like every other wrong value."""
     name = field.name
     kind: Any = bool if name in SWITCHES else (list[str] | None if name in LISTS else str | None)
-    metavar = None if name in SWITCHES else METAVARS.get(name, "TEXT" if name in TEXTS else "INT" if name in INTEGERS else "FLOAT")
+    metavar = (
+        None
+        if name in SWITCHES
+        else METAVARS.get(name, "TEXT" if name in TEXTS else "INT" if name in INTEGERS else "FLOAT")
+    )
     option = typer.Option("--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel=panel)
     annotation = Annotated[kind, option]
     return inspect.Parameter(
@@ -121,15 +131,18 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
 
 
 def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams, --log-level,
-    and with `diffusion` those of diffusion language models.
+    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams,
+    --log-level, and with `diffusion` those of diffusion language models.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
     sources: list[tuple[Any, dict[str, str], str]] = [(EngineConfig, ENGINE_HELP, "Model")]
     sources += [(SamplingParams, SAMPLING_HELP, "Sampling")] if sampling else []
     extra = [
-        _parameter(field, texts[field.name], panel) for cls, texts, panel in sources for field in fields(cls) if field.name in texts
+        _parameter(field, texts[field.name], panel)
+        for cls, texts, panel in sources
+        for field in fields(cls)
+        if field.name in texts
     ]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

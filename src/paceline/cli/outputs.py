@@ -24,7 +24,9 @@ def writing(flag: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{flag} {str(path)!r} cannot be written ({error.strerror or error}); name another file") from None
+        raise ConfigError(
+            f"{flag} {str(path)!r} cannot be written ({error.strerror or error}); name another file"
+        ) from None
 
 
 def must_be_writable(flag: str, path: Path) -> None:
@@ -38,7 +40,9 @@ def must_be_writable(flag: str, path: Path) -> None:
         if path.is_dir():
             raise ConfigError(f"{flag} must be a file, got the folder {str(path)!r}; name a file in it")
         if not folder.is_dir():
-            raise ConfigError(f"{flag} must lie in a folder that exists, got {str(path)!r}; make the folder {str(folder)!r} first")
+            raise ConfigError(
+                f"{flag} must lie in a folder that exists, got {str(path)!r}; make the folder {str(folder)!r} first"
+            )
         if not path.exists():
             TemporaryFile(dir=folder).close()
         elif not os.access(path, os.W_OK):
@@ -65,7 +69,8 @@ def _marked(flag: str, path: Path, mark: str) -> bool:
 
 
 def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
-    """Refuse what `must_be_writable` refuses, and to destroy a file that is something else than a page of `paceline verb`.
+    """Refuse what `must_be_writable` refuses, and to destroy a file that is something else than a page of `paceline
+    verb`.
 
     Args:
         mark: stands in the first 1000 bytes of such a page.

@@ -1,6 +1,7 @@
 """`paceline bench peers`: install, list, remove and run other engines.
 
-In: a peer's name, a checkpoint folder. Out: lines, or a JSON object; exit code 2 with one line for anything a user can fix.
+In: a peer's name, a checkpoint folder. Out: lines, or a JSON object; exit code 2 with one line for anything a user can
+fix.
 Not here: the peers (`paceline.bench.peers`), comparing all of them with ours in one run (`paceline bench`).
 """
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from paceline.bench.peers import PeerRun
 
-peers_app = typer.Typer(name="peers", help="Other engines on the same weights: install, list, remove, run.", add_completion=False)
+peers_app = typer.Typer(
+    name="peers", help="Other engines on the same weights: install, list, remove, run.", add_completion=False
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A peer of `paceline bench peers list`.")]
 NameOrAll = Annotated[str, typer.Argument(metavar="NAME|all", help="A peer, or all that can run on this machine.")]
@@ -51,7 +54,9 @@ def _say(status: Status, name: str, line: str) -> None:
 
 @peers_app.command("list")
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one object.")] = False) -> None:
-    """Peers, their methods, and which have an environment of their own (what is installed beside paceline does not count)."""
+    """Peers, their methods, and which have an environment of their own (what is installed beside paceline does not
+    count).
+    """
     from paceline.bench.peers import PEERS
     from paceline.bench.peers.install import state
 
@@ -97,7 +102,9 @@ def run(
         str | None, typer.Option("--model", "-m", metavar="FOLDER", help="Checkpoint. Default: the bundled target.")
     ] = None,
     method: Annotated[str, typer.Option("--method", help="plain, ngram or draft_model.")] = "plain",
-    options: Annotated[str, typer.Option("--options", metavar="JSON", help="More options of the peer, as one object.")] = "{}",
+    options: Annotated[
+        str, typer.Option("--options", metavar="JSON", help="More options of the peer, as one object.")
+    ] = "{}",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or int8.")] = "bfloat16",
     threads: Annotated[int, typer.Option("--threads", min=1, help="Of the CPU.")] = 1,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the random prompt.")] = 64,
@@ -131,7 +138,10 @@ def run(
 
 def words(report: dict[str, Any]) -> str:
     """The report of `run` in a line or two."""
-    line = f"{report['name']} ({report['version']}): {report['tokens_per_second']:.1f} tokens/s, {report['tokens']} new tokens"
+    line = (
+        f"{report['name']} ({report['version']}): {report['tokens_per_second']:.1f} tokens/s, {report['tokens']} "
+        f"new tokens"
+    )
     if report["agreement"] is None:
         return line
     found = report["agreement"]
@@ -152,7 +162,9 @@ def random_prompt(folder: Path, length: int) -> list[int]:
     try:
         size = int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"])
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder} holds no config.json with a vocab_size; give the folder of a checkpoint") from error
+        raise ConfigError(
+            f"{folder} holds no config.json with a vocab_size; give the folder of a checkpoint"
+        ) from error
     generator = Random(1)
     return [generator.randrange(min(4, size - 1), size) for _ in range(length)]
 

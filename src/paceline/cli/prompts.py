@@ -75,7 +75,9 @@ def decode(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise PromptError(f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); give a text") from None
+        raise PromptError(
+            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); give a text"
+        ) from None
 
 
 def _whole(text: str, name: str) -> str:
@@ -86,10 +88,11 @@ def _whole(text: str, name: str) -> str:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """Many prompts: of a .json or .jsonl file, a JSON string or an object with a key "prompt" a line, else a prompt a line.
+    """Many prompts: of a .json or .jsonl file, a JSON string or an object with a key "prompt" a line, else a prompt a
+    line.
 
-    Lines end with a line feed, or with carriage return and line feed, and with nothing else: the other characters that Unicode
-    calls line ends may stand in a prompt.
+    Lines end with a line feed, or with carriage return and line feed, and with nothing else: the other characters that
+    Unicode calls line ends may stand in a prompt.
 
     Raises:
         PromptError: a file that cannot be read, or holds no prompt or too many.

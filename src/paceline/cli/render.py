@@ -42,7 +42,8 @@ class StreamPrinter:
         """Print pieces of text, each with the drafter that guessed it, or None.
 
         Args:
-            canvas: of a diffusion language model that still fills: drawn in place on a terminal, text comes when it is full.
+            canvas: of a diffusion language model that still fills: drawn in place on a terminal, text comes when it is
+            full.
         """
         self._held += segments
         if canvas and self.console.is_terminal:

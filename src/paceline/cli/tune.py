@@ -1,4 +1,6 @@
-"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and says what it gains."""
+"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and says what it
+gains.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,22 @@ INTERRUPTED = 130
 def command(
     *,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt.")
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt."),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user's message (chat template).")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Treat each prompt as a user's message (chat template).")
+    ] = False,
     draft_model: Annotated[
         list[str] | None, typer.Option("--draft-model", metavar="MODEL", help="A draft model to try; may be repeated.")
     ] = None,
-    budget: Annotated[float, typer.Option("--budget", min=1.0, max=86400.0, metavar="SECONDS", help="Time to use.")] = 120.0,
+    budget: Annotated[
+        float, typer.Option("--budget", min=1.0, max=86400.0, metavar="SECONDS", help="Time to use.")
+    ] = 120.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Prompts that are decoded at once.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, max=1024, help="Prompts that are decoded at once.")
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, but keep no profile.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
     given: dict[str, Any],
@@ -72,7 +81,9 @@ def command(
 
 
 def _find(drafts: Sequence[str]) -> None:
-    """Refuse a draft model that is not there before anything is measured; one that does not fit is refused in the search."""
+    """Refuse a draft model that is not there before anything is measured; one that does not fit is refused in the
+    search.
+    """
     from paceline.models.loading import resolve
 
     for name in drafts:
@@ -207,14 +218,19 @@ def _verdict(found: Tuning) -> list[str]:
             "its lower bound is not above 1, so no gain is shown."
         )
     if found.in_search and found.chosen is not None:
-        lines.append("The search had not ended, and a setting that was chosen by the same runs looks better than it is.")
+        lines.append(
+            "The search had not ended, and a setting that was chosen by the same runs looks better than it is."
+        )
     if gain.high > SCATTER * gain.low:
         lines.append(
-            "The runs scatter widely: give more --budget, and see with `paceline doctor` whether something keeps cores busy."
+            "The runs scatter widely: give more --budget, and see with `paceline doctor` whether something keeps "
+            "cores busy."
         )
     lines += _on_time(found)
     if found.near_ties:
-        lines.append(f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each first at a near tie.")
+        lines.append(
+            f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each first at a near tie."
+        )
     return lines
 
 
@@ -223,11 +239,14 @@ def _on_time(found: Tuning) -> list[str]:
     lines = []
     if found.max_tokens is not None and found.asked_tokens is not None and found.max_tokens < found.asked_tokens:
         lines.append(
-            f"Prompts were decoded to {_count(found.max_tokens, 'token')} instead of {found.asked_tokens}, so that the runs fit "
+            f"Prompts were decoded to {_count(found.max_tokens, 'token')} instead of {found.asked_tokens}, so that "
+            f"the runs fit "
             "into the budget; give more --budget for a choice by longer outputs."
         )
     if found.seconds > LATE * found.budget > 0:
-        lines.append(f"It took {found.seconds:.0f} s instead of {found.budget:.0f}: fewer runs would have proven nothing.")
+        lines.append(
+            f"It took {found.seconds:.0f} s instead of {found.budget:.0f}: fewer runs would have proven nothing."
+        )
     return lines
 
 

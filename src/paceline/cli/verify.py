@@ -30,7 +30,8 @@ WIDEST = 100
 def command(
     *,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt.")
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt."),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 64,
     temperature: Annotated[
@@ -50,7 +51,9 @@ def command(
     items = bundled(llm) if texts is None else texts
     with progress_bar() as bar:
         show = stages(bar)
-        report = verify(llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=show)
+        report = verify(
+            llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=show
+        )
     print(json.dumps(report.to_dict()) if as_json else words(report))
     raise typer.Exit(0 if report.holds else 1)
 
@@ -94,7 +97,9 @@ def words(report: Report) -> str:
         lines += _agreement(f"{above}, equal seeds{note}", report.seeded)
     for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
         if law is not None:
-            lines += _law(f"{above}, {name}", law, approximate=report.claimed[1] == "approximate" and name == "accelerated")
+            lines += _law(
+                f"{above}, {name}", law, approximate=report.claimed[1] == "approximate" and name == "accelerated"
+            )
     lines.append(f"{report.guesses} guesses were verified")
     if report.plain_law is not None and not report.plain_law.holds:
         lines.append("the control deviates too, so this test of the law proves nothing; try another --seed")
@@ -113,7 +118,8 @@ def _agreement(name: str, found: Agreement) -> list[str]:
     lines = [f"{name}: {found.identical} of {found.outputs} outputs identical ({found.tokens} tokens)"]
     if found.differences:
         lines[0] += (
-            f", {len(found.differences) - found.wrong} differ at near ties only ({found.near_ties} in all), {found.wrong} elsewhere"
+            f", {len(found.differences) - found.wrong} differ at near ties only ({found.near_ties} in all), "
+            f"{found.wrong} elsewhere"
         )
     for index, differences in found.differences.items():
         for d in differences:

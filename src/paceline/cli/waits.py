@@ -1,7 +1,7 @@
 """Long waits on a terminal: a spinner with the time so far, on standard error.
 
-In: what is waited for. Out: a context around the wait. Not here: the log line before it, which is all where standard error is no
-terminal (`paceline.utils.progress`).
+In: what is waited for. Out: a context around the wait. Not here: the log line before it, which is all where standard
+error is no terminal (`paceline.utils.progress`).
 """
 
 from __future__ import annotations

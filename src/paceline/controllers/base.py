@@ -1,6 +1,7 @@
 """What a controller is: decides how much each drafter may draft, for each sequence, in this step or in the next few.
 
-In: signals (sizes, measured times, outcomes). Out: plans. Not here: drafting, verifying, any model, counting steps (the engine).
+In: signals (sizes, measured times, outcomes). Out: plans. Not here: drafting, verifying, any model, counting steps (the
+engine).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Signal(NamedTuple):
     Attributes:
         key: identifies the sequence across steps.
         length: committed tokens.
-        remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is waste.
+        remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is
+        waste.
         temperature: 0 for greedy.
     """
 
@@ -56,8 +58,8 @@ class Plan:
     """What is drafted until the next plan.
 
     Attributes:
-        budgets: per sequence, in the order of the signals, a budget for each drafter, or nothing for "no drafts". The engine keeps
-            every draft within what a sequence may still grow.
+        budgets: per sequence, in the order of the signals, a budget for each drafter, or nothing for "no drafts". The
+            engine keeps every draft within what a sequence may still grow.
         steps: for so many steps the same budgets hold, unless a sequence joins or ends before.
     """
 
@@ -113,9 +115,9 @@ class Outcome:
 class Controller:
     """Plans what is drafted for a batch of sequences and learns from the outcome.
 
-    The engine calls `plan`, then in each of the plan's steps `select`, and `observe` once when the plan has ended, before the next
-    `plan` and before `forget` of the sequences that ended with it. A policy derives from this class and overrides what it needs;
-    left as it is, it drafts nothing and learns nothing.
+    The engine calls `plan`, then in each of the plan's steps `select`, and `observe` once when the plan has ended,
+    before the next `plan` and before `forget` of the sequences that ended with it. A policy derives from this class and
+    overrides what it needs; left as it is, it drafts nothing and learns nothing.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Controller:
         """The sequence has ended."""
 
     def explain(self, index: int | None = None) -> str:
-        """The decision on sequence number `index` of the last plan in words, a line per decision, true from the end of `select`
-        until the next `plan`; without an index, the policy or its beliefs. It changes nothing."""
+        """The decision on sequence number `index` of the last plan in words, a line per decision, true from the end of
+        `select` until the next `plan`; without an index, the policy or its beliefs. It changes nothing.
+        """
         return ""

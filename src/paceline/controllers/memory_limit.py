@@ -1,16 +1,16 @@
 """Speculation within a limit of memory: how many nodes fit, and a controller that keeps to it.
 
-In: bytes that a drafted token costs, a limit, another controller. Out: budgets that fit. Not here: what costs how much (models,
-`engine.footprint`), whether drafting pays (the controller inside).
+In: bytes that a drafted token costs, a limit, another controller. Out: budgets that fit. Not here: what costs how much
+(models, `engine.footprint`), whether drafting pays (the controller inside).
 
-What speculation takes beside plain decoding is, for each sequence of t tokens with a tree of n nodes, n keys and values in the
-target's cache, n rows of logits (above temperature 0 also their log-weights, and what each token was drawn from), and t + n - 1
-tokens in the caches of draft models. Caches grow with the text and stay when drafting stops, so they count until the sequence ends:
-where they leave no room, those that have run longest go on drafting and the others decode plainly. With n = 0 from the start
-nothing is taken.
+What speculation takes beside plain decoding is, for each sequence of t tokens with a tree of n nodes, n keys and values
+in the target's cache, n rows of logits (above temperature 0 also their log-weights, and what each token was drawn
+from), and t + n - 1 tokens in the caches of draft models. Caches grow with the text and stay when drafting stops, so
+they count until the sequence ends: where they leave no room, those that have run longest go on drafting and the others
+decode plainly. With n = 0 from the start nothing is taken.
 
-Source: SpecMemo, Speculative decoding is in your pocket (arXiv:2506.01986): memory as a function of nodes, batch and length, and
-the largest tree within it.
+Source: SpecMemo, Speculative decoding is in your pocket (arXiv:2506.01986): memory as a function of nodes, batch and
+length, and the largest tree within it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class LimitedController(Controller):
         if len(taking) < len(signals) and not self._told:
             self._told = True
             logger.warning(
-                "speculative_memory_bytes=%d has room for drafts of %d of %d sequences of this length; the others decode plainly",
+                "speculative_memory_bytes=%d has room for drafts of %d of %d sequences of this length; "
+                "the others decode plainly",
                 self.limit, len(taking), len(signals),
             )  # fmt: skip
 
@@ -138,10 +139,13 @@ class LimitedController(Controller):
         return nodes + sum(found.values())
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """The other's, cut where several drafts together went beyond what fits; those with drawn trials whatever their size, which
-        depends on where the draws fell."""
+        """The other's, cut where several drafts together went beyond what fits; those with drawn trials whatever their
+        size, which depends on where the draws fell.
+        """
         return [
-            tree if len(tree) <= nodes and not tree.trials else select_nodes(tree, nodes - int((tree.kinds == PROBE).sum()))
+            tree
+            if len(tree) <= nodes and not tree.trials
+            else select_nodes(tree, nodes - int((tree.kinds == PROBE).sum()))
             for tree, nodes in zip(self.inner.select(trees), self.nodes, strict=True)
         ]
 

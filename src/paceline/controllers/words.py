@@ -18,7 +18,11 @@ def fixed_words(number: int, running: int, limit: int | None, remaining: int) ->
         return "Nothing is drafted: 0 speculative tokens are plain decoding."
     if remaining <= 1:
         return "Nothing is drafted: this is the last token."
-    cut = f", at most {count(remaining - 1, 'level')} since {remaining} tokens may still come" if remaining <= number else ""
+    cut = (
+        f", at most {count(remaining - 1, 'level')} since {remaining} tokens may still come"
+        if remaining <= number
+        else ""
+    )
     return f"The number is fixed: up to {count(number, 'node')} in every step{cut}."
 
 

@@ -1,4 +1,6 @@
-"""Parallel decoding of masked diffusion language models: canvas, rules, caches, verification and the one loop over them."""
+"""Parallel decoding of masked diffusion language models: canvas, rules, caches, verification and the one loop over
+them.
+"""
 
 import lazy_loader
 

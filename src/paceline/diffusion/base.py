@@ -1,11 +1,11 @@
 """The parts a decoding method of diffusion language models is put together from; each is a small protocol.
 
-In: a canvas, what the model says of it. Out: where to write what, what to compute next. Not here: any method; how parts are driven
-(`diffusion.loop`).
+In: a canvas, what the model says of it. Out: where to write what, what to compute next. Not here: any method; how parts
+are driven (`diffusion.loop`).
 
-A part is made anew for every canvas, so what it remembers is of one canvas by construction, and nothing leaks between the members
-of a batch. Parts with a memory (`stateless = False`) cannot be asked "what if", which drafting verification does; that is refused
-when a method is put together.
+A part is made anew for every canvas, so what it remembers is of one canvas by construction, and nothing leaks between
+the members of a batch. Parts with a memory (`stateless = False`) cannot be asked "what if", which drafting verification
+does; that is refused when a method is put together.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Step:
 
     Attributes:
         canvas: as it stands; rules only read it.
-        predictions: of the masked slots computed in the last pass; of the written and given ones behind the prompt too where the
-            method edits or a rule says `reads_written = True`.
+        predictions: of the masked slots computed in the last pass; of the written and given ones behind the prompt too
+            where the method edits or a rule says `reads_written = True`.
         eligible: (e,) masked slots with a prediction that may be written now, ascending.
         scores: (e,) of `eligible`; the highest goes first, the leftmost among equals.
         block: slots of the current block.
@@ -129,7 +129,8 @@ class Modifier(Protocol):
 class Commit(Protocol):
     """Which eligible slots are written this round.
 
-    A rule that counts its rounds and ends by itself may write nothing in some of them; it says so by an attribute `waits = True`.
+    A rule that counts its rounds and ends by itself may write nothing in some of them; it says so by an attribute
+    `waits = True`.
     """
 
     stateless: bool
@@ -185,13 +186,16 @@ class Cache(Protocol):
     exact: bool
 
     def plans(self, canvas: Canvas, block: range) -> list[Plan]:
-        """Passes before the next decision: the last predicts, those before it only store (the write pass of a finished block)."""
+        """Passes before the next decision: the last predicts, those before it only store (the write pass of a finished
+        block).
+        """
 
     def ahead(self, canvas: Canvas, block: range) -> Plan | None:
-        """A pass over a later canvas beside the one that `plans` has asked for last, with the predictions `plans` would lead to.
+        """A pass over a later canvas beside the one that `plans` has asked for last, with the predictions `plans` would
+        lead to.
 
-        It reads only what was stored before that pass, and stores nothing. None where the policy would store anew first: such a
-        canvas is not computed ahead.
+        It reads only what was stored before that pass, and stores nothing. None where the policy would store anew
+        first: such a canvas is not computed ahead.
         """
 
 

@@ -2,8 +2,9 @@
 
 In: a denoiser, a canvas, a `diffusion_config`. Out: `Deviation`. Not here: tasks, scores and times (`bench`).
 
-Two things are measured. Decoded twice, with the policy and without, how many slots end up with another token. And at every decision
-of the run with the policy, how far the logits of masked slots are from those of a pass over the whole canvas as it stands.
+Two things are measured. Decoded twice, with the policy and without, how many slots end up with another token. And at
+every decision of the run with the policy, how far the logits of masked slots are from those of a pass over the whole
+canvas as it stands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The canvas: a text of fixed slots, some given, some masked, some written.
 
-In: prompts, templates with gaps. Out: what stands at each slot, since when, how sure. Not here: which slot is written next.
+In: prompts, templates with gaps. Out: what stands at each slot, since when, how sure. Not here: which slot is written
+next.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Status(IntEnum):
 
 @dataclass(slots=True)
 class Canvas:
-    """One text in the making. Prompt and prior slots never change; what is written stays unless an edit or remask rule is on.
+    """One text in the making. Prompt and prior slots never change; what is written stays unless an edit or remask rule
+    is on.
 
     Attributes:
         tokens: (n,) int64, `mask_token_id` at masked slots.
@@ -62,7 +64,8 @@ class Canvas:
         eos_token_ids: tuple[int, ...] = (),
         priors: Mapping[int, int] | None = None,
     ) -> Canvas:
-        """A prompt followed by `length` masked slots, of which `priors` (slot -> token, slots counted from its end) are given.
+        """A prompt followed by `length` masked slots, of which `priors` (slot -> token, slots counted from its end) are
+        given.
 
         Raises:
             ConfigError: no slot to fill, a prior outside, a mask token in the prompt or a prior.
@@ -72,7 +75,12 @@ class Canvas:
         status = np.full(tokens.size, Status.MASKED, np.int8)
         status[: len(prompt)] = Status.PROMPT
         for slot, token in (priors or {}).items():
-            need(0 <= slot < length, "the slot of a prior", f"lie in 0..{length - 1}, counted from the end of the prompt", slot)
+            need(
+                0 <= slot < length,
+                "the slot of a prior",
+                f"lie in 0..{length - 1}, counted from the end of the prompt",
+                slot,
+            )
             tokens[len(prompt) + slot] = token
             status[len(prompt) + slot] = Status.PRIOR
         given = tokens[status != Status.MASKED]
@@ -82,14 +90,20 @@ class Canvas:
 
     @classmethod
     def infill(cls, template: Sequence[int], *, mask_token_id: int, eos_token_ids: tuple[int, ...] = ()) -> Canvas:
-        """A text with gaps: the mask token of `template` stands where something is to be written, in any number of regions.
+        """A text with gaps: the mask token of `template` stands where something is to be written, in any number of
+        regions.
 
         Raises:
             ConfigError: a template without a gap.
         """
         tokens = np.asarray(template, np.int64)
         gaps = tokens == mask_token_id
-        need(bool(gaps.any()), "a template", f"hold the mask token {mask_token_id} where text is to be written", list(template))
+        need(
+            bool(gaps.any()),
+            "a template",
+            f"hold the mask token {mask_token_id} where text is to be written",
+            list(template),
+        )
         first = int(gaps.argmax())
         status = np.where(gaps, Status.MASKED, Status.PRIOR).astype(np.int8)
         status[:first] = Status.PROMPT

@@ -1,6 +1,7 @@
 """The literal tables of diffusion decoding: parts by name, and methods as compositions of parts.
 
-In: nothing. Out: names with where a class lives, or with which parts and options make a method. Not here: making any (`methods`).
+In: nothing. Out: names with where a class lives, or with which parts and options make a method. Not here: making any
+(`methods`).
 """
 
 from __future__ import annotations
@@ -109,25 +110,35 @@ class Method:
 
 LLADA = "Large Language Diffusion Models (arXiv:2502.09992)"
 DREAM = "Dream 7B: Diffusion Large Language Models (arXiv:2508.15487)"
-FAST = "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (arXiv:2505.22618)"
+FAST = (
+    "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding "
+    "(arXiv:2505.22618)"
+)
 CONSTRAINED = "Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111)"
 WINDOW = (
-    "Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token Pruning and Caching (arXiv:2601.20332)"
+    "Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token Pruning and Caching "
+    "(arXiv:2601.20332)"
 )
 RECAP = "Plug-and-Play Context Feature Reuse for Efficient Masked Generation (arXiv:2505.19089)"
-FREEDAVE = "Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models (arXiv:2510.00294)"
+FREEDAVE = (
+    "Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models "
+    "(arXiv:2510.00294)"
+)
 
 LEAP = "Accelerating Diffusion LLM Inference via Local Determinism Propagation (arXiv:2510.07081)"
 ROUNDS = "From Bits to Rounds: Parallel Decoding with Exploration for Diffusion Language Models (arXiv:2511.21103)"
 CCD = "Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models (arXiv:2512.02044)"
 EOSER = (
-    "Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding Step "
-    "(arXiv:2509.23924)"
+    "Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding "
+    "Step (arXiv:2509.23924)"
 )
 DIMPLE = "Dimple: Discrete Diffusion Multimodal Large Language Model with Parallel Decoding (arXiv:2505.16990)"
 TDAR = "TDAR: test-time scaling of block diffusion (arXiv:2602.09555)"
 CDLM = "CD4LM: consistency distillation and confidence-adaptive decoding (https://github.com/yihao-liang/CDLM)"
-PARALLEL = "Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (arXiv:2509.25188)"
+PARALLEL = (
+    "Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding "
+    "(arXiv:2509.25188)"
+)
 CERTAINTY = "dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488)"
 PROPHET = "Diffusion Language Models Know the Answer Before Decoding (arXiv:2508.19982)"
 EDITING = "LLaDA2.1: Speeding Up Text Diffusion via Token Editing (arXiv:2602.08676)"
@@ -155,7 +166,9 @@ METHODS: Mapping[str, Method] = {
     "window_diffusion": Method(WINDOW, schedule="sliding", cache="window", needs="full attention"),
     "recap": Method(RECAP, cache="dual", options={"refresh_period": 4, "recompute": "masked"}, needs="full attention"),
     "freedave": Method(FREEDAVE, verification="freedave", lossless=True),
-    "freedave++": Method(FREEDAVE, commit="threshold", verification="freedave++", options={"confidence_threshold": 0.95}),
+    "freedave++": Method(
+        FREEDAVE, commit="threshold", verification="freedave++", options={"confidence_threshold": 0.95}
+    ),
     "cfg_dllm": Method(CONSTRAINED, check="grammar", needs="the text of tokens"),
     "local_leap": Method(LEAP, commit="local_leap"),
     "ete": Method(ROUNDS, schedule="ahead", commit="explore"),
@@ -183,6 +196,8 @@ METHODS: Mapping[str, Method] = {
     "llada2.1_s": Method(EDITING, **EDITS, options={"confidence_threshold": 0.5, "edit_threshold": 0.0}),
     "llada2.1_q": Method(EDITING, **EDITS, options={"confidence_threshold": 0.7, "edit_threshold": 0.5}),
     "remdm": Method(REMDM, score="random", commit="remasking", edit="remasking"),
-    "remdm_conf": Method(REMDM, score="random", commit="remasking", edit="remasking", options={"remask_by": "confidence"}),
+    "remdm_conf": Method(
+        REMDM, score="random", commit="remasking", edit="remasking", options={"remask_by": "confidence"}
+    ),
     "mask_predict": Method(MASK_PREDICT, commit="everything", edit="mask_predict"),
 }

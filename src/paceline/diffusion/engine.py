@@ -1,11 +1,11 @@
 """Requests on a diffusion language model: canvases for prompts, results shaped as those of every other model.
 
-In: checked requests, a denoiser, a `diffusion_config`. Out: outputs, streams of canvases. Not here: how canvases are filled
-(`paceline.diffusion`), what is refused (`diffusion.supported_options`), printing.
+In: checked requests, a denoiser, a `diffusion_config`. Out: outputs, streams of canvases. Not here: how canvases are
+filled (`paceline.diffusion`), what is refused (`diffusion.supported_options`), printing.
 
-`max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything after the first
-token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end from the start. A bias on
-logits is added before anything looks at them.
+`max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything
+after the first token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end
+from the start. A bias on logits is added before anything looks at them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class DiffusionEngine:
         tokenizer: of it.
         defaults: what the checkpoint recommends; its end tokens count besides the denoiser's.
         config: sizes; `max_num_seqs` canvases run side by side.
-        diffusion_config: method and options, see `diffusion.methods`; where it names no cache and the method none either, a
-            block-causal model takes the exact block cache.
+        diffusion_config: method and options, see `diffusion.methods`; where it names no cache and the method none
+            either, a block-causal model takes the exact block cache.
     Attributes:
         vocab_size, max_context: of the model, and of `max_model_len`.
         defaults: of them what can be honoured.
@@ -206,11 +206,18 @@ class DiffusionEngine:
         return [Job(request, index, Outcome(canvas), output) for index, output in enumerate(request.outputs)]
 
     def _canvas(self, request: Request) -> Canvas:
-        """Masked slots after the prompt. A constrained text must not be cut, so the slots beyond its limit hold the end."""
+        """Masked slots after the prompt. A constrained text must not be cut, so the slots beyond its limit hold the
+        end.
+        """
         slots, mask, eos = self._slots(request), self.denoiser.mask_token_id, self._eos(request)
         priors: dict[int, int] = {}
         if "check" in self.recipe.names and slots > request.max_tokens:
-            need(bool(eos), "max_tokens", "fill whole blocks where a constrained text has no end token", request.max_tokens)
+            need(
+                bool(eos),
+                "max_tokens",
+                "fill whole blocks where a constrained text has no end token",
+                request.max_tokens,
+            )
             priors = dict.fromkeys(range(request.max_tokens, slots), eos[0])
         return Canvas.of(request.prompt_ids, slots, mask_token_id=mask, eos_token_ids=eos, priors=priors)
 
@@ -221,12 +228,15 @@ class DiffusionEngine:
         unit, before = unit or 1, 0 if causal else prompt
         if unit > self.max_context:
             do = "raise max_model_len" if causal else "choose a smaller block_length"
-            raise ConfigError(f"a block of {unit} slots is longer than the context, which holds {self.max_context} tokens; {do}")
+            raise ConfigError(
+                f"a block of {unit} slots is longer than the context, which holds {self.max_context} tokens; {do}"
+            )
         wanted = -(-(prompt - before + request.max_tokens) // unit) * unit
         slots = min(wanted, (self.max_context - before) // unit * unit) + before - prompt
         if slots < 1:
             raise PromptError(
-                f"the prompt has {prompt} tokens, but the context holds {self.max_context} including at least one block of {unit} "
+                f"the prompt has {prompt} tokens, but the context holds {self.max_context} including at least one "
+                f"block of {unit} "
                 "slots; shorten the prompt"
             )
         return slots
@@ -265,7 +275,9 @@ class DiffusionEngine:
 
     def _checker(self, request: Request, *, at_once: bool = True) -> StopChecker:
         eos, most = self.denoiser.eos_token_ids, request.max_tokens
-        return StopChecker(request.params, eos, self.tokenizer, request.prompt_ids, max_new_tokens=most, at_once=at_once)
+        return StopChecker(
+            request.params, eos, self.tokenizer, request.prompt_ids, max_new_tokens=most, at_once=at_once
+        )
 
     def _finish(self, job: Job) -> None:
         """Make the output of what is written, and count it."""

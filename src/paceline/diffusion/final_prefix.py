@@ -1,7 +1,7 @@
 """What of an output is final while its canvas still fills.
 
-In: the tokens before the first masked slot, as they grow. Out: the text and tokens that are new and will stand. Not here: which
-tokens those are, methods that change written slots (`diffusion.engine`).
+In: the tokens before the first masked slot, as they grow. Out: the text and tokens that are new and will stand. Not
+here: which tokens those are, methods that change written slots (`diffusion.engine`).
 """
 
 from __future__ import annotations

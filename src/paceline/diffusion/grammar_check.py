@@ -1,18 +1,20 @@
 """Constrained decoding: only tokens after which the text can still be completed are written.
 
-In: a grammar, a regular expression or a JSON schema; the text of tokens. Out: slots and tokens in place of those that were chosen.
+In: a grammar, a regular expression or a JSON schema; the text of tokens. Out: slots and tokens in place of those that
+were chosen.
 Not here: notations, automata, the emptiness test (`paceline.constraints`).
 
-A slot's token is written tentatively; if the canvas cannot become a text of the constraint any more, the token is ruled out for
-this slot and all slots that may be written are ranked again, by the clean probability of their best token left. The slots that a
-rule chose are tried first, one by one in its order. A token ruled out is made up for by another slot while that is at least as
-sure as the least sure slot chosen. After `max_rejections` rejections in a round, or when the last slots are written, what is
-missing comes from the shortest text that the canvas can still become. So every round writes something, and whatever is finished is
-a text of the constraint. What the model would have written is only changed where it cannot be completed; the law of sampled texts
-is not the model's conditioned on the constraint (greedy rejection).
+A slot's token is written tentatively; if the canvas cannot become a text of the constraint any more, the token is ruled
+out for this slot and all slots that may be written are ranked again, by the clean probability of their best token left.
+The slots that a rule chose are tried first, one by one in its order. A token ruled out is made up for by another slot
+while that is at least as sure as the least sure slot chosen. After `max_rejections` rejections in a round, or when the
+last slots are written, what is missing comes from the shortest text that the canvas can still become. So every round
+writes something, and whatever is finished is a text of the constraint. What the model would have written is only
+changed where it cannot be completed; the law of sampled texts is not the model's conditioned on the constraint (greedy
+rejection).
 
-The test counts tokens: see `paceline.grammar.emptiness`. Text after a token that ends it is not asked about; such tokens are
-written in all slots after the first of them.
+The test counts tokens: see `paceline.grammar.emptiness`. Text after a token that ends it is not asked about; such
+tokens are written in all slots after the first of them.
 
 Source: Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111).
 """
@@ -53,8 +55,8 @@ class GrammarCheck:
         regex: in Python's notation.
         json_schema: an object, its JSON text or the path of a .json file; see `paceline.grammar.json_schema`.
         grammar_start: rule of whole texts.
-        constrained_from: first slot of the text that is constrained, not after a masked one; None is the end of the prompt, 0 takes
-            in all of a template.
+        constrained_from: first slot of the text that is constrained, not after a masked one; None is the end of the
+            prompt, 0 takes in all of a template.
         max_rejections: tokens ruled out in a round before the rest is taken from the shortest text.
     Attributes:
         checks: canvases tested so far.
@@ -96,7 +98,9 @@ class GrammarCheck:
         self.kinds[denoiser.mask_token_id] = MASKED
         self.fillings = self._fillings(canvas.length - self.first)
         self.ruled_out: dict[int, NDArray[np.bool_]] = {}
-        self.nowhere = np.zeros(self.lexicon.steps.shape[0] - UNFIT, np.bool_)  # by kind; CLOSED and UNFIT count from the end
+        self.nowhere = np.zeros(
+            self.lexicon.steps.shape[0] - UNFIT, np.bool_
+        )  # by kind; CLOSED and UNFIT count from the end
         self.nowhere[[UNFIT, MASKED]] = True
         self.checks = self.rejections = self.completions = 0
 
@@ -135,7 +139,9 @@ class GrammarCheck:
         """A token for every masked slot, of the shortest text."""
         tokens = self.fillings.example()
         return {
-            self.first + i: self.endings[0] if t is None else t for i, t in enumerate(tokens) if self.fillings.held[i] == MASKED
+            self.first + i: self.endings[0] if t is None else t
+            for i, t in enumerate(tokens)
+            if self.fillings.held[i] == MASKED
         }
 
     def _fillings(self, length: int) -> Fillings:
@@ -157,9 +163,15 @@ class GrammarCheck:
     def _why(self, kinds: Table) -> str:
         if not self._fillings(kinds.size).possible:
             fit = "exactly " * (not self.endings)
-            return f"no text of the constraint fits {fit}{kinds.size} slots with this vocabulary; give the text another length"
+            return (
+                f"no text of the constraint fits {fit}{kinds.size} slots with this vocabulary; give the text "
+                f"another length"
+            )
         gaps = int((kinds == MASKED).sum())
-        return f"the text given contradicts the constraint, or its {gaps} masked slots are too few or too many; change the template"
+        return (
+            f"the text given contradicts the constraint, or its {gaps} masked slots are too few or too many; "
+            f"change the template"
+        )
 
 
 class _Round:
@@ -197,7 +209,9 @@ class _Round:
         for slot in self.token:
             if slot > self.closed and slot not in self.written:
                 self._put(slot, self.written[self.closed])
-        missing = [slot for slot in self.chosen if slot not in self.written] if self.all else self.chosen[: not self.written]
+        missing = (
+            [slot for slot in self.chosen if slot not in self.written] if self.all else self.chosen[: not self.written]
+        )
         if missing:
             text = self.check.completion()
             for slot in missing:

@@ -1,6 +1,7 @@
 """`logit_bias` under diffusion decoding.
 
-In: a canvas' layout, a bias by token. Out: a layout whose logits hold it, before anything looks at them. Not here: who asks for it.
+In: a canvas' layout, a bias by token. Out: a layout whose logits hold it, before anything looks at them. Not here: who
+asks for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loop: one pass of the model, one round of rules, until nothing is masked.
 
-In: canvases, a denoiser, a method put together for each canvas. Out: finished canvases with their trajectories. Not here: which
-slots are written (`transition`), what a pass computes (caches), how a method is put together (`methods`).
+In: canvases, a denoiser, a method put together for each canvas. Out: finished canvases with their trajectories. Not
+here: which slots are written (`transition`), what a pass computes (caches), how a method is put together (`methods`).
 
     predictions = look(canvas)
     while not finished:
@@ -10,8 +10,9 @@ slots are written (`transition`), what a pass computes (caches), how a method is
         best        = verification.choose(drafts, looks)
         canvas, predictions = drafts[best], looks[best]
 
-Plain decoding is this loop with a single draft. Canvases of a batch run side by side: their passes are handed to the denoiser
-together, each computed on its own, so a canvas does not depend on its company, and one that fails leaves the others alone.
+Plain decoding is this loop with a single draft. Canvases of a batch run side by side: their passes are handed to the
+denoiser together, each computed on its own, so a canvas does not depend on its company, and one that fails leaves the
+others alone.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Parts:
     """A method put together for one canvas.
 
     Attributes:
-        layout: lays several drafts of one pass out as calls, and picks each draft's logits from what comes back; None is a call for
-            each draft.
+        layout: lays several drafts of one pass out as calls, and picks each draft's logits from what comes back; None
+            is a call for each draft.
     """
 
     transition: Transition
@@ -65,7 +66,8 @@ class Layout:
         """One pass over drafts of one canvas, each by its own plan."""
         each = zip(drafts, plans, strict=True)
         return [
-            Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write, wanted=plan.wanted) for draft, plan in each
+            Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write, wanted=plan.wanted)
+            for draft, plan in each
         ]
 
     def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
@@ -90,7 +92,9 @@ class Outcome:
     enough: bool = False
 
 
-def decode(canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None) -> list[Outcome]:
+def decode(
+    canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None
+) -> list[Outcome]:
     """Fill canvases side by side.
 
     Args:
@@ -106,7 +110,9 @@ def decode(canvases: Sequence[Canvas], denoiser: Denoiser, parts: Sequence[Parts
     return outcomes
 
 
-def running(outcomes: Sequence[Outcome], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None) -> Iterator[None]:
+def running(
+    outcomes: Sequence[Outcome], denoiser: Denoiser, parts: Sequence[Parts], watch: Watch | None = None
+) -> Iterator[None]:
     """The same, one pass of the model at a time: `outcomes` hold the canvases and are kept current."""
     live: dict[int, Passes] = {}
     waiting: dict[int, list[Call]] = {}
@@ -129,7 +135,11 @@ def running(outcomes: Sequence[Outcome], denoiser: Denoiser, parts: Sequence[Par
 
 
 def _advance(
-    i: int, outcome: Outcome, live: dict[int, Passes], waiting: dict[int, list[Call]], outputs: list[torch.Tensor] | None
+    i: int,
+    outcome: Outcome,
+    live: dict[int, Passes],
+    waiting: dict[int, list[Call]],
+    outputs: list[torch.Tensor] | None,
 ) -> None:
     """Let one canvas go on to its next pass, or to its end."""
     started = perf_counter()
@@ -157,7 +167,9 @@ def _passes(outcome: Outcome, parts: Parts, told: Callable[[Canvas], None] | Non
             best = verification.choose(drafts, looks)
         idle = idle + 1 if _blind(outcome.canvas, predictions, transition) else 0
         if idle > PATIENCE:
-            raise PacelineError(f"nothing can be written for {idle} rounds: the method's cache computes no slot that may be")
+            raise PacelineError(
+                f"nothing can be written for {idle} rounds: the method's cache computes no slot that may be"
+            )
         outcome.trajectory.rounds += Round.between(outcome.canvas, drafts[best])
         outcome.canvas = drafts[best]
         if told:
@@ -174,7 +186,9 @@ def _blind(canvas: Canvas, predictions: Predictions, transition: Transition) -> 
 
 
 def _look(drafts: list[Canvas], parts: Parts) -> Look:
-    """The model's word on drafts, after whatever passes the cache asks for; on the first only, where the cache allows no more."""
+    """The model's word on drafts, after whatever passes the cache asks for; on the first only, where the cache allows
+    no more.
+    """
     layout, schedule = parts.layout or Layout(), parts.transition.schedule
     first = drafts[0]
     *before, plan = parts.cache.plans(first, schedule.block(first))
@@ -194,8 +208,9 @@ def _look(drafts: list[Canvas], parts: Parts) -> Look:
 
 
 def _wanting(plan: Plan, draft: Canvas, transition: Transition) -> Plan:
-    """The plan with logits, a whole vocabulary each, only where a rule looks at them: not for the prompt, nor as a rule for what is
-    written."""
+    """The plan with logits, a whole vocabulary each, only where a rule looks at them: not for the prompt, nor as a rule
+    for what is written.
+    """
     open_ = plan.slots >= draft.start if transition.reads_written else draft.status[plan.slots] == Status.MASKED
     return replace(plan, wanted=np.flatnonzero(open_))
 

@@ -4,8 +4,8 @@ In: a `diffusion_config`, a denoiser, a canvas. Out: `Parts` for the loop. Not h
 
     {"method": "threshold", "confidence_threshold": 0.8, "block_length": 32, "cache": "dual"}
 
-A name stands for a composition; every kind of part in it can be replaced by name, and every other key is an option of the parts
-chosen, which are its keyword arguments. An option that no part takes is refused.
+A name stands for a composition; every kind of part in it can be replaced by name, and every other key is an option of
+the parts chosen, which are its keyword arguments. An option that no part takes is refused.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class Recipe:
         return {kind: name for kind, name in chosen.items() if name is not None}
 
     def _refuse_unknown(self) -> None:
-        factories = [part(kind, name) for kind, name in self.names.items()] + [part("modifier", m) for m in self.modifiers]
+        factories = [part(kind, name) for kind, name in self.names.items()] + [
+            part("modifier", m) for m in self.modifiers
+        ]
         known = {name for factory in factories for name in options_of(factory)}
         for key in self.options:
             if key not in known:
@@ -140,14 +142,19 @@ class Recipe:
         """Options that no part reads with the values of the others."""
         for key, value in self.options.items():
             takers = [factory for factory in factories if key in options_of(factory)]
-            rules = [factory.unread(self.options).get(key) if hasattr(factory, "unread") else None for factory in takers]
+            rules = [
+                factory.unread(self.options).get(key) if hasattr(factory, "unread") else None for factory in takers
+            ]
             need(None in rules or value == options_of(takers[0])[key].default, key, str(rules[0]), value)
 
     def _refuse_idle(self, denoiser: Denoiser) -> None:
         """Options that no part reads with this model."""
         drafts = "blocks_ahead" in options_of(part("verification", self.names["verification"]))
         ahead = self.options.get("blocks_ahead", 0)
-        rule = "be left out: this model has no blocks of its own, and only drafts (verification freedave) reach into others"
+        rule = (
+            "be left out: this model has no blocks of its own, and only drafts (verification freedave) reach into "
+            "others"
+        )
         need(not ahead or drafts or denoiser.attention == "block", "blocks_ahead", rule, ahead)
 
     def parts(self, denoiser: Denoiser, canvas: Canvas, *, seed: int = 0, token_text: TokenText | None = None) -> Parts:

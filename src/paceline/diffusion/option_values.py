@@ -1,7 +1,7 @@
 """Values of options: ranges beside the types that the parts declare.
 
-In: a part, options by name. Out: nothing, or a ConfigError. Not here: which options exist (`diffusion.methods`), ranges that a part
-checks itself, what goes with which canvas or model (the parts).
+In: a part, options by name. Out: nothing, or a ConfigError. Not here: which options exist (`diffusion.methods`), ranges
+that a part checks itself, what goes with which canvas or model (the parts).
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ DOT = "·"
 
 @dataclass(slots=True)
 class DiffusionMetrics(RequestMetrics):
-    """Counts and times of one request; `num_steps` is `num_calls`, nothing is drafted. The waiting for room in a batch of canvases
-    (`max_num_seqs`) is part of `time_to_first_token`, and of `generation_time` where it lies between canvases of the request.
+    """Counts and times of one request; `num_steps` is `num_calls`, nothing is drafted. The waiting for room in a batch
+    of canvases (`max_num_seqs`) is part of `time_to_first_token`, and of `generation_time` where it lies between
+    canvases of the request.
 
     Attributes:
         method: of decoding.
@@ -74,12 +75,12 @@ class DiffusionMetrics(RequestMetrics):
 
 @dataclass(frozen=True, slots=True)
 class CanvasChunk(StreamChunk):
-    """What a round changed. Text comes as far as it is final: up to the first masked slot, and where written slots may change, in
-    the last chunk of an output; `pieces` show it on the way.
+    """What a round changed. Text comes as far as it is final: up to the first masked slot, and where written slots may
+    change, in the last chunk of an output; `pieces` show it on the way.
 
     Attributes:
-        pieces: the text from left to right, in runs of slots that are masked (a dot each), written, or new in this round; nothing
-            after a token that ends it.
+        pieces: the text from left to right, in runs of slots that are masked (a dot each), written, or new in this
+            round; nothing after a token that ends it.
     """
 
     pieces: Pieces = ()

@@ -2,8 +2,9 @@
 
 In: logits. Out: tokens, probabilities, entropies, margins. Not here: which of them are written.
 
-Measures come from the clean distribution, before temperature: a probability after it says how cold the sampler is, not how sure the
-model is. Noise is drawn in float64 from the (seed, round, slot) of a draw, so that a token does not depend on what else is decoded.
+Measures come from the clean distribution, before temperature: a probability after it says how cold the sampler is, not
+how sure the model is. Noise is drawn in float64 from the (seed, round, slot) of a draw, so that a token does not depend
+on what else is decoded.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Predictions:
     def rows(self, slots: Ints) -> Ints:
         """Row of each of `slots`, which all have been computed."""
         rows = np.searchsorted(self.slots, slots)
-        assert slots.size == 0 or (rows.max() < self.slots.size and (self.slots[rows] == slots).all()), "a slot without a row"
+        assert slots.size == 0 or (rows.max() < self.slots.size and (self.slots[rows] == slots).all()), (
+            "a slot without a row"
+        )
         return rows
 
     def at(self, slots: Ints) -> Predictions:

@@ -15,11 +15,14 @@ from paceline.diffusion.setting import Setting
 from paceline.utils import need
 
 MOST_ROUNDS = 16
-"""Most rounds for each slot, of methods that may take more rounds than slots; each is a pass, and more of them gain nothing."""
+"""Most rounds for each slot, of methods that may take more rounds than slots; each is a pass, and more of them gain
+nothing.
+"""
 
 
 def total_rounds(setting: Setting, steps: int | None) -> int:
-    """Rounds of the static baseline over the whole text: `steps` for each block, or as many as the block has masked slots.
+    """Rounds of the static baseline over the whole text: `steps` for each block, or as many as the block has masked
+    slots.
 
     Args:
         steps: `denoising_steps`; None is a round for each slot.

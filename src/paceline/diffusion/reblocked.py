@@ -1,6 +1,7 @@
 """A block-causal model run with other blocks than it was loaded with: the same weights, another mask.
 
-In: a block-causal denoiser, a block length. Out: a denoiser with blocks of that length; length 1 is the autoregressive model. Not
+In: a block-causal denoiser, a block length. Out: a denoiser with blocks of that length; length 1 is the autoregressive
+model. Not
 here: whether the weights bear it, which depends on how they were trained.
 Source: the two phases of TCCF in TDAR (arXiv:2602.09555).
 """
@@ -28,7 +29,12 @@ class Reblocked:
     """
 
     def __init__(self, inner: Denoiser, block_length: int) -> None:
-        need(inner.attention == "block", "the model's attention", "be causal between blocks to be given others", inner.attention)
+        need(
+            inner.attention == "block",
+            "the model's attention",
+            "be causal between blocks to be given others",
+            inner.attention,
+        )
         need(block_length >= 1, "block_length", "be at least 1", block_length)
         self.inner = inner
         self.block_length: int | None = block_length

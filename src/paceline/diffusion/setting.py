@@ -22,7 +22,8 @@ TokenText = Callable[[int], str | None]
 
 @dataclass(slots=True)
 class Setting:
-    """Made once for each canvas, filled in the order in which parts are made: schedule, rules, transition, cache, verification.
+    """Made once for each canvas, filled in the order in which parts are made: schedule, rules, transition, cache,
+    verification.
 
     Attributes:
         canvas: as it is before the first round; it is replaced in decoding, so parts keep facts of it, not the object.

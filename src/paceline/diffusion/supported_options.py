@@ -31,7 +31,9 @@ SAMPLING: Mapping[str, Any] = {
     "logprobs": None,
     "prompt_logprobs": None,
 }
-"""Sampling parameters that have no meaning where slots are written in any order, with the values that ask for nothing."""
+"""Sampling parameters that have no meaning where slots are written in any order, with the values that ask for
+nothing.
+"""
 SAMPLED = ("temperature", "seed", "max_tokens")
 """Sampling parameters that are honoured, and are no options of a method."""
 ENGINE: Mapping[str, Any] = {
@@ -55,10 +57,13 @@ def check_kind(name: str, denoiser: bool, speculative: SpeculativeConfig | None,
         ConfigError: with the one that fits.
     """
     if denoiser and speculative is not None:
-        raise ConfigError(f"speculative_config does not go with {name}, a diffusion language model; leave it out, and {HINT}")
+        raise ConfigError(
+            f"speculative_config does not go with {name}, a diffusion language model; leave it out, and {HINT}"
+        )
     if not denoiser and diffusion_config is not None:
         raise ConfigError(
-            f"diffusion_config needs a diffusion language model, and {name} is an autoregressive one; use speculative_config"
+            f"diffusion_config needs a diffusion language model, and {name} is an autoregressive one; use "
+            f"speculative_config"
         )
 
 
@@ -102,7 +107,12 @@ def parse_config(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if isinstance(given, str):
         whole = given.lstrip().startswith("{") or given.strip() == "null"
         given = json_object("diffusion_config", given) if whole else {"method": given}
-    need(given is None or isinstance(given, Mapping), "diffusion_config", "be a dict, JSON or the name of a method", given)
+    need(
+        given is None or isinstance(given, Mapping),
+        "diffusion_config",
+        "be a dict, JSON or the name of a method",
+        given,
+    )
     config = dict(given or {})
     for key, value in config.items():
         name = canonical(str(key))

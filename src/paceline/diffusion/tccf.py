@@ -1,10 +1,11 @@
 """Think coarse, critic fine: think in large blocks, then check and answer token by token.
 
-Phase one decodes a text of thoughts with the block length the model is fast at, until it writes the end of thinking or runs out of
-slots. Then a fixed text is appended that asks to check the thoughts and to give the answer, and phase two goes on with blocks of
-one slot, which is autoregressive decoding by the same weights.
+Phase one decodes a text of thoughts with the block length the model is fast at, until it writes the end of thinking or
+runs out of slots. Then a fixed text is appended that asks to check the thoughts and to give the answer, and phase two
+goes on with blocks of one slot, which is autoregressive decoding by the same weights.
 
-In: prompts, a denoiser, what ends thinking. Out: thoughts and answers with what each cost. Not here: the rule of either phase.
+In: prompts, a denoiser, what ends thinking. Out: thoughts and answers with what each cost. Not here: the rule of either
+phase.
 Source: TDAR (arXiv:2602.09555). Where phase one ends is not stated there; a marker of the user's choice does it here.
 """
 
@@ -30,8 +31,8 @@ class Phases:
         thinking_length: most slots of thoughts.
         answer_length: most slots of the answer.
         check_prompt: tokens appended after the thoughts.
-        end_of_thinking: tokens, any of which ends phase one; it stays in the text. The end of a text ends phase one too, and is
-            taken out of it.
+        end_of_thinking: tokens, any of which ends phase one; it stays in the text. The end of a text ends phase one
+            too, and is taken out of it.
         thinking: a `diffusion_config` for phase one, its block length among the options.
         answering: a `diffusion_config` for phase two; its block length is 1.
     """
@@ -61,15 +62,19 @@ class Answer:
     answering: Outcome
 
 
-def think_then_answer(prompts: Sequence[Sequence[int]], denoiser: Denoiser, phases: Phases, *, seed: int = 0) -> list[Answer]:
+def think_then_answer(
+    prompts: Sequence[Sequence[int]], denoiser: Denoiser, phases: Phases, *, seed: int = 0
+) -> list[Answer]:
     """Both phases for each prompt; prompts are decoded side by side and do not depend on each other.
 
     Args:
         prompts: token ids.
-        denoiser: block-causal for autoregressive answers; with full attention phase two goes from left to right, one slot a round.
+        denoiser: block-causal for autoregressive answers; with full attention phase two goes from left to right, one
+        slot a round.
         seed: of the first prompt, the next one for the next.
     Raises:
-        ConfigError: as `Recipe`; a block length other than 1 for answering; a phase one that failed raises its own error.
+        ConfigError: as `Recipe`; a block length other than 1 for answering; a phase one that failed raises its own
+        error.
     """
     ends = tuple(phases.end_of_thinking) + tuple(denoiser.eos_token_ids)
     thinking = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}

@@ -11,8 +11,9 @@ from paceline.models.loading import Tokenizer, token_bytes
 class TokenTexts:
     """The text of each token as it reads inside a text, a leading space included.
 
-    None for special tokens, for ids beyond the vocabulary, and for tokens that hold a part of a character only: a constrained text
-    does without them. A tokenizer that drops a space at the start of a text shows a text that starts with one without it.
+    None for special tokens, for ids beyond the vocabulary, and for tokens that hold a part of a character only: a
+    constrained text does without them. A tokenizer that drops a space at the start of a text shows a text that starts
+    with one without it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

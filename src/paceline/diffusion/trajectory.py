@@ -1,7 +1,7 @@
 """What happened while a canvas was decoded: rounds and what they cost.
 
-In: canvases before and after each round, passes of the model. Out: counts (model calls, slots computed, seconds), the order in
-which slots were written, information per round. Not here: judging any of it (`bench`).
+In: canvases before and after each round, passes of the model. Out: counts (model calls, slots computed, seconds), the
+order in which slots were written, information per round. Not here: judging any of it (`bench`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Round:
 
     @classmethod
     def between(cls, before: Canvas, after: Canvas) -> list[Round]:
-        """What changed from one canvas to a later one, on the slots that both have: one round for each that wrote something."""
+        """What changed from one canvas to a later one, on the slots that both have: one round for each that wrote
+        something.
+        """
         size = min(before.length, after.length)
         was, now = before.status[:size] == Status.MASKED, after.status[:size] == Status.MASKED
         edited = np.flatnonzero(~was & ~now & (before.tokens[:size] != after.tokens[:size]))

@@ -1,7 +1,9 @@
 """Measures of how a text came about: information per round, and how close the order was to left-to-right.
 
-In: trajectories, orders of writing. Out: numbers. Not here: recording trajectories (`trajectory`), plots of them (`bench`).
-Sources: From Bits to Rounds: Parallel Decoding with Exploration for Diffusion Language Models (arXiv:2511.21103) for information;
+In: trajectories, orders of writing. Out: numbers. Not here: recording trajectories (`trajectory`), plots of them
+(`bench`).
+Sources: From Bits to Rounds: Parallel Decoding with Exploration for Diffusion Language Models (arXiv:2511.21103) for
+information;
 DiffuCoder: Understanding and Improving Masked Diffusion Models for Code Generation (arXiv:2506.20639) for orders.
 """
 
@@ -46,26 +48,29 @@ class BitsToRounds:
         """Fewest rounds that could have written as much at the largest round's rate: ceil(nats / largest).
 
         Args:
-            nats: of the text; None takes the path's own, for which `rounds` never falls below the bound. With -log p of the text
-                under the exact joint it does not either as long as no round writes tokens that speak against each other.
+            nats: of the text; None takes the path's own, for which `rounds` never falls below the bound. With -log p of
+                the text under the exact joint it does not either as long as no round writes tokens that speak against
+                each other.
         """
         total = self.nats if nats is None else nats
         return ceil(total / self.largest - 1e-9) if self.largest > 0 else 0
 
 
 def order_of(trajectory: Trajectory) -> Ints:
-    """Slots by the round that wrote them last, the surest first within a round; one that was written twice counts once."""
+    """Slots by the round that wrote them last, the surest first within a round; one that was written twice counts
+    once.
+    """
     order = trajectory.order[::-1]
     _, first = np.unique(order, return_index=True)
     return order[np.sort(first)][::-1]
 
 
 def local_ar(order: Ints, k: int = 1) -> float:
-    """Local AR-ness: share of steps whose slot continues a run, so that it and the k slots written before are consecutive and
-    increasing.
+    """Local AR-ness: share of steps whose slot continues a run, so that it and the k slots written before are
+    consecutive and increasing.
 
-    Slots count by their rank among those of `order`, so text given in advance does not break a run. The first k steps have too few
-    before them and are left out.
+    Slots count by their rank among those of `order`, so text given in advance does not break a run. The first k steps
+    have too few before them and are left out.
 
     Raises:
         ConfigError: k below 1, or as large as the order is long.

@@ -1,6 +1,7 @@
 """One round of the plain method: from a canvas and the model's word on it to the next canvas.
 
-In: the parts of a method. Out: `Transition`, canvas -> canvas. Not here: passes of the model (`diffusion.loop`), any single rule.
+In: the parts of a method. Out: `Transition`, canvas -> canvas. Not here: passes of the model (`diffusion.loop`), any
+single rule.
 """
 
 from __future__ import annotations
@@ -10,7 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.diffusion.base import NONE, Changes, Check, Commit, Correction, Edit, Ending, Modifier, Schedule, Score, Step, Stop
+from paceline.diffusion.base import (
+    NONE,
+    Changes,
+    Check,
+    Commit,
+    Correction,
+    Edit,
+    Ending,
+    Modifier,
+    Schedule,
+    Score,
+    Step,
+    Stop,
+)
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.predictions import Predictions
 from paceline.models.denoiser import Ints
@@ -37,12 +51,23 @@ class Transition:
     @property
     def stateless(self) -> bool:
         """Whether every rule decides by the canvas and the predictions alone."""
-        parts = (self.schedule, self.score, *self.modifiers, self.commit, self.edit, self.check, self.stop, self.correction)
+        parts = (
+            self.schedule,
+            self.score,
+            *self.modifiers,
+            self.commit,
+            self.edit,
+            self.check,
+            self.stop,
+            self.correction,
+        )
         return all(part is None or part.stateless for part in parts)
 
     @property
     def reads_written(self) -> bool:
-        """Whether predictions of slots that are not masked are looked at: by a rule that says so, or since edits may open them."""
+        """Whether predictions of slots that are not masked are looked at: by a rule that says so, or since edits may
+        open them.
+        """
         parts = (self.schedule, self.score, *self.modifiers, self.commit, self.check, self.stop, self.correction)
         return self.edit is not None or any(getattr(part, "reads_written", False) for part in parts)
 

@@ -1,4 +1,6 @@
-"""Where drafts come from: one module a method, in folders by what a method drafts with; what a drafter is stands in `base`."""
+"""Where drafts come from: one module a method, in folders by what a method drafts with; what a drafter is stands in
+`base`.
+"""
 
 import lazy_loader
 

@@ -1,11 +1,11 @@
 """What a drafter is: proposes tokens; never decides which are accepted.
 
-In: contexts (the text so far, the request's rules) and budgets. Out: token trees. Not here: the target's logits as a decision,
-sampling parameters beyond a drafter's own q, the engine.
+In: contexts (the text so far, the request's rules) and budgets. Out: token trees. Not here: the target's logits as a
+decision, sampling parameters beyond a drafter's own q, the engine.
 
-The engine calls `begin` once per request after prefill, then `propose` and `observe` in turn, and `end` when the request ends;
-one object serves many sequences, so everything per sequence lives in the state that `begin` returns. A drafter that raises is
-dropped for that request, which goes on without it.
+The engine calls `begin` once per request after prefill, then `propose` and `observe` in turn, and `end` when the
+request ends; one object serves many sequences, so everything per sequence lives in the state that `begin` returns. A
+drafter that raises is dropped for that request, which goes on without it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ class Context:
 
     Attributes:
         request_id: unique name.
-        tokens: the live text, prompt and output; grows in place. Its last entry is the root. Drafters may only read it: each has a
-            copy of its own, so that writing into it changes no output, and the drafter that is seen to do so is dropped.
+        tokens: the live text, prompt and output; grows in place. Its last entry is the root. Drafters may only read it:
+            each has a copy of its own, so that writing into it changes no output, and the drafter that is seen to do so
+            is dropped.
         prompt_length: how many of `tokens` are prompt.
         temperature: 0 for greedy requests.
         seed: base of the drafter's own draws.
-        seeded: the user gave the seed and expects the same tokens again, whatever was drafted; points give that, draws do not.
-        shape: applies the request's sampling rules to raw logits (r, v) at the given paths (tokens after the root, one per row) and
-            returns float32 log-weights (r, v), so that q can follow the target's rules.
+        seeded: the user gave the seed and expects the same tokens again, whatever was drafted; points give that, draws
+        do not.
+        shape: applies the request's sampling rules to raw logits (r, v) at the given paths (tokens after the root, one
+            per row) and returns float32 log-weights (r, v), so that q can follow the target's rules.
         taps: layer -> (prompt length - 1, hidden) states of the prompt, where the drafter asked for taps.
         tenant: tables learned from text are shared within one tenant only.
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
-        cache: gives the target's own cache of this sequence, to drafters with `runs_target`, which may use its scratch slots while
-            they propose (models.decoder.layer_drafts); it may be another one in every step.
+        cache: gives the target's own cache of this sequence, to drafters with `runs_target`, which may use its scratch
+            slots while they propose (models.decoder.layer_drafts); it may be another one in every step.
     """
 
     request_id: str
@@ -108,7 +110,9 @@ class Models(Protocol):
 class Judge(Protocol):
     """Verifies trees for a drafter that verifies those of another."""
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]) -> list[Verdict]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
+    ) -> list[Verdict]:
         """What the model behind `rows` says to each tree, exactly.
 
         Args:
@@ -160,8 +164,9 @@ class Ahead:
     """Work for a second thread while the target scores.
 
     Attributes:
-        run: does it, and returns for each sequence the token that comes first behind its scored tree, or None. A drawn one is tried
-            in the row of the tree's last node; where it stands it is the verdict's next token. A point needs no trial.
+        run: does it, and returns for each sequence the token that comes first behind its scored tree, or None. A drawn
+            one is tried in the row of the tree's last node; where it stands it is the verdict's next token. A point
+            needs no trial.
         threads: of PyTorch on the CPU that it takes from the scoring pass; 0 where the two do not share a device.
     """
 
@@ -172,17 +177,18 @@ class Ahead:
 class Drafter(ABC):
     """Proposes token trees for many sequences; every drafter derives from it.
 
-    A drafter must have a `name`, `begin`, `propose` and `fork`. The rest are abilities that it may have: an attribute or a method
-    that it leaves alone says that it has not.
+    A drafter must have a `name`, `begin`, `propose` and `fork`. The rest are abilities that it may have: an attribute
+    or a method that it leaves alone says that it has not.
 
     Attributes:
         name: what logs and metrics call it.
         taps: layers of the target whose hidden states it wants, in the prompt and in every score.
-        catches_up: it needs no `observe` after a step without any drafts: it reads the new tokens from its contexts when it is next
-            asked.
-        plain_every: without `catches_up`, it needs to hear of one in so many of those steps; it may change this in `observe`.
-        shares_state: it learns from all running sequences of a tenant for all of them, so that its proposals for one may depend on
-            what the others were; without it they never do.
+        catches_up: it needs no `observe` after a step without any drafts: it reads the new tokens from its contexts
+            when it is next asked.
+        plain_every: without `catches_up`, it needs to hear of one in so many of those steps; it may change this in
+        `observe`.
+        shares_state: it learns from all running sequences of a tenant for all of them, so that its proposals for one
+            may depend on what the others were; without it they never do.
         keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
         runs_target: it finds the target's cache in its contexts; `resume` is asked.
         works_ahead: `ahead` is asked.
@@ -224,8 +230,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        """One tree per sequence within its budget; EMPTY_TREE where there is nothing to say. `so_far` holds the trees that the
-        drafters before this one proposed."""
+        """One tree per sequence within its budget; EMPTY_TREE where there is nothing to say. `so_far` holds the trees
+        that the drafters before this one proposed.
+        """
 
     @abstractmethod
     def fork(self, state: Any, context: Context) -> Any:
@@ -242,8 +249,8 @@ class Drafter(ABC):
     def ahead(self, states: Sequence[Any], trees: Sequence[TokenTree]) -> Ahead | None:
         """Work for a second thread while the target scores the chosen trees; asked before every scoring pass.
 
-        Verdicts wait for it, so that no outcome depends on which of the two was faster. Work that raises is asked for again,
-        sequence by sequence.
+        Verdicts wait for it, so that no outcome depends on which of the two was faster. Work that raises is asked for
+        again, sequence by sequence.
         """
         return None
 
@@ -254,7 +261,9 @@ class Drafter(ABC):
         return None
 
     def rewind(self, state: Any, kept: int) -> None:
-        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the new one."""
+        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the
+        new one.
+        """
         raise NotImplementedError(f"drafter {self.name!r} cannot go back")
 
     def runners(self) -> Sequence[Runner]:
@@ -262,5 +271,7 @@ class Drafter(ABC):
         return ()
 
     def held_bytes(self, tokens: int) -> int:
-        """At most what it keeps, beside the caches of `runners`, of a sequence of so many tokens, drafted ones included."""
+        """At most what it keeps, beside the caches of `runners`, of a sequence of so many tokens, drafted ones
+        included.
+        """
         return 0

@@ -1,6 +1,7 @@
 """Puts an engine together from a speculative_config: drafters, verifiers, controller.
 
-In: a runner and a parsed configuration. Out: Parts. What a method needs and the runner lacks is refused here, before anything runs.
+In: a runner and a parsed configuration. Out: Parts. What a method needs and the runner lacks is refused here, before
+anything runs.
 Not here: loading of targets, the loop.
 """
 
@@ -56,7 +57,8 @@ def build_parts(
         tokenizer: of the target, for drafters with tables on disk.
         models: opens models in other ways.
         memory: most bytes of speculation (`EngineConfig.speculative_memory_bytes`).
-        default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with it.
+        default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with
+        it.
     Raises:
         ConfigError: an unknown method or option, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
@@ -89,16 +91,21 @@ def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
     """
     why = "block_verification judges chains of drawn drafts as wholes"
     way = "or take acceptance_method 'rejection_sampler'"
-    drawing = [(str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens]
+    drawing = [
+        (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
+    ]
     for name, drafter in drawing:
         policy = drafter.policy
         if policy is not None and policy.name != "chain":
             raise ConfigError(
-                f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and tree_width out, {way}"
+                f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and "
+                f"tree_width out, {way}"
             )
     if drawing and len(methods) > 1:
         names = ", ".join(repr(str(one.method)) for one in methods)
-        raise ConfigError(f"{why}, but the methods {names} join their drafts and {drawing[0][0]!r} draws; name it alone, {way}")
+        raise ConfigError(
+            f"{why}, but the methods {names} join their drafts and {drawing[0][0]!r} draws; name it alone, {way}"
+        )
 
 
 def check_methods(config: SpeculativeConfig | None) -> None:
@@ -117,10 +124,14 @@ def check_methods(config: SpeculativeConfig | None) -> None:
 
 
 def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
-    """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at hand."""
+    """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at
+    hand.
+    """
     if not isinstance(config.method, str):
         for key in config.options:
-            raise ConfigError(f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own")
+            raise ConfigError(
+                f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own"
+            )
         return _each_once([_with_draft(one, default_draft) for one in _with_model(config.method, config.model)])
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
@@ -129,7 +140,9 @@ def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[Specu
     own = {key: value for key, value in config.options.items() if key == OTHER_TOKENIZER}
     need(draft is not None or not own, OTHER_TOKENIZER, "stand beside a draft model", own)
     found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method=auto_table(tables), options=tables)]
-    return found + ([_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else [])
+    return found + (
+        [_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else []
+    )
 
 
 def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
@@ -139,7 +152,10 @@ def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
         ConfigError: there is such a one.
     """
     for i, one in enumerate(methods):
-        rule = f"be a list without repetition: {one.method!r} would draft the same twice; leave it out once, or vary its options"
+        rule = (
+            f"be a list without repetition: {one.method!r} would draft the same twice; leave it out once, or vary "
+            f"its options"
+        )
         need(one not in methods[:i], "method", rule, [str(each.method) for each in methods])
     return methods
 
@@ -155,18 +171,24 @@ def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list
     takers = [one.model is not None or "model" in options_of(str(one.method)) for one in methods]
     names = ", ".join(repr(str(one.method)) for one in methods)
     need(any(takers), "model", f"stand beside methods that take one, and {names} take none", model)
-    return [replace(one, model=model) if takes and one.model is None else one for one, takes in zip(methods, takers, strict=True)]
+    return [
+        replace(one, model=model) if takes and one.model is None else one
+        for one, takes in zip(methods, takers, strict=True)
+    ]
 
 
 def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
-    """The same method, with the target's own draft model where it needs one and names none; vLLM's `use_heterogeneous_vocab` of a
-    draft model is method "tli"."""
+    """The same method, with the target's own draft model where it needs one and names none; vLLM's
+    `use_heterogeneous_vocab` of a draft model is method "tli".
+    """
     options = dict(config.options)
     if config.method == "draft_model" and OTHER_TOKENIZER in options:
         other = options.pop(OTHER_TOKENIZER)
         need(isinstance(other, bool), OTHER_TOKENIZER, "be True or False", other)
         config = replace(config, method="tli" if other else "draft_model", options=options)
-    return replace(config, model=draft) if config.method in ("draft_model", "pearl") and config.model is None else config
+    return (
+        replace(config, model=draft) if config.method in ("draft_model", "pearl") and config.model is None else config
+    )
 
 
 def _kind(config: SpeculativeConfig) -> str:
@@ -214,7 +236,13 @@ def _drafter(
 
 
 def _nested(
-    config: Any, outer: str, runner: Runner, load: Callable[[str], Runner], tokenizer: Tokenizer | None, *, models: Models | None
+    config: Any,
+    outer: str,
+    runner: Runner,
+    load: Callable[[str], Runner],
+    tokenizer: Tokenizer | None,
+    *,
+    models: Models | None,
 ) -> Drafter:
     """A drafter that another one is built on.
 

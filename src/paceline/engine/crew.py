@@ -1,8 +1,9 @@
 """The crew of drafters: several drafters behind one call, each kept from harming a request.
 
 In: sequences, a controller's budgets. Out: one merged, checked tree per sequence, and seconds per drafter.
-A drafter that raises or proposes an invalid tree is dropped for that request, which goes on without it and says so; other requests
-keep it. Each drafter reads its own copy of the text. Not here: when to draft and how much (controllers), what stands (verifiers).
+A drafter that raises or proposes an invalid tree is dropped for that request, which goes on without it and says so;
+other requests keep it. Each drafter reads its own copy of the text. Not here: when to draft and how much (controllers),
+what stands (verifiers).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Crew:
     Args:
         drafters: in the order of their source index.
         vocab_size: of the target.
-        chains_only: the target's runner scores no branches; then the first drafter that has something to say is the only one asked.
+        chains_only: the target's runner scores no branches; then the first drafter that has something to say is the
+        only one asked.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -49,7 +51,9 @@ class Crew:
         self._ahead = [i for i, drafter in enumerate(drafters) if drafter.works_ahead]
         self.helper = Helper()
         own = [i for i, drafter in enumerate(drafters) if drafter.runs_target]
-        self._resuming = own if len(own) == 1 else []  # two that draft in the same scratch slots leave nothing to go on from
+        self._resuming = (
+            own if len(own) == 1 else []
+        )  # two that draft in the same scratch slots leave nothing to go on from
         self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
@@ -64,7 +68,12 @@ class Crew:
         Raises:
             ConfigError: a folder that is neither a text nor a path, or in which two drafters would save one file.
         """
-        need(folder is None or (isinstance(folder, str | Path) and folder != ""), "folder", "be the path of a folder", folder)
+        need(
+            folder is None or (isinstance(folder, str | Path) and folder != ""),
+            "folder",
+            "be the path of a folder",
+            folder,
+        )
         return [tables.save(folder) for tables in tables_of(self.drafters, folder)]
 
     def begin(self, sequence: Decoding) -> None:
@@ -118,7 +127,9 @@ class Crew:
             seconds[index] = self._ask(index, batch, plan.budgets, trees)
         return trees, tuple(seconds)
 
-    def _ask(self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]) -> float:
+    def _ask(
+        self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
+    ) -> float:
         """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
         start = perf_counter()
         asked: list[int] = []
@@ -163,13 +174,17 @@ class Crew:
         if tree.max_depth > budget.depth:
             raise DrafterError(f"a tree of depth {tree.max_depth} exceeds the budget of {budget.depth}")
         if self.chains_only and not tree.is_chain:
-            raise DrafterError("proposed a tree with branches, but the runner of this model scores chains only; draft chains")
+            raise DrafterError(
+                "proposed a tree with branches, but the runner of this model scores chains only; draft chains"
+            )
         sources = tree.sources
         if sources is chain_sources(len(tree), index) or bool((sources == index).all()):
             return tree
         return tree.replace(sources=sources * 0 + index)
 
-    def score(self, runner: Runner, batch: Sequence[Decoding], roots: Sequence[int], trees: Sequence[TokenTree]) -> Scores:
+    def score(
+        self, runner: Runner, batch: Sequence[Decoding], roots: Sequence[int], trees: Sequence[TokenTree]
+    ) -> Scores:
         """One scoring pass; where a drafter has computed part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self.score_taps
         for index in self._resuming if not taps else ():
@@ -202,8 +217,10 @@ class Crew:
         scores: Scores,
         numbers: Sequence[int],
     ) -> None:
-        """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch up by
-        themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in `scores`."""
+        """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch
+        up by themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in
+        `scores`.
+        """
         if not any(map(len, trees)):
             self._unheard += 1
             if not self._listeners or self._unheard < min(drafter.plain_every for drafter in self._listeners):
@@ -236,7 +253,9 @@ class Crew:
                 sequence.states[index] = None
 
     def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[int, int], list[T]], missing: T) -> list[T]:
-        """`call(first, stop)` for the whole batch; if it raises, one by one, dropping the drafter where it raises again."""
+        """`call(first, stop)` for the whole batch; if it raises, one by one, dropping the drafter where it raises
+        again.
+        """
         try:
             return call(0, len(batch))
         except Exception as error:

@@ -3,11 +3,11 @@
 In:  token ids in order. Out: the text each push adds, in whole characters.
 Not here: stop strings (`engine.stops`), the vocabulary (`models.loading.tokenizer`).
 
-A tokenizer's decode of a token depends on its neighbours (leading spaces, characters spread over several tokens), so each push
-decodes a short window of the last tokens and takes what is new. The window starts where a piece of text started and all before it
-was complete, which makes its decode agree with that of the whole output, and it is bounded, so that a push costs the same at any
-length. What could still be the beginning of a character (it decodes to U+FFFD) is held back until it completes, or until it is
-clear that it never will.
+A tokenizer's decode of a token depends on its neighbours (leading spaces, characters spread over several tokens), so
+each push decodes a short window of the last tokens and takes what is new. The window starts where a piece of text
+started and all before it was complete, which makes its decode agree with that of the whole output, and it is bounded,
+so that a push costs the same at any length. What could still be the beginning of a character (it decodes to U+FFFD) is
+held back until it completes, or until it is clear that it never will.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ WINDOW: Final = 12
 """Tokens in the window before it is cut back to its last piece."""
 
 PATIENCE: Final = 4
-"""A character has at most four bytes: after so many tokens without a whole character the bytes are broken, not incomplete."""
+"""A character has at most four bytes: after so many tokens without a whole character the bytes are broken, not
+incomplete.
+"""
 
 BROKEN: Final = "\ufffd"
 
@@ -30,8 +32,9 @@ BROKEN: Final = "\ufffd"
 class IncrementalDetokenizer:
     """Decodes one output as it grows.
 
-    The text is the continuation of the prompt's text: pushed tokens give decode(prompt + output) without decode(prompt), so that a
-    leading space of a metaspace tokenizer is kept. With an empty prompt that is decode(output).
+    The text is the continuation of the prompt's text: pushed tokens give decode(prompt + output) without
+    decode(prompt), so that a leading space of a metaspace tokenizer is kept. With an empty prompt that is
+    decode(output).
 
     Args:
         prompt_ids: of which only a short tail is read.
@@ -62,7 +65,8 @@ class IncrementalDetokenizer:
     def rest(self, token_ids: Sequence[int]) -> str:
         """Append the output's last tokens and end it: the text that `push` and `finish` would give, decoded in one go.
 
-        Where broken characters come up, what is shown of them depends on how long they are waited for; then it is done by `push`.
+        Where broken characters come up, what is shown of them depends on how long they are waited for; then it is done
+        by `push`.
         """
         wanted = [token for token in token_ids if self._tokenizer.has_text(token, self._skip)]
         text = self._decode([*self._window, *wanted])

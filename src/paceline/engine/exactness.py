@@ -1,10 +1,10 @@
 """Whether plain and accelerated decoding of a loaded model give the same bits: asked for, found out, kept on disk.
 
-In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.decoder.invariance), what methods
-declare (registry).
+In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.decoder.invariance), what
+methods declare (registry).
 
-The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept beside the
-measured costs, so that the self-test runs once.
+The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
+beside the measured costs, so that the self-test runs once.
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ def _reason(runner: Runner) -> str | None:
 
 
 def _tested(runner: NativeRunner) -> str | None:
-    """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is said before."""
+    """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is said
+    before.
+    """
     if isinstance(runner.passes, InParts):
         logger.warning(
-            "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes some seconds, "
-            "and where the finding can be kept on disk, once for this model, dtype and machine",
+            "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes "
+            "some seconds, and where the finding can be kept on disk, once for this model, dtype and machine",
             runner.info.name,
         )
     return what_varies(runner)

@@ -3,8 +3,8 @@
 In: the target's runner, drafters, `EngineConfig.speculative_memory_bytes`. Out: a controller. Not here: the arithmetic
 (`controllers.limited`), the target's own cache (`engine.room`).
 
-Weights do not count: they are read once and checked when they are loaded. Nor do tables learned from text, which have limits of
-their own.
+Weights do not count: they are read once and checked when they are loaded. Nor do tables learned from text, which have
+limits of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
     rows = sum(drafter.row_bytes for drafter in drafters)
     for one in (runner, *drafts):
         if (slot_bytes(runner) if one is runner else cache_bytes(one, 1)) is None:
-            raise ConfigError(f"speculative_memory_bytes is not available with {one.info.name}: its caches are not counted")
+            raise ConfigError(
+                f"speculative_memory_bytes is not available with {one.info.name}: its caches are not counted"
+            )
     for one in drafts:
         save_memory(one)
     vocab = runner.info.vocab_size
@@ -48,7 +50,8 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
         vocab * runner.info.dtype.itemsize + rows,
         draws,
         lambda tokens: (
-            sum(cache_bytes(one, tokens) or 0 for one in drafts) + sum(drafter.held_bytes(tokens) for drafter in drafters)
+            sum(cache_bytes(one, tokens) or 0 for one in drafts)
+            + sum(drafter.held_bytes(tokens) for drafter in drafters)
         ),
         2 if any(drafter.works_ahead for drafter in drafters) else 1,
     )
@@ -67,7 +70,7 @@ def limited(controller: Controller, runner: Runner, drafters: Sequence[Drafter],
     if limit < least:
         names = ", ".join(drafter.name for drafter in drafters)
         raise ConfigError(
-            f"speculative_memory_bytes must be at least {least}, which one drafted token of one sequence takes with {names}, got "
-            f"{limit}; raise it or set speculative_config to None"
+            f"speculative_memory_bytes must be at least {least}, which one drafted token of one sequence takes with "
+            f"{names}, got {limit}; raise it or set speculative_config to None"
         )
     return LimitedController(controller, footprint, limit)

@@ -1,6 +1,7 @@
 """Keeps what one drafter does wrong to one sequence from harming it.
 
-In: what takes a drafter off a sequence. Out: a block whose exceptions do just that. Not here: when drafters are called (`crew`).
+In: what takes a drafter off a sequence. Out: a block whose exceptions do just that. Not here: when drafters are called
+(`crew`).
 """
 
 from __future__ import annotations

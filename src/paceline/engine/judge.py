@@ -1,6 +1,7 @@
 """Verification inside a drafter: what a model between draft and target says to a tree.
 
-In: trees, rows, seeds. Out: verdicts of the exact verifiers. Not here: their rules (verifiers), what drafters make of it.
+In: trees, rows, seeds. Out: verdicts of the exact verifiers. Not here: their rules (verifiers), what drafters make of
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class ExactJudge:
     def __init__(self) -> None:
         self._greedy, self._sampled = GreedyVerifier(), RecursiveRejection()
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]) -> list[Verdict]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
+    ) -> list[Verdict]:
         """See `drafters.base.Judge.verify`."""
         return [self._one(*each) for each in zip(trees, rows, seeds, strict=True)]
 

@@ -1,6 +1,7 @@
 """The loop: one step for a batch of sequences, each with its own tree. Plain decoding is this loop with empty trees.
 
-In: requests. Out: stream chunks, filled requests. Not here: any method (drafters, verifiers, controllers), any model, text.
+In: requests. Out: stream chunks, filled requests. Not here: any method (drafters, verifiers, controllers), any model,
+text.
 
     budgets -> trees -> select -> ONE scoring pass -> verdicts -> commit -> observe
 """
@@ -87,7 +88,8 @@ class Engine:
         self._finish([(sequence, sequence.close("abort")) for sequence in self.scheduler.take(request_id)])
 
     def fail(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
-        """End every request that has started, after a step that raised: its texts, caches and drafters may be out of step.
+        """End every request that has started, after a step that raised: its texts, caches and drafters may be out of
+        step.
 
         Args:
             interrupted: ids of the requests whose own caller stopped the step (Ctrl-C); they end as "abort".
@@ -139,7 +141,12 @@ class Engine:
         committed = perf_counter()
         aside, planning = drafted - planned - sum(draft_seconds), planned - start + self._learning
         draft_seconds = beside.billed(draft_seconds, joined - scored)
-        draft, score, verify, other = sum(draft_seconds), scored - drafted, verified - joined, committed - verified + aside
+        draft, score, verify, other = (
+            sum(draft_seconds),
+            scored - drafted,
+            verified - joined,
+            committed - verified + aside,
+        )
         times = StepTimes(draft_seconds, score, verify, other, scores.rows[-1])
         self._count(proposed, trees, verdicts, times, committed - start + self._learning)
         self._explain(batch)
@@ -164,7 +171,9 @@ class Engine:
             self._settle()
             self._plan, self._keys = Plan.nothing(len(batch)), keys
             with self._guarded("plan"):
-                self._plan = self._sound(self.parts.controller.plan([sequence.signal() for sequence in batch]), len(batch))
+                self._plan = self._sound(
+                    self.parts.controller.plan([sequence.signal() for sequence in batch]), len(batch)
+                )
             self._left = self._plan.steps
         self._left -= 1
         return self._plan
@@ -227,7 +236,11 @@ class Engine:
         except Exception as error:
             name = self.parts.controller.name
             logger.warning(
-                "controller %s failed to %s (%s: %s); decoding goes on without drafts", name, what, type(error).__name__, error
+                "controller %s failed to %s (%s: %s); decoding goes on without drafts",
+                name,
+                what,
+                type(error).__name__,
+                error,
             )
             logger.debug("the error of the controller", exc_info=error)
             self.parts = replace(self.parts, controller=FixedController(0))
@@ -237,7 +250,9 @@ class Engine:
         if logger.isEnabledFor(logging.DEBUG):
             with self._guarded("explain"):
                 for index, sequence in enumerate(batch):
-                    logger.debug("request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " "))
+                    logger.debug(
+                        "request %s: %s", sequence.request.id, self.parts.controller.explain(index).replace("\n", " ")
+                    )
 
     def _verify(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores, longer: Mapping[int, TokenTree]
@@ -264,8 +279,12 @@ class Engine:
                     (batch[i].rules.by_row if lazy else batch[i].rules.apply)(scores.of(i), trees[i]) for i in picked
                 ]
                 if longer:
-                    rows = [with_none(one, longer[i]) if i in longer else one for i, one in zip(picked, rows, strict=True)]
-                found = verifier.verify([longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked])
+                    rows = [
+                        with_none(one, longer[i]) if i in longer else one for i, one in zip(picked, rows, strict=True)
+                    ]
+                found = verifier.verify(
+                    [longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked]
+                )
                 verdicts.update(zip(picked, found, strict=True))
         return [verdicts[i] for i in range(len(batch))]
 
@@ -290,8 +309,12 @@ class Engine:
             self._keep([batch[i] for i in going], [trees[i] for i in going], picked, scores, going)
         return chunks
 
-    def _keep(self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores, numbers: Seq[int]) -> None:
-        """Commit the accepted paths of sequences that go on, and tell the drafters; `numbers`: of these sequences in `scores`."""
+    def _keep(
+        self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores, numbers: Seq[int]
+    ) -> None:
+        """Commit the accepted paths of sequences that go on, and tell the drafters; `numbers`: of these sequences in
+        `scores`.
+        """
         self.parts.runner.commit([sequence.cache for sequence in batch], [verdict.path for verdict in verdicts])
         self.parts.crew.observe(batch, trees, verdicts, scores, numbers)
 
@@ -304,7 +327,9 @@ class Engine:
                 self.parts.controller.forget(sequence.key)
 
     def _finish(self, ended: Seq[tuple[Sequence, StreamChunk]]) -> None:
-        """End these sequences. The controller is told nothing of the time: it is the same however a sequence was decoded."""
+        """End these sequences. The controller is told nothing of the time: it is the same however a sequence was
+        decoded.
+        """
         for sequence, chunk in ended:
             self.parts.crew.end(sequence)
             self.scheduler.remove(sequence)

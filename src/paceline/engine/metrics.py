@@ -27,14 +27,16 @@ class RequestMetrics:
     Attributes:
         num_steps: scoring passes of the target that this request took part in (prefill not counted).
         num_drafts: those with a tree that was not empty.
-        num_draft_tokens: verified nodes, whatever became of them; Lookahead's probes, which are no guesses, do not count.
-        num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not count.
+        num_draft_tokens: verified nodes, whatever became of them; Lookahead's probes, which are no guesses, do not
+        count.
+        num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
+        count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
         num_generation_tokens, num_prompt_tokens: text sizes.
         drafters: name -> counts; a node that several drafters proposed counts for the first of them.
         dropped_drafters: name -> why a drafter was dropped for this request.
-        time_to_first_token, generation_time: seconds since arrival, and from the first step to the end; what the controller takes
-            to plan and to measure is in both.
+        time_to_first_token, generation_time: seconds since arrival, and from the first step to the end; what the
+            controller takes to plan and to measure is in both.
         arrival_time, first_step_time: clock readings (`time.perf_counter`).
     """
 

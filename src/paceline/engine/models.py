@@ -1,7 +1,7 @@
 """Models beside the target: drafts of the same or another tokenizer, and rounded copies of the target itself.
 
-In: names, and how the target was loaded. Out: runners and denoisers, each loaded once. Not here: loading (models.load), what
-drafters do with them.
+In: names, and how the target was loaded. Out: runners and denoisers, each loaded once. Not here: loading (models.load),
+what drafters do with them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ class DraftModels:
     """
 
     def __init__(
-        self, folder: Path, tokenizer: Tokenizer, info: ModelInfo, config: EngineConfig, *, trust_remote_code: bool = False
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        config: EngineConfig,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
         self.folder, self.tokenizer, self.info, self.config = folder, tokenizer, info, config
         self._trust = trust_remote_code
@@ -59,7 +65,9 @@ class DraftModels:
         key = ("open", model, _named(head_rows), layers, group_size)
 
         def load(chosen: str) -> Runner:
-            return self._load(model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, group_size=group_size)
+            return self._load(
+                model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, group_size=group_size
+            )
 
         def on(chosen: str) -> Runner:
             return self._once((*key, chosen), functools.partial(load, chosen))
@@ -98,15 +106,19 @@ class DraftModels:
             head_rows=head_rows, group_size=group_size,
         )  # fmt: skip
         if layers and not found.capabilities.early_exit:
-            raise DrafterError(f"draft model {model!r} cannot run parts of its layers; take a model of a supported family")
+            raise DrafterError(
+                f"draft model {model!r} cannot run parts of its layers; take a model of a supported family"
+            )
         return found
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:
         """See `drafters.base.Models.denoiser`.
 
         Raises:
-            ConfigError: no device of this machine. DrafterError: another tokenizer. CheckpointError: nothing to load there.
-            OutOfMemoryError: it would not fit. UnsupportedModelError: no diffusion language model, or one without a native runner.
+            ConfigError: no device of this machine. DrafterError: another tokenizer. CheckpointError: nothing to load
+            there.
+            OutOfMemoryError: it would not fit. UnsupportedModelError: no diffusion language model, or one without a
+            native runner.
         """
         where = requested_device(device, self.info.device)
         if where == AUTO:
@@ -141,7 +153,9 @@ class DraftModels:
         """
         form, info = QUANTIZATIONS[quantization], self.info
         if info.quantization == form:
-            raise ConfigError(f"quantization must differ from the target's, which is {form} itself, got {quantization!r}")
+            raise ConfigError(
+                f"quantization must differ from the target's, which is {form} itself, got {quantization!r}"
+            )
         name = f"the {form} copy of {info.name}"
         dtype, device = str(info.dtype).removeprefix("torch."), str(info.device)
         return self._once(

@@ -51,7 +51,8 @@ class RequestOutput:
         prompt: the prompt's text, or None where token ids were given.
         prompt_logprobs: one entry per prompt token, the first None.
         metrics: steps, drafted and accepted tokens, times; outputs of one request together.
-        num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a prefix cache.
+        num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a
+        prefix cache.
     """
 
     request_id: str
@@ -77,7 +78,9 @@ class RequestOutput:
                 raise PacelineError(output.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """The first output as one flat JSON-ready object: text, token_ids, finish_reason, stop_reason, metrics (and error)."""
+        """The first output as one flat JSON-ready object: text, token_ids, finish_reason, stop_reason, metrics (and
+        error).
+        """
         first = self.outputs[0]
         found: dict[str, Any] = {
             "text": first.text,
@@ -93,14 +96,16 @@ class RequestOutput:
             found["prompt_logprobs"] = [None if entry is None else _plain(entry) for entry in self.prompt_logprobs]
         if len(self.outputs) > 1:
             found["outputs"] = [
-                {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason} for o in self.outputs
+                {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
+                for o in self.outputs
             ]
         return found | ({"error": first.error} if first.error else {})
 
 
 def _plain(entry: dict[int, Logprob]) -> dict[str, dict[str, Any]]:
     return {
-        str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token} for token, one in entry.items()
+        str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
+        for token, one in entry.items()
     }
 
 
@@ -110,7 +115,8 @@ class StreamChunk:
 
     Attributes:
         index: which output of the request.
-        segments: new text in order, each piece with the name of the drafter whose guess it was, or None for the target's own.
+        segments: new text in order, each piece with the name of the drafter whose guess it was, or None for the
+        target's own.
         token_ids: new tokens.
         finish_reason: set on the last chunk of an output.
         output: the whole request so far (live object).

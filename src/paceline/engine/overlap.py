@@ -1,11 +1,13 @@
 """What drafters do on a second thread while the target scores, and how the verdict of a step takes it in.
 
-In: pieces of work (`drafters.base.Ahead`), trees that are being scored. Out: the same trees, with the token that was drafted behind
+In: pieces of work (`drafters.base.Ahead`), trees that are being scored. Out: the same trees, with the token that was
+drafted behind
 each as one more trial. Not here: what is drafted (drafters), the loop.
 
-The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that somebody else has taken
-back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no law, and where it is accepted every
-verifier ends the path before it and makes it the next token (`verifiers.base.before_bad_row`).
+The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that somebody else
+has taken back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no law, and
+where it is accepted every verifier ends the path before it and makes it the next token
+(`verifiers.base.before_bad_row`).
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class Task:
     """One drafter in one step.
 
     Attributes:
-        index: of the drafter. states: place in the batch -> its state. drop: takes the drafter off the sequence at a place.
+        index: of the drafter. states: place in the batch -> its state. drop: takes the drafter off the sequence at a
+        place.
     """
 
     index: int
@@ -99,7 +102,8 @@ class Beside(Nothing):
     """Runs the work of drafters on the helper, around a scoring pass.
 
     Attributes:
-        longer: place in the batch -> its tree with one trial more, where that token was drawn; known at the end of the block.
+        longer: place in the batch -> its tree with one trial more, where that token was drawn; known at the end of the
+        block.
 
     Args:
         trees: that are being scored. vocab_size: of the target.
@@ -121,7 +125,9 @@ class Beside(Nothing):
                 self._running.append((task, self._helper.start(work.run, work.threads)))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None:
             self._helper.rest()
             return
@@ -157,7 +163,9 @@ class Beside(Nothing):
         if len(found) != len(at):
             raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
         trees = {
-            place: with_longer_draft(self._trees[place], guess) for place, guess in zip(at, found, strict=True) if guess is not None
+            place: with_longer_draft(self._trees[place], guess)
+            for place, guess in zip(at, found, strict=True)
+            if guess is not None
         }
         for tree in trees.values():
             tree.check(self._vocab_size, len(tree))

@@ -1,10 +1,11 @@
 """Builds the controller that a speculative_config names, and tells its options from the drafters'.
 
-In: a parsed configuration, a runner, the drafters' names. Out: a Controller. Not here: drafters and verifiers (`engine.build`).
+In: a parsed configuration, a runner, the drafters' names. Out: a Controller. Not here: drafters and verifiers
+(`engine.build`).
 
-Options of both stand side by side in speculative_config. A key belongs to whoever has an option of that name; beside a list of
-methods it can only be the controller's, inside an entry of the list only the drafter's. A name that both have is refused where it
-is ambiguous.
+Options of both stand side by side in speculative_config. A key belongs to whoever has an option of that name; beside a
+list of methods it can only be the controller's, inside an entry of the list only the drafter's. A name that both have
+is refused where it is ambiguous.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
     """The configuration without the controller's own options, and these.
 
     Raises:
-        ConfigError: an unknown policy; an option that the drafter and the controller both have; beside a controller named by the
-            user, an option that neither has.
+        ConfigError: an unknown policy; an option that the drafter and the controller both have; beside a controller
+            named by the user, an option that neither has.
     """
     if not config.options:
         return config, {}
@@ -67,7 +68,8 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
         if key in own and key in theirs:
             raise ConfigError(
                 f"both method {config.method!r} and controller {name!r} have an option {key!r}; for the drafter write "
-                f'"method": [{{"method": {config.method!r}, {key!r}: ...}}], and {key!r} beside that list for the controller'
+                f'"method": [{{"method": {config.method!r}, {key!r}: ...}}], and {key!r} beside that list for the '
+                f"controller"
             )
     _refuse_unknown(config, theirs, own)
     rest = {key: value for key, value in config.options.items() if key not in own}
@@ -75,14 +77,21 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
 
 
 def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
-    """A single method that is named without a number of tokens and without a controller drafts as its paper or code does."""
+    """A single method that is named without a number of tokens and without a controller drafts as its paper or code
+    does.
+    """
     if not isinstance(config.method, str) or config.method == "auto":
         return config
-    if config.num_speculative_tokens is not None or config.controller is not None or AUTO_LIMITS & config.options.keys():
+    if (
+        config.num_speculative_tokens is not None
+        or config.controller is not None
+        or AUTO_LIMITS & config.options.keys()
+    ):
         return config
     published = registry.lookup("drafters", config.method).published
     logger.info(
-        'method %r drafts as published, %s, whatever it costs here; "controller": "auto" beside it drafts as much as pays',
+        'method %r drafts as published, %s, whatever it costs here; "controller": "auto" beside it drafts as much as '
+        "pays",
         config.method,
         ", ".join(f"{key} {value!r}" for key, value in published.items()),
     )
@@ -90,8 +99,9 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
 
 
 def _refuse_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Sequence[str]) -> None:
-    """Refuse options that neither the drafter (`theirs`) nor the controller (`own`) has. Beside a list of methods, and for a method
-    without a controller of the user's, that are the misspelt ones: of the rest the drafters' builder says whose they may be.
+    """Refuse options that neither the drafter (`theirs`) nor the controller (`own`) has. Beside a list of methods, and
+    for a method without a controller of the user's, that are the misspelt ones: of the rest the drafters' builder says
+    whose they may be.
 
     Raises:
         ConfigError: there is such a one, or "auto" got options of two methods.
@@ -110,7 +120,9 @@ def _refuse_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Seque
     reject_unknown_keys(kind, unknown, [*theirs, *own], general)
     rest = {key for key in config.options if key not in own and key != OTHER_TOKENIZER}
     if config.method == "auto" and not rest <= set(options_of(auto_table(dict.fromkeys(rest)))):
-        raise ConfigError(f"no single method that 'auto' takes has all of the options {', '.join(sorted(rest))}; name the method")
+        raise ConfigError(
+            f"no single method that 'auto' takes has all of the options {', '.join(sorted(rest))}; name the method"
+        )
 
 
 def check_controller(name: str) -> Any:
@@ -124,14 +136,17 @@ def check_controller(name: str) -> Any:
     return factory
 
 
-def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runner: Runner, names: Sequence[str]) -> Controller:
+def build_controller(
+    config: SpeculativeConfig, options: Mapping[str, Any], runner: Runner, names: Sequence[str]
+) -> Controller:
     """The policy by name; "fixed" where the user fixed the number of tokens, else "auto".
 
     Args:
         options: its own, from `split_options`.
         names: of the drafters, in their order.
     Raises:
-        ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it needs one.
+        ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it
+        needs one.
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
@@ -140,7 +155,12 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
     number = config.num_speculative_tokens
     if "num_speculative_tokens" in known:
         optional = known["num_speculative_tokens"].default is not inspect.Parameter.empty
-        need(optional or number is not None or not names, "num_speculative_tokens", f"be given with controller {name!r}", None)
+        need(
+            optional or number is not None or not names,
+            "num_speculative_tokens",
+            f"be given with controller {name!r}",
+            None,
+        )
         filled["num_speculative_tokens"] = number if optional else number or 0
     if "drafters" in known:
         filled["drafters"] = names
@@ -148,12 +168,19 @@ def build_controller(config: SpeculativeConfig, options: Mapping[str, Any], runn
         filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner))
     if "memory" in known:
         key = MemoryKey(
-            CostKey.of(runner.info), runner.info.name, f"{[*names]} {config.method!r} {config.model!r} {config.options!r}"
+            CostKey.of(runner.info),
+            runner.info.name,
+            f"{[*names]} {config.method!r} {config.model!r} {config.options!r}",
         )
         filled["memory"] = CostStore(key, user_cache("acceptance"))
     if "max_nodes" in known and number:
         filled["max_nodes"], most = number, options.get("max_nodes")
-        need(not isinstance(most, int) or most <= number, "max_nodes", f"be at most num_speculative_tokens, {number}", most)
+        need(
+            not isinstance(most, int) or most <= number,
+            "max_nodes",
+            f"be at most num_speculative_tokens, {number}",
+            most,
+        )
     try:
         controller: Controller = factory(**filled | dict(options))
     except PacelineError:
@@ -182,8 +209,9 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _drafter_options(config: SpeculativeConfig) -> list[str]:
-    """Options that the drafter of a single method has; "auto" passes them to the table that knows them, beside a list there are
-    none."""
+    """Options that the drafter of a single method has; "auto" passes them to the table that knows them, beside a list
+    there are none.
+    """
     if not isinstance(config.method, str):
         return []
     if config.method == "auto":
@@ -200,6 +228,10 @@ def options_of(name: str) -> list[str]:
     """Keyword options of a drafter's constructor."""
     factory = registry.load("drafters", name)
     try:
-        return [key for key in inspect.signature(factory).parameters if key not in ("args", "self", "num_speculative_tokens")]
+        return [
+            key
+            for key in inspect.signature(factory).parameters
+            if key not in ("args", "self", "num_speculative_tokens")
+        ]
     except (TypeError, ValueError):  # `engine.build` says what is wrong with it
         return []

@@ -1,6 +1,7 @@
 """Measures what scoring costs, for the cost model.
 
-In: a runner. Out: seconds of one scoring pass for a number of rows and a context. Not here: what the figures are used for.
+In: a runner. Out: seconds of one scoring pass for a number of rows and a context. Not here: what the figures are used
+for.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Probe:
             counts: numbers of rows, at least 1.
             context: cached tokens before them; fewer where no more fit.
         Raises:
-            RuntimeError: after those that could be timed, the model's context, or what the caches of the running sequences leave,
-                has no room for so many rows.
+            RuntimeError: after those that could be timed, the model's context, or what the caches of the running
+                sequences leave, has no room for so many rows.
         """
         fitting, error = self._fit(counts, context)
         if fitting:
@@ -53,14 +54,18 @@ class Probe:
         try:
             for count in counts:
                 if (room := most - count - STEPS) < 1:
-                    raise RuntimeError(f"the context of {most} tokens has no room for {count} rows and the steps that time them")
+                    raise RuntimeError(
+                        f"the context of {most} tokens has no room for {count} rows and the steps that time them"
+                    )
                 found.append(self._fitting(count, max(1, min(context, room))))
         except RuntimeError as error:
             return found, error
         return found, None
 
     def _fitting(self, rows: int, context: int) -> int:
-        """The context, halved until the cache has room for it; a sequence that grows holds three times its size while it moves."""
+        """The context, halved until the cache has room for it; a sequence that grows holds three times its size while
+        it moves.
+        """
         memory = memory_of(self.runner)
         if memory is None:
             return context
@@ -68,7 +73,8 @@ class Probe:
         while 3 * memory.blocks_for(context + rows) > left:
             if context == 1:
                 raise RuntimeError(
-                    f"the cache has room for {left * memory.block_size} more tokens, {rows} rows need three times theirs"
+                    f"the cache has room for {left * memory.block_size} more tokens, {rows} rows need three times "
+                    f"theirs"
                 )
             context //= 2
         return context

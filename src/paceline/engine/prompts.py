@@ -41,9 +41,9 @@ class ReadPrompt:
 def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
     """Read one prompt: a text, token ids, or a dict.
 
-    A dict holds a text under `prompt` or ids under `prompt_token_ids` (or both, where these are the ids of that text), and, if
-    wanted, `prediction` (a text, ids or OpenAI's `{"type": "content", "content": ...}`: what the output is expected to be) and
-    `cache_salt` (vLLM's name: only requests with the same one share caches and learned tables).
+    A dict holds a text under `prompt` or ids under `prompt_token_ids` (or both, where these are the ids of that text),
+    and, if wanted, `prediction` (a text, ids or OpenAI's `{"type": "content", "content": ...}`: what the output is
+    expected to be) and `cache_salt` (vLLM's name: only requests with the same one share caches and learned tables).
 
     Args:
         encode: text -> ids, with an argument `add_special_tokens`.
@@ -70,13 +70,14 @@ def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[
         found = ids(given, "prompt_token_ids")
         if found != encode(text) and found != encode(text, add_special_tokens=False):
             raise PromptError(
-                f"a prompt dict has both 'prompt' and 'prompt_token_ids', and {shortened(found, 60)} are not the token ids of "
-                f"{shortened(text, 60)}; give one of them"
+                f"a prompt dict has both 'prompt' and 'prompt_token_ids', and {shortened(found, 60)} are not the "
+                f"token ids of {shortened(text, 60)}; give one of them"
             )
         return text, found
     if not isinstance(text, str):
         raise PromptError(
-            f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got {shortened(dict(prompt))}"
+            f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got "
+            f"{shortened(dict(prompt))}"
         )
     return text, encode(text)
 
@@ -88,7 +89,9 @@ def _prediction(given: object, encode: Callable[..., list[int]]) -> list[int]:
         return []
     if isinstance(given, str):
         return encode(given, add_special_tokens=False)
-    for token in (found := ids(given, "prediction", "a text, a list of token ids or {'type': 'content', 'content': TEXT}")):
+    for token in (
+        found := ids(given, "prediction", "a text, a list of token ids or {'type': 'content', 'content': TEXT}")
+    ):
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise PromptError(f"prediction token ids must be integers of 0 or more, got {shortened(token)}")
     return found
@@ -98,7 +101,11 @@ def _content(given: Mapping[str, Any]) -> object:
     """What OpenAI's form of a prediction holds: a text, or parts of one, which are joined."""
     wrong = PromptError(f"prediction must be {{'type': 'content', 'content': TEXT}}, got {shortened(dict(given))}")
     content = given.get("content")
-    if given.keys() - {"type", "content"} or given.get("type", "content") != "content" or not isinstance(content, str | list):
+    if (
+        given.keys() - {"type", "content"}
+        or given.get("type", "content") != "content"
+        or not isinstance(content, str | list)
+    ):
         raise wrong
     if isinstance(content, str):
         return content
@@ -127,7 +134,9 @@ def ids(prompt: object, name: str = "a prompt", rule: str = "") -> list[int]:
     """
     prompt = plain(prompt)
     if isinstance(prompt, str | bytes | bytearray | Mapping | Set) or not isinstance(prompt, Iterable):
-        rule = rule or ("a string, a list of token ids or a dict of those" if name == "a prompt" else "a list of token ids")
+        rule = rule or (
+            "a string, a list of token ids or a dict of those" if name == "a prompt" else "a list of token ids"
+        )
         raise PromptError(f"{name} must be {rule}, got {shortened(prompt)}")
     return [index(token) if hasattr(token, "__index__") and not isinstance(token, bool) else token for token in prompt]
 
@@ -155,7 +164,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes | bytearray | Set) or not isinstance(prompts, Iterable):
-        raise PromptError(f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}")
+        raise PromptError(
+            f"prompts must be a string, a list of token ids, a dict or a list of those, got {shortened(prompts)}"
+        )
     items = [plain(item) for item in prompts]
     if items and all(hasattr(item, "__index__") for item in items):
         return [items]  # type: ignore[list-item]  # just checked: token ids
@@ -171,8 +182,12 @@ def one_prompt(prompt: Prompt) -> Prompt:
         PromptError: a list of prompts.
     """
     prompt = plain(prompt)  # type: ignore[assignment]  # arrays become lists
-    if isinstance(prompt, list | tuple) and any(isinstance(plain(item), str | list | tuple | Mapping) for item in prompt):
-        raise PromptError(f"stream takes one prompt, got a list of {len(prompt)}; use generate for lists, or stream each of them")
+    if isinstance(prompt, list | tuple) and any(
+        isinstance(plain(item), str | list | tuple | Mapping) for item in prompt
+    ):
+        raise PromptError(
+            f"stream takes one prompt, got a list of {len(prompt)}; use generate for lists, or stream each of them"
+        )
     return prompt
 
 

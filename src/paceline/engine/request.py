@@ -30,7 +30,8 @@ class Request:
         max_tokens: most new tokens, parameters and context considered.
         tenant: whose tables its text may teach, and whose cached prefixes it may use.
         prediction: tokens that the caller expects as output; empty without such.
-        num_cached_tokens: prompt tokens that were found in the prefix cache; None without one, or before the request begins.
+        num_cached_tokens: prompt tokens that were found in the prefix cache; None without one, or before the request
+        begins.
         pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
         rules: made when the request was checked, for its first output; None where that has begun.
         streamed: somebody reads the text while it grows; else it is made at the end.
@@ -62,7 +63,9 @@ class Request:
         """A live view of the request; the same object until the request starts, and from then on."""
         view = self._view
         if view is None or view.outputs is not self.outputs or view.prompt_logprobs is not self.prompt_logprobs:
-            view = RequestOutput(self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs)
+            view = RequestOutput(
+                self.id, self.prompt, self.prompt_ids, self.outputs, self.metrics, self.prompt_logprobs
+            )
             view.num_cached_tokens = self.num_cached_tokens
             self._view = view
         return view
@@ -92,7 +95,8 @@ def check_prompt(
     room = max_context - len(tokens)
     if room < 1:
         raise PromptError(
-            f"the prompt has {len(tokens)} tokens, but the context holds {max_context} including at least one new token; "
+            f"the prompt has {len(tokens)} tokens, but the context holds {max_context} including at least one new "
+            f"token; "
             "shorten the prompt or raise max_model_len"
         )
     return room if max_tokens is None else min(room, max_tokens)

@@ -1,12 +1,12 @@
 """Whether the caches of the sequences fit into the memory they may have, now and in the step to come.
 
-In: sequences with their lengths, requests, trees. Out: yes or no; a refusal in words; the trees that there is room for. Not here:
-who waits or makes way (engine.scheduler), blocks themselves (models.decoder.cache_memory).
+In: sequences with their lengths, requests, trees. Out: yes or no; a refusal in words; the trees that there is room for.
+Not here: who waits or makes way (engine.scheduler), blocks themselves (models.decoder.cache_memory).
 
-Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts as the
-largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not depend on any drawn
-token, so that the cut keeps the output law (`tree.select`). Engines around the same weights share the limit; each may always go on
-with one sequence, so that none waits for another.
+Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts
+as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not
+depend on any drawn token, so that the cut keeps the output law (`tree.select`). Engines around the same weights share
+the limit; each may always go on with one sequence, so that none waits for another.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ class Room:
         longest = prompt + request.max_tokens - 2 + memory.widest
         if memory.blocks_for(longest) > memory.capacity:
             raise PromptError(
-                f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} tokens, but "
-                f"{memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or raise kv_cache_memory_bytes"
+                f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} "
+                f"tokens, but {memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or "
+                f"raise kv_cache_memory_bytes"
             )
 
     def enough(self, active: Seq[Sequence]) -> bool:
-        """Whether all of these can be filled and make their next step; decides how generously they take blocks meanwhile."""
+        """Whether all of these can be filled and make their next step; decides how generously they take blocks
+        meanwhile.
+        """
         memory = self._memory
         self._seen, self._short = -1, False
         # a sequence may take what is kept of its beginning, then move to a run of twice its size
@@ -94,7 +97,9 @@ class Room:
         return found
 
     def admits(self, request: Request, tokens: int, active: Seq[Sequence]) -> bool:
-        """Whether `tokens` tokens of a request can join these, with a block to grow for all; always, where nobody is active."""
+        """Whether `tokens` tokens of a request can join these, with a block to grow for all; always, where nobody is
+        active.
+        """
         if not active:
             return True
         need = self._memory.blocks_for(tokens + self._memory.widest) - self._shared(request, active)

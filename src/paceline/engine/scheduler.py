@@ -1,11 +1,12 @@
-"""Who runs when: queueing, chunked prefill, forking of n outputs, making way where memory is short, and giving everything back.
+"""Who runs when: queueing, chunked prefill, forking of n outputs, making way where memory is short, and giving
+everything back.
 
-In: requests. Out: the list of running sequences, each ready for a decoding step. Not here: decoding, counting memory (engine.room),
-finding prefixes (engine.prefix_cache).
+In: requests. Out: the list of running sequences, each ready for a decoding step. Not here: decoding, counting memory
+(engine.room), finding prefixes (engine.prefix_cache).
 
-Where memory is short the youngest sequence makes way: its cache is given up, its text, rules, noise and drafters stay, and when
-there is room again, before any request that has not begun, the cache is filled from prompt and output, so that it goes on as it
-would have.
+Where memory is short the youngest sequence makes way: its cache is given up, its text, rules, noise and drafters stay,
+and when there is room again, before any request that has not begun, the cache is filled from prompt and output, so that
+it goes on as it would have.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Scheduler:
         ConfigError: a limit of memory for a runner that cannot count it.
     """
 
-    def __init__(self, runner: Runner, crew: Crew, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
+    def __init__(
+        self, runner: Runner, crew: Crew, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()
+    ) -> None:
         self.runner, self.crew, self.config = runner, crew, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
         self.waiting: deque[Request] = deque()
@@ -62,7 +65,9 @@ class Scheduler:
         self._keys = count()
         memory = memory_of(runner)
         if memory is None and config.kv_cache_memory_bytes is not None:
-            raise ConfigError(f"kv_cache_memory_bytes is not available for {runner.info.name}: its caches are not counted")
+            raise ConfigError(
+                f"kv_cache_memory_bytes is not available for {runner.info.name}: its caches are not counted"
+            )
         if memory is not None:
             memory.limit(config.kv_cache_memory_bytes)
         cached = memory is not None and config.enable_prefix_caching
@@ -77,7 +82,8 @@ class Scheduler:
         """Make the request's rules, for the errors and for its first output.
 
         Raises:
-            ConfigError: parameters that do not fit this model (token ids out of range). PromptError: more than memory ever holds.
+            ConfigError: parameters that do not fit this model (token ids out of range). PromptError: more than memory
+            ever holds.
         """
         if request.rules is None:
             request.rules = self._rules(request)
@@ -110,7 +116,12 @@ class Scheduler:
         made = []
         for index in range(request.params.n):
             transcript = Transcript(
-                request.params, request.prompt_ids, self.tokenizer, self.eos_ids, request.max_tokens, at_once=not request.streamed
+                request.params,
+                request.prompt_ids,
+                self.tokenizer,
+                self.eos_ids,
+                request.max_tokens,
+                at_once=not request.streamed,
             )
             cache = self.runner.open() if index == 0 else None
             rules, request.rules = request.rules or self._rules(request), None
@@ -119,8 +130,9 @@ class Scheduler:
         return made[0], made[1:]
 
     def prefill(self) -> None:
-        """Make room for what runs, admit what fits, feed one chunk of prompts (at most `max_num_batched_tokens` tokens), start
-        those whose prompts are done."""
+        """Make room for what runs, admit what fits, feed one chunk of prompts (at most `max_num_batched_tokens`
+        tokens), start those whose prompts are done.
+        """
         if self.room is not None and not self.room.plenty:
             self._make_room(self.room)
         if self.waiting or self.paused:
@@ -231,7 +243,9 @@ class Scheduler:
                 request.prompt_logprobs += prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
 
     def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
-        """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have them."""
+        """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have
+        them.
+        """
         if first.begun:
             return
         first.join_taps()

@@ -32,13 +32,21 @@ class Sequence:
 
     Attributes:
         context: the text that counts; drafters get copies of it (`Crew`).
-        states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens long.
+        states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens
+        long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
         removed: the scheduler has taken leave of it.
     """
 
     def __init__(
-        self, request: Request, index: int, key: int, *, rules: Rules, transcript: Transcript, cache: SequenceCache | None
+        self,
+        request: Request,
+        index: int,
+        key: int,
+        *,
+        rules: Rules,
+        transcript: Transcript,
+        cache: SequenceCache | None,
     ) -> None:
         self.request, self.index, self.key = request, index, key
         self.rules, self.transcript = rules, transcript
@@ -165,7 +173,9 @@ def _sources(tree: TokenTree, verdict: Verdict, names: Seq[str]) -> list[str | N
     return sources if verdict.next_token is None else [*sources, None]
 
 
-def prompt_logprobs(request: Request, start: int, logits: torch.Tensor, transcript: Transcript) -> list[dict[int, Logprob]]:
+def prompt_logprobs(
+    request: Request, start: int, logits: torch.Tensor, transcript: Transcript
+) -> list[dict[int, Logprob]]:
     """Logprobs of prompt tokens start + 1, ... from the (c, v) logits at start, ... of a prefill chunk."""
     chosen = request.prompt_ids[start + 1 : start + 1 + len(logits)]
     entries = top_logprobs(logits, chosen, request.params.prompt_logprobs or 0)

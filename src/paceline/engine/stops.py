@@ -1,11 +1,12 @@
 """Where an output ends, and how much of its text stands.
 
-In:  committed tokens, one at a time. Out: how many of them are kept, why the output ended, its text, and how much of the text is
+In:  committed tokens, one at a time. Out: how many of them are kept, why the output ended, its text, and how much of
+the text is
 safe to show. Not here: which tokens come (sampling, `min_tokens` in the logits), streaming to a user.
 
-A step may commit several tokens. They are looked at one by one, so that the output ends at the very token where plain decoding
-would have ended it. The order of the rules is vLLM's: end token, stop token, limits, and a stop string found in the text of the
-same token takes the credit; so does one in the text that was held back until the end.
+A step may commit several tokens. They are looked at one by one, so that the output ends at the very token where plain
+decoding would have ended it. The order of the rules is vLLM's: end token, stop token, limits, and a stop string found
+in the text of the same token takes the credit; so does one in the text that was held back until the end.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class StopChecker:
     Attributes:
         quiet: no text comes out before the end.
         num_tokens: tokens kept so far, the end or stop token included.
-        text: of the kept tokens; after the end it is cut at the stop string, or behind it with `include_stop_str_in_output`. The
-            text of an end or stop token is not in it, unless with `include_stop_str_in_output`.
+        text: of the kept tokens; after the end it is cut at the stop string, or behind it with
+            `include_stop_str_in_output`. The text of an end or stop token is not in it, unless with
+            `include_stop_str_in_output`.
         finish_reason: None while the output goes on, "stop" (end token, stop token, stop string) or "length".
         stop_reason: the stop token id or stop string; None for an end token or a limit.
     """
@@ -88,7 +90,9 @@ class StopChecker:
         self._limit = min(limits) if limits else None
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+            self._detokenizer = IncrementalDetokenizer(
+                tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens
+            )
         self.quiet = self._detokenizer is None or (at_once and not self._stops)
         self._unread: list[int] = []  # tokens whose text is not made yet
 
@@ -135,7 +139,9 @@ class StopChecker:
         return self.finished
 
     def cut_off(self) -> None:
-        """The output ends here whatever its text says: what was held back comes out, cut where a stop string is found in it."""
+        """The output ends here whatever its text says: what was held back comes out, cut where a stop string is found
+        in it.
+        """
         self._check_text(len(self._flush()))
 
     def _read(self, token: int) -> str:
@@ -148,8 +154,9 @@ class StopChecker:
         return delta
 
     def _flush(self) -> str:
-        """The output ends here without a stop string: text held back as incomplete characters comes out (as U+FFFD), and all text
-        where nobody has read it."""
+        """The output ends here without a stop string: text held back as incomplete characters comes out (as U+FFFD),
+        and all text where nobody has read it.
+        """
         held = ""
         if self._detokenizer is not None:
             held = self._detokenizer.rest(self._unread) if self.quiet else self._detokenizer.finish()

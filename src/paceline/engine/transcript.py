@@ -29,8 +29,8 @@ class Transcript:
     Args:
         max_new_tokens: most tokens, context considered.
         tokenizer: None leaves the text empty.
-        at_once: nobody reads the text before the end; it is then made in one go, where no stop string must be looked for, and comes
-            in no pieces.
+        at_once: nobody reads the text before the end; it is then made in one go, where no stop string must be looked
+            for, and comes in no pieces.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class Transcript:
         *,
         at_once: bool = False,
     ) -> None:
-        self._stops = StopChecker(params, eos_ids, tokenizer, prompt_ids, max_new_tokens=max_new_tokens, at_once=at_once)
+        self._stops = StopChecker(
+            params, eos_ids, tokenizer, prompt_ids, max_new_tokens=max_new_tokens, at_once=at_once
+        )
         self.quiet = self._stops.quiet
         self._tokenizer = tokenizer
         self._waiting: list[tuple[int, str | None]] = []  # (end of the piece in the text, its drafter), not shown yet
@@ -100,4 +102,6 @@ class Transcript:
         """The same logprobs with each token's text filled in."""
         if self._tokenizer is None:
             return entry
-        return {token: replace(one, decoded_token=self._tokenizer.decode([token], False)) for token, one in entry.items()}
+        return {
+            token: replace(one, decoded_token=self._tokenizer.decode([token], False)) for token, one in entry.items()
+        }

@@ -1,5 +1,5 @@
-"""Structured output: regular expressions, EBNF and JSON Schema as one kind of tree, their automata over the tokens of a vocabulary,
-and the test whether a canvas with masked slots can still become a text of a grammar.
+"""Structured output: regular expressions, EBNF and JSON Schema as one kind of tree, their automata over the tokens of a
+vocabulary, and the test whether a canvas with masked slots can still become a text of a grammar.
 """
 
 import lazy_loader

@@ -1,10 +1,11 @@
 """Deterministic automata over classes of characters.
 
-In: expression trees without references. Out: `Alphabet`, which maps characters to classes that no expression tells apart, and
+In: expression trees without references. Out: `Alphabet`, which maps characters to classes that no expression tells
+apart, and
 minimal `Dfa`s over them. Not here: texts of tokens (`lexing`), recursion (`cfg`).
 
-Thompson's construction, subsets, Moore's partition; states from which nothing can be accepted are dropped, so that "there is a next
-state" means "this can still become a match".
+Thompson's construction, subsets, Moore's partition; states from which nothing can be accepted are dropped, so that
+"there is a next state" means "this can still become a match".
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Alphabet:
     def of(cls, sets: Iterable[Ranges]) -> Alphabet:
         """The coarsest classes that tell apart what one of `sets` tells apart."""
         sets = list(dict.fromkeys(sets))
-        starts = np.unique([0, *(edge for ranges in sets for low, high in ranges for edge in (low, high + 1))]).astype(np.int64)
+        starts = np.unique([0, *(edge for ranges in sets for low, high in ranges for edge in (low, high + 1))]).astype(
+            np.int64
+        )
         member = np.zeros((starts.size, len(sets)), np.bool_)
         for column, ranges in enumerate(sets):
             for low, high in ranges:
@@ -124,7 +127,9 @@ class _Nfa:
 
     def state(self) -> int:
         if len(self.silent) > 4 * MOST_STATES:
-            raise ConfigError(f"the constraint needs more than {MOST_STATES} states; bound its repetitions or texts lower")
+            raise ConfigError(
+                f"the constraint needs more than {MOST_STATES} states; bound its repetitions or texts lower"
+            )
         self.silent.append([])
         self.steps.append([])
         return len(self.silent) - 1
@@ -187,7 +192,9 @@ def _subsets(nfa: _Nfa, first: int, last: int) -> tuple[Table, NDArray[np.bool_]
                 numbers[following] = len(numbers)
                 queue.append(following)
         if len(numbers) > MOST_STATES:
-            raise ConfigError(f"the constraint needs more than {MOST_STATES} states; bound its repetitions or texts lower")
+            raise ConfigError(
+                f"the constraint needs more than {MOST_STATES} states; bound its repetitions or texts lower"
+            )
         rows.append([numbers[following] if following else DEAD for following in reached])
     accepts = [bool(subset >> last & 1) for subset in queue]
     return np.asarray(rows, np.int32), np.asarray(accepts, np.bool_)

@@ -1,12 +1,13 @@
 """Context-free grammars over automata: as much of a grammar as is regular becomes terminals, the rest binary rules.
 
-In: a `Grammar`. Out: `Cfg`, terminals as automata over one alphabet and rules A -> B C and A -> B without the empty text. Not
+In: a `Grammar`. Out: `Cfg`, terminals as automata over one alphabet and rules A -> B C and A -> B without the empty
+text. Not
 here: reading a notation, what tokens write (`lexing`), parsing (`emptiness`).
 
-A rule that only leads back to itself at its left or right end is repetition (Arden's lemma) and becomes part of an automaton, as
-does every rule that no recursion is left in, and every stretch between two recursive rules. A regular expression is a grammar of a
-single terminal. The language is that of the characters: a text belongs to it if there is any way to cut it into terminals. A lexer
-that takes the longest match first would refuse some of these ways."""
+A rule that only leads back to itself at its left or right end is repetition (Arden's lemma) and becomes part of an
+automaton, as does every rule that no recursion is left in, and every stretch between two recursive rules. A regular
+expression is a grammar of a single terminal. The language is that of the characters: a text belongs to it if there is
+any way to cut it into terminals. A lexer that takes the longest match first would refuse some of these ways."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ Symbol = Expr | str
 
 @dataclass(frozen=True, slots=True)
 class Cfg:
-    """A grammar in normal form. Symbols 0 .. terminals - 1 are terminals, the others rules; none derives the empty text.
+    """A grammar in normal form. Symbols 0 .. terminals - 1 are terminals, the others rules; none derives the empty
+    text.
 
     Attributes:
         alphabet: of all terminals.
@@ -74,8 +76,12 @@ class Cfg:
     @classmethod
     def _of(cls, grammar: Grammar) -> Cfg:
         rules = _Lowering(grammar).rules
-        terminals = list(dict.fromkeys(s for bodies in rules.values() for body in bodies for s in body if not isinstance(s, str)))
-        alphabet = Alphabet.of(found.ranges for terminal in terminals for found in parts_of(terminal) if isinstance(found, Chars))
+        terminals = list(
+            dict.fromkeys(s for bodies in rules.values() for body in bodies for s in body if not isinstance(s, str))
+        )
+        alphabet = Alphabet.of(
+            found.ranges for terminal in terminals for found in parts_of(terminal) if isinstance(found, Chars)
+        )
         automata: dict[Symbol, Dfa] = {terminal: Dfa.of(terminal, alphabet) for terminal in terminals}
         empty: set[Symbol] = {terminal for terminal, dfa in automata.items() if dfa.accepts.size and dfa.accepts[0]}
         automata = {terminal: dfa.without_empty() for terminal, dfa in automata.items()}
@@ -84,7 +90,9 @@ class Cfg:
         rules = _without_empty(rules, empty)
         rules = _productive(rules, {terminal for terminal, dfa in automata.items() if dfa.accepts.size})
         if not rules.get(grammar.start) and grammar.start not in empty:
-            raise UnsatisfiableError(f"the constraint allows no text at all: rule {grammar.start!r} never comes to an end")
+            raise UnsatisfiableError(
+                f"the constraint allows no text at all: rule {grammar.start!r} never comes to an end"
+            )
         return _numbered(rules, automata, alphabet, grammar.start, grammar.start in empty)
 
     @property
@@ -224,7 +232,9 @@ def _binary(rules: Rules) -> Rules:
 
 def _nullable(rules: Rules, empty: set[Symbol]) -> set[Symbol]:
     found = set(empty)
-    while more := {name for name, bodies in rules.items() if name not in found and any(set(b) <= found for b in bodies)}:
+    while more := {
+        name for name, bodies in rules.items() if name not in found and any(set(b) <= found for b in bodies)
+    }:
         found |= more
     return found
 

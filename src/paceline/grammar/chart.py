@@ -1,14 +1,14 @@
 """Which symbols of a grammar lie between which places of a canvas: the compiled part of the emptiness test.
 
-In: tables of a `Lexicon` and a `Cfg`, what each slot holds. Out: a chart of bits, filled in place. Not here: what a full chart
-says (`emptiness`).
+In: tables of a `Lexicon` and a `Cfg`, what each slot holds. Out: a chart of bits, filled in place. Not here: what a
+full chart says (`emptiness`).
 
-A place is a slot's left edge, `slot * width`, or a join inside the token of a slot, `slot * width + width - 1 - join`; since joins
-within a join have lower numbers, places ascend from left to right. Bit q of `chart[p, A]` says that symbol A derives a text that
-the slots from place p to place q can hold. Rows are filled from the right, so that whatever begins further right is known: A at p
-reaches wherever C reaches from a q that B at p reaches, if A -> B C. What is new at p is taken up until nothing is new (left
-recursion included), a worklist over (p, A, q) as in Constrained Decoding of Diffusion LLMs with Context-Free Grammars
-(arXiv:2508.10111), a word of 64 places at a time."""
+A place is a slot's left edge, `slot * width`, or a join inside the token of a slot, `slot * width + width - 1 - join`;
+since joins within a join have lower numbers, places ascend from left to right. Bit q of `chart[p, A]` says that symbol
+A derives a text that the slots from place p to place q can hold. Rows are filled from the right, so that whatever
+begins further right is known: A at p reaches wherever C reaches from a q that B at p reaches, if A -> B C. What is new
+at p is taken up until nothing is new (left recursion included), a worklist over (p, A, q) as in Constrained Decoding of
+Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111), a word of 64 places at a time."""
 
 from __future__ import annotations
 

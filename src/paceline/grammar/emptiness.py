@@ -3,11 +3,12 @@
 In: a `Lexicon`, what each slot holds. Out: `Fillings`: is there any, and an example. Not here: which tokens are tried
 (`paceline.diffusion.grammar_check`).
 
-The question is put exactly, slot by slot: is there a token for every masked slot such that the tokens together write a text of the
-grammar? A slot holds one token, so a gap of k slots is k tokens, no more and no less; a token that ends the text closes it, and
-only such tokens may follow. Emptiness of the intersection with gaps of any length, as in Constrained Decoding of Diffusion LLMs
-with Context-Free Grammars (arXiv:2508.10111), would accept canvases whose gaps are too short to be completed. Here a canvas that
-passes can be completed as it is; if it passes after every token written, the last one completes it."""
+The question is put exactly, slot by slot: is there a token for every masked slot such that the tokens together write a
+text of the grammar? A slot holds one token, so a gap of k slots is k tokens, no more and no less; a token that ends the
+text closes it, and only such tokens may follow. Emptiness of the intersection with gaps of any length, as in
+Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111), would accept canvases whose gaps
+are too short to be completed. Here a canvas that passes can be completed as it is; if it passes after every token
+written, the last one completes it."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ class Fillings:
 
     def _has(self, symbol: int, start: Place, end: Place) -> bool:
         bit = end[0] * self.width + end[1]
-        return bool(self.chart[start[0] * self.width + start[1], symbol, bit >> 6] >> np.uint64(bit & 63) & np.uint64(1))
+        return bool(
+            self.chart[start[0] * self.width + start[1], symbol, bit >> 6] >> np.uint64(bit & 63) & np.uint64(1)
+        )
 
     def example(self) -> list[int | None]:
         """The shortest text, as a token for every slot that is masked; None at slots that hold one and after its end.
@@ -146,7 +149,11 @@ class Fillings:
         slot = start[0] + (start[1] > 0)
         if start[1] and end[1] and start[0] == end[0]:
             return
-        begin = int(self.lexicon.join_steps[self._join(start), terminal]) if start[1] else int(self.lexicon.starts[terminal])
+        begin = (
+            int(self.lexicon.join_steps[self._join(start), terminal])
+            if start[1]
+            else int(self.lexicon.starts[terminal])
+        )
         levels: list[dict[int, tuple[int, int]]] = [{begin: (DEAD, DEAD)}]
         for at in range(slot, end[0]):
             following: dict[int, tuple[int, int]] = {}

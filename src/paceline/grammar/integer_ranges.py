@@ -17,7 +17,8 @@ FIRST: Final = Chars(((49, 57),))
 
 
 def integers(schema: Mapping[str, Any]) -> Expr:
-    """Integers from `minimum` to `maximum` (or beyond `exclusiveMinimum`, below `exclusiveMaximum`), none of which need be given.
+    """Integers from `minimum` to `maximum` (or beyond `exclusiveMinimum`, below `exclusiveMaximum`), none of which need
+    be given.
 
     Raises:
         UnsatisfiableError: no integer lies between. ConfigError: an infinite bound, or NaN.
@@ -30,7 +31,9 @@ def integers(schema: Mapping[str, Any]) -> Expr:
     }
     for word in rounded:
         if not math.isfinite(schema.get(word, 0)):
-            raise ConfigError(f"json_schema: {word} must be a finite number, got {schema[word]!r}; leave it out for no bound")
+            raise ConfigError(
+                f"json_schema: {word} must be a finite number, got {schema[word]!r}; leave it out for no bound"
+            )
     bounds = {word: make(schema[word]) for word, make in rounded.items() if word in schema}
     lows, highs = ([value for word, value in bounds.items() if end in word.lower()] for end in ("minimum", "maximum"))
     low, high = max(lows, default=None), min(highs, default=None)
@@ -40,7 +43,9 @@ def integers(schema: Mapping[str, Any]) -> Expr:
         return sequence(optional(literal("-")), _from(0, None))
     positive = NEVER if high is not None and high < 0 else _from(max(low or 0, 0), high)
     negative = (
-        NEVER if low is not None and low >= 0 else _from(max(-(high if high is not None else -1), 1), None if low is None else -low)
+        NEVER
+        if low is not None and low >= 0
+        else _from(max(-(high if high is not None else -1), 1), None if low is None else -low)
     )
     return alternatives(positive, sequence(literal("-"), negative)) if negative != NEVER else positive
 
@@ -65,7 +70,10 @@ def _between(low: str, high: str) -> Expr:
     if low[0] == high[0]:
         return sequence(literal(low[0]), _between(low[1:], high[1:]))
     rest = len(low) - 1
-    parts = [sequence(literal(low[0]), _between(low[1:], "9" * rest)), sequence(literal(high[0]), _between("0" * rest, high[1:]))]
+    parts = [
+        sequence(literal(low[0]), _between(low[1:], "9" * rest)),
+        sequence(literal(high[0]), _between("0" * rest, high[1:])),
+    ]
     if int(high[0]) - int(low[0]) > 1:
         parts.append(sequence(Chars(((ord(low[0]) + 1, ord(high[0]) - 1),)), repeat(DIGIT, rest, rest)))
     return alternatives(*parts)

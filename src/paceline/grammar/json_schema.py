@@ -2,11 +2,12 @@
 
 In: a schema. Out: a `Grammar`. Not here: validation of values (the jsonschema library).
 
-Every text of the grammar parses as JSON and satisfies the schema; not every such text is in the grammar. Objects hold the declared
-properties in their order and no others, a blank may follow each colon and comma and stand nowhere else, strings spell what needs
-no escape as it is and have no lone surrogates, exponents have two digits at most, and enumerated values are spelled as
-`json.dumps` does. What a schema may say is listed in `CHECKED`, per type; what is not understood is refused by name, not ignored,
-except words that only describe (`title`, `format`, ...). References within the schema may be recursive.
+Every text of the grammar parses as JSON and satisfies the schema; not every such text is in the grammar. Objects hold
+the declared properties in their order and no others, a blank may follow each colon and comma and stand nowhere else,
+strings spell what needs no escape as it is and have no lone surrogates, exponents have two digits at most, and
+enumerated values are spelled as `json.dumps` does. What a schema may say is listed in `CHECKED`, per type; what is not
+understood is refused by name, not ignored, except words that only describe (`title`, `format`, ...). References within
+the schema may be recursive.
 
 The meaning of words is that of JSON Schema 2020-12.
 """
@@ -54,7 +55,17 @@ CHECKED: Final[Mapping[str, tuple[str, ...]]] = {
     "null": (),
 }
 GENERAL: Final = ("type", "enum", "const", "anyOf", "$ref", "$defs", "definitions")
-DESCRIBING: Final = ("title", "description", "default", "examples", "$schema", "$id", "$comment", "format", "deprecated")
+DESCRIBING: Final = (
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$schema",
+    "$id",
+    "$comment",
+    "format",
+    "deprecated",
+)
 BLANK: Final = optional(literal(" "))
 SPECIAL: Final[Ranges] = joined([(0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF)])
 PLAIN: Final = Chars(other_characters(SPECIAL))
@@ -93,7 +104,9 @@ def read_json_schema(schema: Mapping[str, Any] | bool | str | Path) -> Any:
             text = Path(schema).read_text(encoding="utf-8")
         return json.loads(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"json_schema cannot be read ({error}); give an object, its JSON text or a .json file") from None
+        raise ConfigError(
+            f"json_schema cannot be read ({error}); give an object, its JSON text or a .json file"
+        ) from None
 
 
 @cache
@@ -148,7 +161,9 @@ class _Maker:
         for step in pointer.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, Mapping) or name not in found:
-                raise ConfigError(f"json_schema refers to {pointer!r}, which is not in it; write the schema out in one piece")
+                raise ConfigError(
+                    f"json_schema refers to {pointer!r}, which is not in it; write the schema out in one piece"
+                )
             found = found[name]
         return found
 
@@ -159,7 +174,9 @@ class _Maker:
             value = Ref(" any")
             pair = sequence(self.string({}), literal(":"), BLANK, value)
             scalars = (self.string({}), _number(), *map(literal, ("true", "false", "null")))
-            self.rules[" any"] = alternatives(*scalars, _listed("[", [_chain([value])], "]"), _listed("{", [_chain([pair])], "}"))
+            self.rules[" any"] = alternatives(
+                *scalars, _listed("[", [_chain([value])], "]"), _listed("{", [_chain([pair])], "}")
+            )
         return Ref(" any")
 
     def value(self, schema: Any) -> Expr:
@@ -173,11 +190,17 @@ class _Maker:
         _refuse_unknown(schema, types)
         if "$ref" in schema or "anyOf" in schema:
             return self._elsewhere(schema)
-        if not any(word in schema for kind in types for word in CHECKED[kind]) and set(types) >= set(TYPES) - {"integer"}:
+        if not any(word in schema for kind in types for word in CHECKED[kind]) and set(types) >= set(TYPES) - {
+            "integer"
+        }:
             return self.anything()
         makers = {"object": self.object, "array": self.array, "string": self.string, "integer": integers}
         kinds = [kind for kind in types if not (kind == "integer" and "number" in types)]
-        fixed = {"number": _number(), "boolean": alternatives(literal("true"), literal("false")), "null": literal("null")}
+        fixed = {
+            "number": _number(),
+            "boolean": alternatives(literal("true"), literal("false")),
+            "null": literal("null"),
+        }
         return alternatives(*(fixed[kind] if kind in fixed else makers[kind](schema) for kind in kinds))
 
     def _elsewhere(self, schema: Mapping[str, Any]) -> Expr:
@@ -199,7 +222,9 @@ class _Maker:
         return alternatives(*(literal(_spelled(value)) for value in fine))
 
     def object(self, schema: Mapping[str, Any]) -> Expr:
-        """Declared properties in order, those not required at will; any properties where none is declared and others may come."""
+        """Declared properties in order, those not required at will; any properties where none is declared and others
+        may come.
+        """
         declared = schema.get("properties", {})
         required = set(schema.get("required", ()))
         more = schema.get("additionalProperties", True)
@@ -244,7 +269,9 @@ def _refuse_unknown(schema: Mapping[str, Any], types: Sequence[str]) -> None:
     harmless = {word for words in CHECKED.values() for word in words} - set(CHECKED["integer"])
     for word in schema:
         if word not in known | harmless:
-            raise ConfigError(f"json_schema uses {word!r}, which is not supported here; supported are {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"json_schema uses {word!r}, which is not supported here; supported are {', '.join(sorted(known))}"
+            )
 
 
 def _members(pairs: Sequence[tuple[bool, Expr]]) -> Expr:

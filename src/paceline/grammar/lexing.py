@@ -2,15 +2,15 @@
 
 In: a `Cfg`, the text of each token. Out: `Lexicon`, tables of steps. Not here: which tokens stand where (`emptiness`).
 
-The automata of all terminals stand side by side; a state belongs to one terminal. Inside a terminal a token is a function on
-states. A token may also end a terminal and begin others: it is then cut at a *join*. What matters of a join is only what can
-follow it, the rest of the token; rests that no terminal tells apart are one join. So a token is, for each state it is met in, a
-next state, or a set of joins, or both, and a join is for each terminal that may begin there a next state at the token's end, or a
-further join. With this no lexing is listed and none is left out: tails, heads, terminals inside others, and texts that two
-terminals match.
+The automata of all terminals stand side by side; a state belongs to one terminal. Inside a terminal a token is a
+function on states. A token may also end a terminal and begin others: it is then cut at a *join*. What matters of a join
+is only what can follow it, the rest of the token; rests that no terminal tells apart are one join. So a token is, for
+each state it is met in, a next state, or a set of joins, or both, and a join is for each terminal that may begin there
+a next state at the token's end, or a further join. With this no lexing is listed and none is left out: tails, heads,
+terminals inside others, and texts that two terminals match.
 
-Many tokens do the same (letters in a string); tables have a row for each kind, `row_of` says which. For a masked slot, which may
-hold any token, rows are merged, and for every step one token that makes it is kept as its witness."""
+Many tokens do the same (letters in a string); tables have a row for each kind, `row_of` says which. For a masked slot,
+which may hold any token, rows are merged, and for every step one token that makes it is kept as its witness."""
 
 from __future__ import annotations
 
@@ -143,7 +143,10 @@ class _Union:
         sizes = [dfa.accepts.size for dfa in cfg.terminals]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         dead = int(starts[-1])
-        shifted = [np.where(dfa.table == DEAD, dead, dfa.table + low) for dfa, low in zip(cfg.terminals, starts[:-1], strict=True)]
+        shifted = [
+            np.where(dfa.table == DEAD, dead, dfa.table + low)
+            for dfa, low in zip(cfg.terminals, starts[:-1], strict=True)
+        ]
         table = np.vstack([*shifted, np.full((1, cfg.alphabet.size), dead)]).astype(np.int32)
         accepts = np.concatenate([*(dfa.accepts for dfa in cfg.terminals), np.zeros(0, np.bool_)])
         return cls(table, accepts, starts[:-1], np.repeat(np.arange(len(sizes)), sizes).astype(np.int32))
@@ -175,7 +178,9 @@ def _kinds(steps: Table, ends: Sequence[set[tuple[int, int]]]) -> tuple[list[int
 
 
 def _run(words: list[str], union: _Union, inside: bool) -> tuple[Table, list[tuple[int, int, int]]]:
-    """Every word from every state; where terminals may end inside it, as (row, characters read, state it was met in)."""
+    """Every word from every state; where terminals may end inside it, as (row, characters read, state it was met
+    in).
+    """
     dead = union.table.shape[0] - 1
     ending = np.append(union.accepts, False)
     current = np.tile(np.arange(dead, dtype=np.int32), (len(words), 1))
@@ -239,7 +244,10 @@ class _Joins:
         key = (row, inner)
         if key not in self.numbers:
             if len(self.rows) >= MOST_JOINS:
-                rule = "cuts the tokens of this vocabulary in too many ways; write it with fewer terminals, or more fixed text"
+                rule = (
+                    "cuts the tokens of this vocabulary in too many ways; write it with fewer terminals, or more "
+                    "fixed text"
+                )
                 raise ConfigError(f"the grammar {rule}")
             self.numbers[key] = len(self.rows)
             self.rows.append(row)

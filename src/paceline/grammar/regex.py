@@ -2,10 +2,10 @@
 
 In: a pattern. Out: an `Expr` without references, of the texts that `re.fullmatch` accepts. Not here: automata.
 
-Python's own parser reads the pattern, so that notation and meaning are those of `re`. What is no regular expression in the strict
-sense (backreferences, lookarounds, boundaries, atomic groups, possessive repetition) is refused by name; lazy repetition matches
-the same texts as greedy. `^`, `\\A` and `$`, `\\Z` mean nothing at the ends of the pattern and are refused elsewhere. The flags
-`i`, `s` and `x` hold."""
+Python's own parser reads the pattern, so that notation and meaning are those of `re`. What is no regular expression in
+the strict sense (backreferences, lookarounds, boundaries, atomic groups, possessive repetition) is refused by name;
+lazy repetition matches the same texts as greedy. `^`, `\\A` and `$`, `\\Z` mean nothing at the ends of the pattern and
+are refused elsewhere. The flags `i`, `s` and `x` hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from functools import lru_cache
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.grammar.expression import LAST, NEVER, Chars, Expr, Ranges, alternatives, joined, other_characters, repeat, sequence
+from paceline.grammar.expression import (
+    LAST,
+    NEVER,
+    Chars,
+    Expr,
+    Ranges,
+    alternatives,
+    joined,
+    other_characters,
+    repeat,
+    sequence,
+)
 
 PARSER: Any = importlib.import_module("re._parser")  # the parse tree has no public name since sre_parse was deprecated
 REFUSED = {
@@ -116,8 +127,12 @@ def _folded(ranges: Ranges, flags: int, pattern: str) -> Ranges:
     if not flags & re.IGNORECASE:
         return ranges
     if sum(high - low + 1 for low, high in ranges) > MOST_FOLDED:
-        raise ConfigError(f"regex {pattern!r} ignores case in a set of over {MOST_FOLDED} characters; write both cases out")
-    return joined(pair for low, high in ranges for code in range(low, high + 1) for pair in _cases(code, bool(flags & re.ASCII)))
+        raise ConfigError(
+            f"regex {pattern!r} ignores case in a set of over {MOST_FOLDED} characters; write both cases out"
+        )
+    return joined(
+        pair for low, high in ranges for code in range(low, high + 1) for pair in _cases(code, bool(flags & re.ASCII))
+    )
 
 
 @lru_cache(maxsize=1)

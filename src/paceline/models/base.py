@@ -2,9 +2,9 @@
 
 In: token ids and trees. Out: logits and hidden states. Not here: sampling, drafting, text.
 
-A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root: scoring
-feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first token comes from the
-same code path as every other.
+A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root:
+scoring feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first
+token comes from the same code path as every other.
 
     cache = runner.open()                           a new, empty sequence
     runner.extend([cache], [prompt[:-1]])           chunked prefill (also catch-up of a draft model)
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class Capabilities:
     """What a runner can do beyond chains of one sequence; a method that needs more is refused by name before it runs.
 
-    `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a `memory`.
+    `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a
+    `memory`.
     """
 
     trees: bool = False
@@ -83,9 +84,11 @@ class SequenceCache(Protocol):
 
 
 class CacheMemory(Protocol):
-    """The blocks of all caches of a runner: how many there may be, who needs more, and which beginnings of texts are kept.
+    """The blocks of all caches of a runner: how many there may be, who needs more, and which beginnings of texts are
+    kept.
 
-    Keys and values are kept and shared by whole blocks. A text's *pieces* are its full blocks in a form that can be looked up.
+    Keys and values are kept and shared by whole blocks. A text's *pieces* are its full blocks in a form that can be
+    looked up.
     """
 
     block_size: int
@@ -108,7 +111,9 @@ class CacheMemory(Protocol):
         """Most inputs that a step of one sequence has had so far."""
 
     def limit(self, size: int | None) -> None:
-        """Limit the blocks to `size` bytes; None takes a share of the free memory. A step that needs more gets it all the same."""
+        """Limit the blocks to `size` bytes; None takes a share of the free memory. A step that needs more gets it all
+        the same.
+        """
 
     def spare(self) -> int:
         """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
@@ -166,8 +171,8 @@ class Runner(Protocol):
     ) -> Scores:
         """Append known tokens (a prompt chunk) to each sequence's cache, ragged lengths allowed, none empty.
 
-        Returns logits of each sequence's last token (one row a sequence), or of every token with `all_logits`; taps always
-        cover every token, in order.
+        Returns logits of each sequence's last token (one row a sequence), or of every token with `all_logits`; taps
+        always cover every token, in order.
 
         Raises:
             ConfigError: more tokens than the model's context holds; nothing has changed.
@@ -182,18 +187,21 @@ class Runner(Protocol):
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
     ) -> Scores:
-        """One forward pass over every sequence's root and tree nodes, which see the cache, the root and their ancestors.
+        """One forward pass over every sequence's root and tree nodes, which see the cache, the root and their
+        ancestors.
 
-        Keys and values go to scratch slots until `commit`. With `computed[i] = k`, the first k of sequence i's 1 + n inputs were
-        already scored by the previous call on the same growing tree: they are neither fed nor returned, and `Scores.rows` counts
-        the remaining inputs only (at least one).
+        Keys and values go to scratch slots until `commit`. With `computed[i] = k`, the first k of sequence i's 1 + n
+        inputs were already scored by the previous call on the same growing tree: they are neither fed nor returned, and
+        `Scores.rows` counts the remaining inputs only (at least one).
 
         Raises:
             ConfigError: a path of a tree is longer than the model's context; nothing has changed.
         """
 
     def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None:
-        """Keep the root and the accepted path (node indices of the tree last scored) of each sequence, drop all else."""
+        """Keep the root and the accepted path (node indices of the tree last scored) of each sequence, drop all
+        else.
+        """
 
     def truncate(self, cache: SequenceCache, length: int) -> None:
         """Forget all but the first `length` committed tokens, and everything in scratch slots."""
@@ -224,8 +232,8 @@ class RunsLayers(Runner, Protocol):
 
         Args:
             caches, roots, trees, computed: as for `score`; roots and tokens are not looked at when `hidden` is given.
-            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0, or what an earlier
-                call returned that stopped there, whose keys and values are still in scratch. Not modified.
+            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0, or what an
+                earlier call returned that stopped there, whose keys and values are still in scratch. Not modified.
         Returns:
             (r, hidden) states behind the last layer that was run, before the final norm, and the taps.
         """
@@ -299,4 +307,6 @@ def check_score(info: ModelInfo, caches: Sequence[SequenceCache], trees: Sequenc
 
 def _too_long(info: ModelInfo, length: int, count: int) -> ConfigError:
     most = info.max_context
-    return ConfigError(f"{length} + {count} tokens exceed the context of {most} tokens; shorten the text or raise max_model_len")
+    return ConfigError(
+        f"{length} + {count} tokens exceed the context of {most} tokens; shorten the text or raise max_model_len"
+    )

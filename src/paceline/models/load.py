@@ -1,7 +1,7 @@
 """From a folder or hub id to a running model: resolve, check, choose the native runner or the fallback.
 
-In: what the user calls the model, dtype, device, context. Out: a Runner. Not here: the parts of it (models.loading.hub, families,
-memory, checkpoint, weights, native, fallback).
+In: what the user calls the model, dtype, device, context. Out: a Runner. Not here: the parts of it (models.loading.hub,
+families, memory, checkpoint, weights, native, fallback).
 """
 
 from __future__ import annotations
@@ -61,10 +61,13 @@ def load_runner(
         max_context: most tokens of a sequence; None takes the checkpoint's, or what fits into memory.
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
-        quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read (models.loading.quantization).
+        quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
+        (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.decoder.head_rows); the logits of all others are -inf. None: all of them.
-        group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such passes.
+        head_rows: tokens that the head keeps (models.decoder.head_rows); the logits of all others are -inf. None: all
+        of them.
+        group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
+        passes.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
@@ -72,7 +75,9 @@ def load_runner(
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
     wanted = _Wanted(name, dtype, target, max_context, strict, quantization, head_rows, group_size)
-    return _load(resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code)
+    return _load(
+        resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,9 @@ class _Wanted:
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise ConfigError(f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}")
+            raise ConfigError(
+                f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
+            )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
@@ -117,9 +124,13 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
 def _refuse_fallback(wanted: _Wanted) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
-        raise UnsupportedModelError(f"{name}: a head of fewer rows needs a model of the native runner; take a supported family")
+        raise UnsupportedModelError(
+            f"{name}: a head of fewer rows needs a model of the native runner; take a supported family"
+        )
     if wanted.group_size is not None:
-        raise UnsupportedModelError(f"{name}: layers that run in groups need a model of the native runner; take a supported family")
+        raise UnsupportedModelError(
+            f"{name}: layers that run in groups need a model of the native runner; take a supported family"
+        )
     if wanted.strict:
         raise unavailable(name, TRANSFORMERS)
     if wanted.quantization is not None:
@@ -147,9 +158,13 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
         from paceline.models.decoder.grouped import GroupedRunner
 
         size = wanted.group_size
-        runner = cast(Runner, GroupedRunner(spec, weights, size, name=name, device=device, dtype=chosen, max_context=context))
+        runner = cast(
+            Runner, GroupedRunner(spec, weights, size, name=name, device=device, dtype=chosen, max_context=context)
+        )
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
-        made = _runner_of(spec)(spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict)
+        made = _runner_of(spec)(
+            spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict
+        )
         runner = cast(Runner, made)
     return runner if rows is None else MappedRunner.of_head(runner, rows)
 
@@ -212,7 +227,9 @@ def resolve_device(device: str, *, name: str = "device") -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:
-        raise ConfigError(f"{name}={device!r}, but PyTorch sees {count} CUDA devices; use {name}='cpu' or install a CUDA build")
+        raise ConfigError(
+            f"{name}={device!r}, but PyTorch sees {count} CUDA devices; use {name}='cpu' or install a CUDA build"
+        )
     return torch.device(device)
 
 

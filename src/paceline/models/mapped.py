@@ -1,7 +1,8 @@
 """A runner that speaks other token ids than the model inside it.
 
-In: a runner, where each outer id goes and which column of its logits belongs to which outer id. Out: a runner of the outer ids,
-whose logits are -inf for tokens that have no column. Not here: why ids differ (models.decoder.head_rows, drafters.vocabularies).
+In: a runner, where each outer id goes and which column of its logits belongs to which outer id. Out: a runner of the
+outer ids, whose logits are -inf for tokens that have no column. Not here: why ids differ (models.decoder.head_rows,
+drafters.vocabularies).
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ class MappedRunner:
             return [only]
         ids = np.asarray(tokens, np.int64)
         if not ((ids >= 0) & (ids < len(self.into))).all() or (found := self.into[ids]).min(initial=0) < 0:
-            raise ConfigError(f"{self.info.name} was fed a token that it does not have; ids must lie below {len(self.into)}")
+            raise ConfigError(
+                f"{self.info.name} was fed a token that it does not have; ids must lie below {len(self.into)}"
+            )
         whole: list[int] = found.tolist()
         return whole
 

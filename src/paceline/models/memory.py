@@ -1,10 +1,11 @@
 """Whether a model would fit, decided before its weights are read.
 
-In: a ModelSpec, the dtype and device it shall run in, the context wanted. Out: the bytes needed and at hand, or OutOfMemoryError.
+In: a ModelSpec, the dtype and device it shall run in, the context wanted. Out: the bytes needed and at hand, or
+OutOfMemoryError.
 Not here: reading weights (models.loading.weights), the cache itself (models.decoder.cache).
 
-Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and the cache of
-one sequence of full length (twice for longrope, see models.decoder.longrope).
+Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and
+the cache of one sequence of full length (twice for longrope, see models.decoder.longrope).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from paceline.models.spec import ModelSpec
 log = logging.getLogger("paceline")
 
 HEADROOM = 0.9
-"""Part of the available memory that may be used; the rest is for activations and what the allocator cannot use again."""
+"""Part of the available memory that may be used; the rest is for activations and what the allocator cannot use
+again.
+"""
 
 SHORTEST = 2048
 """A context that nobody asked for is shortened down to this before a model is refused."""
@@ -114,7 +117,8 @@ def fit_context(
     budget: int | None = None,
     quantization: Form | None = None,
 ) -> int:
-    """The context to run with: the one asked for, or the checkpoint's, shortened (and logged) where its cache would not fit.
+    """The context to run with: the one asked for, or the checkpoint's, shortened (and logged) where its cache would not
+    fit.
 
     Args:
         max_context: what the user asked for; None takes the checkpoint's.
@@ -137,7 +141,9 @@ def fit_context(
             f"{_gib(budget)} can be used; take a smaller dtype, context (max_model_len) or model"
         )
     fitting = (budget - need.weights - need.packing) // need.per_token
-    log.warning("%s: the cache of %d tokens would not fit into memory; the context is limited to %d", name, wanted, fitting)
+    log.warning(
+        "%s: the cache of %d tokens would not fit into memory; the context is limited to %d", name, wanted, fitting
+    )
     return fitting
 
 
@@ -154,7 +160,8 @@ def check_files(checkpoint: Checkpoint, *, name: str, dtype: torch.dtype | None,
     budget = int(HEADROOM * available(device))
     if need > budget:
         raise OutOfMemoryError(
-            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; take a smaller dtype or model"
+            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; take a smaller "
+            f"dtype or model"
         )
 
 

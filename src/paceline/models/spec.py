@@ -1,7 +1,7 @@
 """The shape of a decoder-only model, in one vocabulary for all families.
 
-In: nothing. Out: ModelSpec, which `models.loading.families` fills from a checkpoint's `config.json` and `models.decoder.decoder`
-    runs.
+In: nothing. Out: ModelSpec, which `models.loading.families` fills from a checkpoint's `config.json` and
+    `models.decoder.decoder` runs.
 Not here: reading files, tensors.
 """
 
@@ -67,14 +67,15 @@ class ModelSpec:
     """A decoder-only transformer.
 
     Attributes:
-        norm_placement: "pre" (Llama), "post" (OLMo-2: each sub-layer's output is normed before it is added), "sandwich" (Gemma:
-            before and after).
+        norm_placement: "pre" (Llama), "post" (OLMo-2: each sub-layer's output is normed before it is added), "sandwich"
+            (Gemma: before and after).
         norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
-        qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary embedding.
+        qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
+        embedding.
         attention_scale: factor on q.k.
         attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
-        embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output before it is
-            added, and on the final logits (Granite's logits_scaling is its reciprocal).
+        embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output
+            before it is added, and on the final logits (Granite's logits_scaling is its reciprocal).
         activation: "silu", "gelu" or "gelu_tanh" on the gate.
         max_context: longest sequence that the checkpoint declares.
         dtype: the checkpoint's ("float32", "bfloat16", "float16").

@@ -16,8 +16,9 @@ from paceline.errors import ConfigError, PromptError
 def bad_word_token_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]] | None) -> list[tuple[int, ...]]:
     """The token sequences to forbid: each word as it stands at the start of a text and after a space.
 
-    vLLM drops the spelling after a space unless it has as many tokens as the other and another first token. We keep it whenever it
-    differs, so that a word whose spellings differ in length cannot slip through in the middle of a sentence.
+    vLLM drops the spelling after a space unless it has as many tokens as the other and another first token. We keep it
+    whenever it differs, so that a word whose spellings differ in length cannot slip through in the middle of a
+    sentence.
 
     Args:
         words: as the user wrote them; leading spaces do not matter.
@@ -26,7 +27,9 @@ def bad_word_token_ids(words: Sequence[str], encode: Callable[[str], Sequence[in
         ConfigError: there is no tokenizer, or a word that has no tokens.
     """
     if encode is None:
-        raise ConfigError(f"bad_words needs a tokenizer to find the words' tokens, got {list(words)!r} without one; use logit_bias")
+        raise ConfigError(
+            f"bad_words needs a tokenizer to find the words' tokens, got {list(words)!r} without one; use logit_bias"
+        )
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         spellings = (word.lstrip(), " " + word.lstrip()) if word.strip() else (word,)

@@ -1,12 +1,14 @@
 """Randomness by name: every random decision of a verifier is a pure function of (seed, position, purpose).
 
-In: a seed, the position of a token in its text, what the decision is for. Out: Gumbel-argmax draws, coin flips, indices.
-Not here: which decisions a rule makes (the verifiers), what the probabilities are (the target), any state that advances.
+In: a seed, the position of a token in its text, what the decision is for. Out: Gumbel-argmax draws, coin flips,
+indices.
+Not here: which decisions a rule makes (the verifiers), what the probabilities are (the target), any state that
+advances.
 
-Noise comes from a counter-based hash, in the manner of "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al., 2011) with the
-multipliers of SplitMix64 (Steele et al., 2014). The noise of a token depends on the keys and its id alone, so it is the same bits
-in any tree, any batch, any subset of the vocabulary and on any device: all steps are integer operations, one table look-up and
-single IEEE additions and multiplications.
+Noise comes from a counter-based hash, in the manner of "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al.,
+2011) with the multipliers of SplitMix64 (Steele et al., 2014). The noise of a token depends on the keys and its id
+alone, so it is the same bits in any tree, any batch, any subset of the vocabulary and on any device: all steps are
+integer operations, one table look-up and single IEEE additions and multiplications.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _RESIDUAL: Final = 2
 _COIN: Final = 3
 
 _BITS: Final = 10
-"""Table cells per octave of the uniform number, as a power of two; interpolation is then good to 1e-7, float32's own step."""
+"""Table cells per octave of the uniform number, as a power of two; interpolation is then good to 1e-7, float32's own
+step.
+"""
 _SHIFT: Final = 23 - _BITS
 _POSITIVE: Final = 256 << _BITS
 _OFFSET: Final = (256 - 127) << _BITS
@@ -79,9 +83,10 @@ def _token_keys(size: int, device: torch.device) -> torch.Tensor:
 def _gumbel_table(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Height at the start of each cell and slope per unit of the low mantissa bits, both float32.
 
-    A hash h, uniform over signed 64-bit integers, is turned into a float: its sign chooses one half of the Gumbel law, its size
-    s = |h| / 2**64 in (0, 1/2) is the tail probability there. A cell is one value of (sign, exponent, first mantissa bits), so that
-    both tails are resolved down to 2**-64. Cells between the two halves belong to exponents that cannot occur.
+    A hash h, uniform over signed 64-bit integers, is turned into a float: its sign chooses one half of the Gumbel law,
+    its size s = |h| / 2**64 in (0, 1/2) is the tail probability there. A cell is one value of (sign, exponent, first
+    mantissa bits), so that both tails are resolved down to 2**-64. Cells between the two halves belong to exponents
+    that cannot occur.
     """
     height, slope = np.zeros(_POSITIVE + (64 << _BITS), np.float32), np.zeros(_POSITIVE + (64 << _BITS), np.float32)
     octave, cell = np.arange(64, dtype=np.float64)[:, None], np.arange((1 << _BITS) + 1, dtype=np.float64)
@@ -138,7 +143,9 @@ def _noise_on_host(key: int, keys_m: npt.NDArray[np.int64], height: Floats, slop
 
 
 def _race(key: int, weights_v: torch.Tensor) -> int:
-    """argmax of weights plus Gumbel noise; the lowest index of equal scores. A NaN weight wins, so that it is noticed."""
+    """argmax of weights plus Gumbel noise; the lowest index of equal scores. A NaN weight wins, so that it is
+    noticed.
+    """
     if weights_v.dtype.itemsize < 4:
         weights_v = weights_v.float()
     if weights_v.device.type != "cpu":
@@ -156,8 +163,8 @@ class KeyedDraws:
     """The randomness of one sequence in one step (see `Draws`), with no state: equal keys give equal results.
 
     Args:
-        seed: of the sequence, as from `draw_seed(request seed, output index)`. A drafter's own draws need a seed of their own:
-            with this one they would not be independent of the target's.
+        seed: of the sequence, as from `draw_seed(request seed, output index)`. A drafter's own draws need a seed of
+            their own: with this one they would not be independent of the target's.
         position: index in the text of the token after the root, so that `depth` d decides the token at position + d.
     """
 
@@ -172,7 +179,9 @@ class KeyedDraws:
 
     def noise(self, depth: int, like_v: torch.Tensor) -> torch.Tensor:
         """(v,) float32, on the device of `like_v`: the noise that `gumbel` adds at this depth."""
-        return gumbel_noise(draw_seed(self.seed, self.position + depth, _TARGET), _token_keys(len(like_v), like_v.device))
+        return gumbel_noise(
+            draw_seed(self.seed, self.position + depth, _TARGET), _token_keys(len(like_v), like_v.device)
+        )
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
         """True with the given probability, to 2**-53; keyed by (seed, position + depth, trial)."""

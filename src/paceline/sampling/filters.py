@@ -6,12 +6,12 @@ Not here: penalties, masks, temperature, drawing.
 All three are thresholds, so tokens that tie are kept or dropped together, whatever their ids:
 - min-p keeps x >= max + log(min_p), that is p(x) >= min_p * max p;
 - top-k keeps everything that ties with the k-th largest logit, hence perhaps more than k tokens (vLLM's rule too);
-- top-p keeps the most likely tokens until their mass reaches top_p, and everything that ties with the last one kept. (vLLM keeps of
-  those ties whichever its sort puts last.) Ties are taken between float32 probabilities.
+- top-p keeps the most likely tokens until their mass reaches top_p, and everything that ties with the last one kept.
+  (vLLM keeps of those ties whichever its sort puts last.) Ties are taken between float32 probabilities.
 
-A row's outcome must not depend on the rows beside it, or drafting would change what is drawn. So the mass is counted exactly:
-weights exp(x - max) are rounded to multiples of 2**-e and summed in float64 without any rounding, in whatever order. With
-e = 52 - ceil(log2 v), 34 for 150 thousand tokens, a probability below 2**-35 of the largest counts as 0.
+A row's outcome must not depend on the rows beside it, or drafting would change what is drawn. So the mass is counted
+exactly: weights exp(x - max) are rounded to multiples of 2**-e and summed in float64 without any rounding, in whatever
+order. With e = 52 - ceil(log2 v), 34 for 150 thousand tokens, a probability below 2**-35 of the largest counts as 0.
 Rows with NaN, +inf or nothing but -inf pass through as they are; verifiers raise NumericsError on them.
 
 Sources: min-p (arXiv:2407.01082); top-k (arXiv:1805.04833); top-p, nucleus sampling (arXiv:1904.09751).
@@ -88,8 +88,8 @@ def _largest(values_m: Floats, top_k: int) -> Indices:
 def _nucleus(below_m: Floats, top_p: float, scale: float) -> Indices:
     """Where the nucleus is, given logits less their maximum; `below_m` is overwritten.
 
-    Only tokens above (1 - top_p) / m of the mass can be in it, since all others together hold less than 1 - top_p; so only these
-    are sorted, or those above a larger share of it where they hold top_p already.
+    Only tokens above (1 - top_p) / m of the mass can be in it, since all others together hold less than 1 - top_p; so
+    only these are sorted, or those above a larger share of it where they hold top_p already.
     """
     weights_m = np.exp(below_m, out=below_m)
     np.multiply(weights_m, np.float32(scale), out=weights_m)

@@ -1,7 +1,7 @@
 """Raw logprobs in vLLM's shape: the most likely tokens and the chosen one, before any sampling rule.
 
-In:  raw logits and the tokens that came after them. Out: per position a dict token id -> Logprob. Not here: the text of a token,
-which the caller fills in.
+In:  raw logits and the tokens that came after them. Out: per position a dict token id -> Logprob. Not here: the text of
+a token, which the caller fills in.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ def top_logprobs(logits: torch.Tensor, chosen: Sequence[int], k: int) -> list[di
         chosen: r token ids.
         k: 0 or more; more than v means v.
     Returns:
-        r dicts token id -> Logprob of k or k + 1 entries. Ties are broken by the smaller id, so the outcome does not depend on the
-        device or on the rows beside.
+        r dicts token id -> Logprob of k or k + 1 entries. Ties are broken by the smaller id, so the outcome does not
+        depend on the device or on the rows beside.
     Raises:
         ValueError: another number of rows than of chosen tokens.
     """
     if logits.ndim != 2 or len(logits) != len(chosen):
-        raise ValueError(f"logits must have shape ({len(chosen)}, v), one row per chosen token, got {tuple(logits.shape)}")
+        raise ValueError(
+            f"logits must have shape ({len(chosen)}, v), one row per chosen token, got {tuple(logits.shape)}"
+        )
     if not len(chosen):
         return []
     logprobs_rv = torch.log_softmax(logits.detach(), dim=-1, dtype=torch.float32)

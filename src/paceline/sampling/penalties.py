@@ -1,11 +1,13 @@
 """Repetition, frequency and presence penalties, from the counts along each row's own path.
 
-In:  the prompt, the tokens generated so far, and per row the path after the root. Out: the same rows with the logits of touched
-tokens changed in place. Only touched tokens are read and written: there is no (rows, vocabulary) matrix of counts.
+In:  the prompt, the tokens generated so far, and per row the path after the root. Out: the same rows with the logits of
+touched tokens changed in place. Only touched tokens are read and written: there is no (rows, vocabulary) matrix of
+counts.
 Not here: every other rule (`constraints.rules`), and what a token means.
 
-Semantics and order are vLLM's: repetition over prompt and output (positive logits are divided, others multiplied), then frequency
-times the count and presence once, both over the output only. Source: CTRL (arXiv:1909.05858) for the repetition penalty.
+Semantics and order are vLLM's: repetition over prompt and output (positive logits are divided, others multiplied), then
+frequency times the count and presence once, both over the output only. Source: CTRL (arXiv:1909.05858) for the
+repetition penalty.
 
 Axes in this file: r = rows, m = tokens touched by the committed text, t = (row, token) pairs touched by paths.
 """
@@ -48,7 +50,9 @@ class Penalties:
             self._counts[slot] += 1.0
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Take back the last generated tokens, given oldest first; slots vanish in the reverse order of their making."""
+        """Take back the last generated tokens, given oldest first; slots vanish in the reverse order of their
+        making.
+        """
         for token in reversed(tokens):
             slot = self._slots[token]
             self._counts[slot] -= 1.0
@@ -77,7 +81,9 @@ class Penalties:
         if pairs:
             rows, columns, counts = zip(*pairs, strict=True)
             at = torch.tensor([rows, columns], device=rows_rv.device)
-            own_t = self._penalised(rows_rv[at[0], at[1]], torch.tensor(counts, dtype=torch.float32, device=rows_rv.device))
+            own_t = self._penalised(
+                rows_rv[at[0], at[1]], torch.tensor(counts, dtype=torch.float32, device=rows_rv.device)
+            )
         if size := len(self._slots):
             ids_m = torch.from_numpy(self._ids[:size]).to(rows_rv.device)
             counts_m = torch.from_numpy(self._counts[:size]).to(rows_rv.device)

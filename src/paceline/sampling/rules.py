@@ -1,7 +1,9 @@
-"""The sampling rules of one sequence as one pipeline, evaluated at every node of a token tree along the node's own path.
+"""The sampling rules of one sequence as one pipeline, evaluated at every node of a token tree along the node's own
+path.
 
-In:  raw logits at the root and the nodes of a tree. Out: float32 log-weights after all rules; softmax of a row gives the target's p
-there, and for greedy requests its argmax is the next token. Not here: drawing and verifying (`verifiers`), text.
+In:  raw logits at the root and the nodes of a tree. Out: float32 log-weights after all rules; softmax of a row gives
+the target's p there, and for greedy requests its argmax is the next token. Not here: drawing and verifying
+(`verifiers`), text.
 
 Order of the steps, as in vLLM V1's sampler:
     0. raw logprobs are taken before any of this (`constraints.logprobs`)
@@ -13,12 +15,12 @@ Order of the steps, as in vLLM V1's sampler:
     5. temperature
     6. min_p;  7. top_k;  8. top_p of what is left
 
-Row 0 predicts the token after the root, whose text is the committed state; the row of node i predicts the token after node i,
-so the tokens from the first level down to node i count as generated. Every row equals, bit for bit, the root row of a state that
-advanced along that path: no operation mixes rows, and sums are exact (see `constraints.filters`).
+Row 0 predicts the token after the root, whose text is the committed state; the row of node i predicts the token after
+node i, so the tokens from the first level down to node i count as generated. Every row equals, bit for bit, the root
+row of a state that advanced along that path: no operation mixes rows, and sums are exact (see `constraints.filters`).
 
-Contradictory rules (a vocabulary in which everything is forbidden) give rows of nothing but -inf, and NaN in the logits stays in
-its row; verifiers raise NumericsError when they meet such a row.
+Contradictory rules (a vocabulary in which everything is forbidden) give rows of nothing but -inf, and NaN in the logits
+stays in its row; verifiers raise NumericsError when they meet such a row.
 
 Axes in this file: r = rows, v = vocabulary, n = tree nodes.
 """
@@ -66,11 +68,12 @@ class Rules:
         params: the request's parameters.
         vocab_size: number of columns of the logits.
         prompt: the prompt's token ids.
-        stop_ids: end and stop tokens, forbidden before `min_tokens`. Ids outside the vocabulary, which some checkpoints declare,
-            cannot be generated and are left out.
+        stop_ids: end and stop tokens, forbidden before `min_tokens`. Ids outside the vocabulary, which some checkpoints
+            declare, cannot be generated and are left out.
         bad_word_ids: token sequences that must not be completed (see `bad_word_token_ids`).
     Attributes:
-        trivial: greedy without a rule that can change the argmax; `advance` and `apply` may then be left out altogether.
+        trivial: greedy without a rule that can change the argmax; `advance` and `apply` may then be left out
+        altogether.
     Raises:
         ConfigError: a token id of logit_bias, stop_token_ids or bad_words outside the vocabulary.
     """
@@ -96,13 +99,17 @@ class Rules:
         self._stop_ids = _Constant(sorted({t for t in stop_ids if 0 <= t < vocab_size}), torch.int64)
         self._bad_words = BadWords(bad_word_ids)
         self._always_bad = _Constant(self._bad_words.always, torch.int64)
-        self._penalties = Penalties(params.presence_penalty, params.frequency_penalty, params.repetition_penalty, prompt)
+        self._penalties = Penalties(
+            params.presence_penalty, params.frequency_penalty, params.repetition_penalty, prompt
+        )
         self._generated: list[int] = []
         waits = params.min_tokens > 0 and len(self._stop_ids) > 0
         self._min_tokens = params.min_tokens if waits else 0
         self._needs_paths = waits or self._bad_words.reach > 0 or self._penalties.active
         self._edits = self._needs_paths or len(self._bias_ids) > 0 or len(self._always_bad) > 0
-        self._filters = not params.greedy and (0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0)
+        self._filters = not params.greedy and (
+            0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+        )
         self.trivial = params.greedy and not self._edits
 
     @property
@@ -221,7 +228,9 @@ class Rules:
 
 
 class LazyRows:
-    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time; true until the rules advance."""
+    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time; true until the rules
+    advance.
+    """
 
     __slots__ = ("_logits", "_rules", "_tree")
 

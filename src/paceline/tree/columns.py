@@ -1,9 +1,10 @@
 """Columns that follow from a chain's length alone, made once and shared by all chains of that length.
 
-In: a length, a drafter's index. Out: read-only columns, and the quick check of trees that hold them. Not here: any other tree.
+In: a length, a drafter's index. Out: read-only columns, and the quick check of trees that hold them. Not here: any
+other tree.
 
-Shared columns lie over `bytes`, which nobody can make writable. So a tree that holds one of these very objects is right in that
-column, whoever built it, and need not be looked through: that makes a chain's checks take a few microseconds.
+Shared columns lie over `bytes`, which nobody can make writable. So a tree that holds one of these very objects is right
+in that column, whoever built it, and need not be looked through: that makes a chain's checks take a few microseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class ChainColumns(NamedTuple):
 def chain_columns(length: int) -> ChainColumns:
     """The columns of every chain of `length` nodes."""
     parents, depths = np.arange(-1, length - 1, dtype=np.int32), np.arange(1, length + 1, dtype=np.int32)
-    return ChainColumns(_fixed(parents), _fixed(depths), _fixed(np.full(length, -1, np.int32)), _fixed(np.zeros(length, np.int32)))
+    return ChainColumns(
+        _fixed(parents), _fixed(depths), _fixed(np.full(length, -1, np.int32)), _fixed(np.zeros(length, np.int32))
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -54,7 +57,9 @@ def _fixed(column: Ints) -> Ints:
 
 
 def lone_source(tree: TokenTree) -> int:
-    """The drafter of a chain of shared columns with points alone, all by one drafter; -1 says nothing about the tree."""
+    """The drafter of a chain of shared columns with points alone, all by one drafter; -1 says nothing about the
+    tree.
+    """
     n = len(tree.tokens)
     if not n or tree.trials or tree.also:
         return -1

@@ -3,9 +3,9 @@
 In: trees of several drafters for one sequence. Out: one tree in which every (parent path, token) stands once.
 Not here: which nodes are worth their cost, and which of them may be cut at all (`tree.select`).
 
-What makes a merged tree exact: nothing about a drawn trial is decided by its token. Trials are therefore only ever concatenated,
-earlier trees first; when a drawn token is already a node, its trial joins that node and stays in the list, since a trial that
-fails changes the residual that later trials and the final draw meet.
+What makes a merged tree exact: nothing about a drawn trial is decided by its token. Trials are therefore only ever
+concatenated, earlier trees first; when a drawn token is already a node, its trial joins that node and stays in the
+list, since a trial that fails changes the residual that later trials and the final draw meet.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class _Columns:
 def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """The union of `trees` by (parent path, token).
 
-    A shared node keeps the source of its first proposer (the others are recorded in `also`) and the highest of the confidences;
-    siblings are scaled down where they then exceed 1 in sum. The trials at a parent are those of the trees one after the other,
-    in the order given, so that point and drawn trials may share a node.
+    A shared node keeps the source of its first proposer (the others are recorded in `also`) and the highest of the
+    confidences; siblings are scaled down where they then exceed 1 in sum. The trials at a parent are those of the trees
+    one after the other, in the order given, so that point and drawn trials may share a node.
 
     Args:
-        trees: in the order in which they were drafted: a later one may have been chosen by looking at an earlier one, never the
-            other way round.
+        trees: in the order in which they were drafted: a later one may have been chosen by looking at an earlier one,
+            never the other way round.
     """
     trees = [tree for tree in trees if len(tree)]
     if len(trees) <= 1:
@@ -136,7 +136,8 @@ def prune(
 
     Args:
         keep: node indices, or (n,) bool. With a node goes its parent.
-        trials: by old indices, what remains tried at parents with drawn trials; by default the old trials of the kept nodes.
+        trials: by old indices, what remains tried at parents with drawn trials; by default the old trials of the kept
+        nodes.
     Raises:
         DrafterError: a kept node without its parent.
     """
@@ -176,9 +177,13 @@ def subtree(tree: TokenTree, node: int) -> TokenTree:
 def _take(
     tree: TokenTree, kept: npt.NDArray[np.int64], index_n: npt.NDArray[np.int32], trials: Mapping[int, Sequence[Trial]]
 ) -> TokenTree:
-    """The `kept` rows with new indices. Parents left with point trials only lose their list, whose order says nothing."""
+    """The `kept` rows with new indices. Parents left with point trials only lose their list, whose order says
+    nothing.
+    """
     new = index_n.tolist()
-    columns = {name: getattr(tree, name)[kept] for name in ("tokens", "depths", "sources", "confidence", "slots", "kinds")}
+    columns = {
+        name: getattr(tree, name)[kept] for name in ("tokens", "depths", "sources", "confidence", "slots", "kinds")
+    }
     return TokenTree(
         **columns,
         parents=index_n[tree.parents[kept]],

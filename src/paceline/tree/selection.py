@@ -4,16 +4,18 @@ In: a tree, a number of nodes. Out: the most valuable part of it. Not here: how 
 
 What may be cut:
 
-* **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks whether it
-  is a child, so the law of that token does not depend on which children there are.
-* **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn (`Trial.order`,
-  then level by level, parents in node order, trials in order) until the first that might not fit, and all that were drawn later go
-  too. Whether a trial fits is decided before its token is looked at: it counts as a new node even where it fell on an old one.
-  Any rule that looks at the token (its confidence, whether it is new, what grew below it) breaks the law.
-* What a kept drawn trial stands on stays with it: its parent's ancestors, and the point trials tried before it at its parent.
-  Dropping these by what was drawn later would break the law as well.
+* **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks
+  whether it is a child, so the law of that token does not depend on which children there are.
+* **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn
+  (`Trial.order`, then level by level, parents in node order, trials in order) until the first that might not fit, and
+  all that were drawn later go too. Whether a trial fits is decided before its token is looked at: it counts as a new
+  node even where it fell on an old one. Any rule that looks at the token (its confidence, whether it is new, what grew
+  below it) breaks the law.
+* What a kept drawn trial stands on stays with it: its parent's ancestors, and the point trials tried before it at its
+  parent. Dropping these by what was drawn later would break the law as well.
 
-So drawn trials come first, and what is left of the budget goes to free point nodes by their estimated chance of being reached.
+So drawn trials come first, and what is left of the budget goes to free point nodes by their estimated chance of being
+reached.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ def select_nodes(
 
     Args:
         max_depth: deeper nodes are cut.
-        min_reach: free point nodes with a smaller estimated chance of being accepted are cut; drawn trials never are by this.
-        drawn_nodes: most nodes to spend on drawn trials and what they stand on; None is `nodes`. It must be chosen without looking
-            at this tree's drawn tokens, and so must `nodes` and `max_depth`.
-        reach_n: (n,) chance that a node is accepted, never above its parent's; None: the product of confidences along its path.
+        min_reach: free point nodes with a smaller estimated chance of being accepted are cut; drawn trials never are by
+        this.
+        drawn_nodes: most nodes to spend on drawn trials and what they stand on; None is `nodes`. It must be chosen
+            without looking at this tree's drawn tokens, and so must `nodes` and `max_depth`.
+        reach_n: (n,) chance that a node is accepted, never above its parent's; None: the product of confidences along
+        its path.
     """
     if nodes <= 0:
         return EMPTY_TREE
@@ -88,8 +92,12 @@ class _Choice:
             self.drawn_kept[parent] = place + 1
 
     def _standing(self, parent: int, place: int) -> set[int]:
-        """The nodes that the trial at `place` of `parent` stands on and that are not kept yet; its own node is not looked at."""
-        needed = {trial.node for trial in self.tree.trials[parent][:place] if not trial.drawn and not self.keep_n[trial.node]}
+        """The nodes that the trial at `place` of `parent` stands on and that are not kept yet; its own node is not
+        looked at.
+        """
+        needed = {
+            trial.node for trial in self.tree.trials[parent][:place] if not trial.drawn and not self.keep_n[trial.node]
+        }
         while parent != ROOT and not self.keep_n[parent]:
             needed.add(parent)
             parent = self.parents[parent]
@@ -114,7 +122,9 @@ class _Choice:
     def _only_drawn(self) -> set[int]:
         """Nodes that no point trial names: they stay with a drawn trial or go."""
         everywhere = [trial for trials in self.tree.trials.values() for trial in trials]
-        return {trial.node for trial in everywhere if trial.drawn} - {trial.node for trial in everywhere if not trial.drawn}
+        return {trial.node for trial in everywhere if trial.drawn} - {
+            trial.node for trial in everywhere if not trial.drawn
+        }
 
     def take_probes(self) -> None:
         """Probes stay with their parents."""
@@ -125,7 +135,9 @@ class _Choice:
     def trials(self) -> dict[int, list[Trial]]:
         """The trials that remain at parents with drawn ones: drawn ones that were kept, point ones whose node was."""
         return {
-            parent: [t for i, t in enumerate(ts) if (i < self.drawn_kept.get(parent, 0) if t.drawn else self.keep_n[t.node])]
+            parent: [
+                t for i, t in enumerate(ts) if (i < self.drawn_kept.get(parent, 0) if t.drawn else self.keep_n[t.node])
+            ]
             for parent, ts in self.tree.trials.items()
         }
 

@@ -1,14 +1,18 @@
-"""Trees of a fixed shape, whose nodes are named by rank: the best ones under given chances, and the size that pays on a machine.
+"""Trees of a fixed shape, whose nodes are named by rank: the best ones under given chances, and the size that pays on a
+machine.
 
-In: the chance that the target takes the drafter's candidate of rank r at depth d; seconds by rows. Out: shapes, one for every
-number of nodes; the number worth its time. Not here: tokens (drafters fill a shape in), measuring times (`controllers`).
+In: the chance that the target takes the drafter's candidate of rank r at depth d; seconds by rows. Out: shapes, one for
+every number of nodes; the number worth its time. Not here: tokens (drafters fill a shape in), measuring times
+(`controllers`).
 
-Where acceptance depends on depth and rank alone, a node is reached with the product of the chances along its path, a tree is
-expected to add the sum over its nodes, and so the best tree of n nodes is made of the n nodes with the largest products. Since a
-child's product is never above its parent's, these nest: one order of nodes holds the best tree of every size.
+Where acceptance depends on depth and rank alone, a node is reached with the product of the chances along its path, a
+tree is expected to add the sum over its nodes, and so the best tree of n nodes is made of the n nodes with the largest
+products. Since a child's product is never above its parent's, these nest: one order of nodes holds the best tree of
+every size.
 
 Source: the greedy choice of candidate trees in Medusa (arXiv:2401.10774), and Hardware-Aware Parallel Prompt Decoding
-(arXiv:2405.18628), which chooses the size by expected tokens over the measured time of a pass. Its prompt tokens are not used here.
+(arXiv:2405.18628), which chooses the size by expected tokens over the measured time of a pass. Its prompt tokens are
+not used here.
 
 Axes in this file: n = nodes, d = depths from 1 on, r = ranks from 0 on.
 """
@@ -66,7 +70,9 @@ class Shape:
         kept_n = np.flatnonzero(self.depths_n <= depth)[: max(nodes, 0)]
         places_n = np.full(len(self) + 1, -1, np.int32)  # the last entry stands for the root
         places_n[kept_n] = np.arange(len(kept_n), dtype=np.int32)
-        return Shape(places_n[self.parents_n[kept_n]], self.ranks_n[kept_n], self.depths_n[kept_n], self.reach_n[kept_n])
+        return Shape(
+            places_n[self.parents_n[kept_n]], self.ranks_n[kept_n], self.depths_n[kept_n], self.reach_n[kept_n]
+        )
 
     def columns(self) -> Ints:
         """(3, n) int32: parent, rank and depth of every node."""
@@ -95,7 +101,9 @@ class Choice(NamedTuple):
 
 
 def monotone(acceptance_dr: npt.ArrayLike) -> Floats:
-    """(d, r) chances that never grow with the rank and whose ranks sum to at most 1: each is lowered to the one before it."""
+    """(d, r) chances that never grow with the rank and whose ranks sum to at most 1: each is lowered to the one before
+    it.
+    """
     chances_dr = np.minimum.accumulate(np.clip(np.atleast_2d(np.asarray(acceptance_dr, np.float64)), 0.0, 1.0), axis=1)
     return np.asarray(chances_dr / np.maximum(chances_dr.sum(axis=1, keepdims=True), 1.0))
 
@@ -104,8 +112,8 @@ def best_shapes(acceptance_dr: npt.ArrayLike, max_nodes: int, *, max_depth: int 
     """The best static tree of every size up to `max_nodes`: the first n nodes of the result are the one of n nodes.
 
     Args:
-        acceptance_dr: (d, r) chance that the target takes the candidate of rank r at depth d + 1, given that it took its parent;
-            deeper levels have the last row's chances. One row may be given as (r,). Made `monotone` first.
+        acceptance_dr: (d, r) chance that the target takes the candidate of rank r at depth d + 1, given that it took
+            its parent; deeper levels have the last row's chances. One row may be given as (r,). Made `monotone` first.
         max_depth: most levels.
     Returns:
         At most `max_nodes` nodes; none that can never be reached.
@@ -128,13 +136,16 @@ def best_shapes(acceptance_dr: npt.ArrayLike, max_nodes: int, *, max_depth: int 
     return _shape(columns)
 
 
-def choose_shape(shape: Shape, seconds: Sequence[float], *, level_seconds: Sequence[float] | None = None, size: int = 1) -> Choice:
+def choose_shape(
+    shape: Shape, seconds: Sequence[float], *, level_seconds: Sequence[float] | None = None, size: int = 1
+) -> Choice:
     """The number of nodes and levels with the most expected tokens per second.
 
     Args:
         shape: from `best_shapes`.
         seconds: of a step apart from drafting, by rows; index 0 is not used, the last entry stands for all larger ones.
-        level_seconds: of drafting so many levels, index 0 being none; the last entry stands for all larger ones. None: no time.
+        level_seconds: of drafting so many levels, index 0 being none; the last entry stands for all larger ones. None:
+        no time.
         size: sequences of the batch, which all get such a tree; `seconds` are those of the whole batch.
     """
     times = np.asarray(seconds, np.float64)
@@ -154,7 +165,8 @@ class RankAcceptance:
     """How often the target takes a candidate, by depth and rank, learned from what became of trees.
 
     Attributes:
-        hits_dr, tries_dr: (d, r) decayed counts; ranks beyond the last are not counted, depths beyond the last belong to it.
+        hits_dr, tries_dr: (d, r) decayed counts; ranks beyond the last are not counted, depths beyond the last belong
+        to it.
     """
 
     __slots__ = ("hits_dr", "tries_dr")
@@ -165,7 +177,9 @@ class RankAcceptance:
         self.hits_dr, self.tries_dr = np.zeros((depths, ranks)), np.zeros((depths, ranks))
 
     def learn(self, depth: int, ranks: int, taken: int | None) -> None:
-        """An accepted node had children of ranks 0 .. ranks - 1 at this depth; the target took one of them, or (None) none."""
+        """An accepted node had children of ranks 0 .. ranks - 1 at this depth; the target took one of them, or (None)
+        none.
+        """
         d, known = min(depth, len(self.hits_dr)) - 1, min(ranks, self.hits_dr.shape[1])
         self.hits_dr[d, :known] *= self._DECAY
         self.tries_dr[d, :known] *= self._DECAY
@@ -218,11 +232,17 @@ def parse_paths(given: object, *, max_rank: int) -> list[Ranks]:
     fine = isinstance(value, list | tuple) and 0 < len(value) <= MAX_NODES
     need(fine and all(isinstance(path, list | tuple) and path for path in value), "speculative_token_tree", rule, given)
     paths = [tuple(path) for path in value]
-    whole = all(isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= max_rank for path in paths for rank in path)
+    whole = all(
+        isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= max_rank
+        for path in paths
+        for rank in path
+    )
     need(whole, "speculative_token_tree", rule, given)
     return paths
 
 
 def _shape(columns: Sequence[tuple[int, int, int, float]]) -> Shape:
     parents, ranks, depths, reach = zip(*columns, strict=True) if columns else ((), (), (), ())
-    return Shape(np.array(parents, np.int32), np.array(ranks, np.int32), np.array(depths, np.int32), np.array(reach, np.float64))
+    return Shape(
+        np.array(parents, np.int32), np.array(ranks, np.int32), np.array(depths, np.int32), np.array(reach, np.float64)
+    )

@@ -1,11 +1,12 @@
 """The token tree: candidate continuations of one sequence, the one type that drafters, verifiers and runners exchange.
 
-In:  tokens, parents and what a drafter knows of them. Out: an immutable structure of host arrays, with its ancestor mask,
-paths and encodings. Rows of drawn proposals stay on their device and are shared, never copied.
+In:  tokens, parents and what a drafter knows of them. Out: an immutable structure of host arrays, with its ancestor
+mask, paths and encodings. Rows of drawn proposals stay on their device and are shared, never copied.
 Not here: joining trees (`tree.merge`), choosing nodes under a budget (`tree.select`), and any model.
 
-Axes in this file: n = tree nodes, v = vocabulary. Node indices count from 0; the parent of a first-level node is -1, the root,
-which is the last committed token of the sequence and is not stored in the tree. Source: SpecInfer (arXiv:2305.09781).
+Axes in this file: n = tree nodes, v = vocabulary. Node indices count from 0; the parent of a first-level node is -1,
+the root, which is the last committed token of the sequence and is not stored in the tree. Source: SpecInfer
+(arXiv:2305.09781).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Trial:
         node: index of the child node that this trial proposes.
         row: (v,) float32 probabilities on the drafter's device, or None for a point trial.
         removed: tokens taken out of `row` before this draw (sampling without replacement); empty with replacement.
-        order: when this draw was made, for drafters that do not draw level by level; equal orders mean level by level, parents in
-            node order. Cutting a tree follows it (`tree.select`).
+        order: when this draw was made, for drafters that do not draw level by level; equal orders mean level by level,
+            parents in node order. Cutting a tree follows it (`tree.select`).
     """
 
     node: int
@@ -200,8 +201,8 @@ class TokenTree:
     def to_xgrammar(self) -> tuple[LongArray, LongArray, LongArray]:
         """First-child / next-sibling encoding for xgrammar's `GrammarMatcher.traverse_draft_tree`.
 
-        Position 0 is the root, whose token the matcher has accepted already and does not read; node i is position i + 1.
-        `torch.from_numpy` of each is what xgrammar takes; it insists on int64.
+        Position 0 is the root, whose token the matcher has accepted already and does not read; node i is position i +
+        1. `torch.from_numpy` of each is what xgrammar takes; it insists on int64.
 
         Returns:
             retrieve_next_token, retrieve_next_sibling: (n + 1,) int64 positions, -1 where there is none.
@@ -238,7 +239,9 @@ class TokenTree:
             if depth != (1 if parent < 0 else depths[parent] + 1):
                 raise DrafterError(f"tree depths {depths} do not follow from the parents; use TokenTree.build")
         if (unique := len(set(zip(parents, self.tokens.tolist(), strict=True)))) < n:
-            raise DrafterError(f"a tree's nodes must be unique by (parent, token), got {n - unique} duplicates; merge them")
+            raise DrafterError(
+                f"a tree's nodes must be unique by (parent, token), got {n - unique} duplicates; merge them"
+            )
         for parent, trials in self.trials.items():
             _check_trials(self, parent, trials)
 
@@ -246,16 +249,22 @@ class TokenTree:
         """The boundary check before a proposed tree meets the model.
 
         Raises:
-            DrafterError: token ids or rows that do not fit the vocabulary, more nodes than the budget, or a broken structure.
+            DrafterError: token ids or rows that do not fit the vocabulary, more nodes than the budget, or a broken
+            structure.
         """
         if len(self) > max_nodes:
             raise DrafterError(f"a tree of {len(self)} nodes exceeds the budget of {max_nodes}")
         if is_sound_chain(self, vocab_size):
             return
-        if any(getattr(self, name).dtype.kind not in "iu" for name in ("tokens", "parents", "depths", "sources", "slots", "kinds")):
+        if any(
+            getattr(self, name).dtype.kind not in "iu"
+            for name in ("tokens", "parents", "depths", "sources", "slots", "kinds")
+        ):
             raise DrafterError("tree columns must hold integers; use TokenTree.build or TokenTree.chain")
         if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):
-            raise DrafterError(f"tree tokens must lie in 0..{vocab_size - 1}, got {self.tokens.min()}..{self.tokens.max()}")
+            raise DrafterError(
+                f"tree tokens must lie in 0..{vocab_size - 1}, got {self.tokens.min()}..{self.tokens.max()}"
+            )
         self.check_structure()
         for parent, trials in self.trials.items():
             for trial in trials:
@@ -293,7 +302,9 @@ def _default_confidence(parents_n: IntArray) -> FloatArray:
 def _check_trials(tree: TokenTree, parent: int, trials: Sequence[Trial]) -> None:
     tried = {trial.node for trial in trials}
     if tried != set(tree.children(parent)):
-        raise DrafterError(f"the trials at node {parent} name nodes {sorted(tried)}, but its children are {tree.children(parent)}")
+        raise DrafterError(
+            f"the trials at node {parent} name nodes {sorted(tried)}, but its children are {tree.children(parent)}"
+        )
 
 
 EMPTY_TREE: Final = TokenTree.build([], [])

@@ -1,7 +1,7 @@
 """Compiling of hot host-side code, announced, with results kept on disk.
 
-In: a function over NumPy arrays and numbers. Out: the same function as machine code, made at its first call. Not here: the
-functions, who shows that they are being compiled (`paceline.utils.progress`).
+In: a function over NumPy arrays and numbers. Out: the same function as machine code, made at its first call. Not here:
+the functions, who shows that they are being compiled (`paceline.utils.progress`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F) -> F:
     """Compile with numba, without the interpreter's lock and without checks of indices.
 
-    What was compiled is kept beside the source or in the user's cache; where neither can be written, every process compiles anew.
-    It takes seconds, so that the log says so from level "info" on.
+    What was compiled is kept beside the source or in the user's cache; where neither can be written, every process
+    compiles anew. It takes seconds, so that the log says so from level "info" on.
     """
 
     class Announced(Compiler):

@@ -1,6 +1,7 @@
 """Checks of options against the types that a constructor declares for them.
 
-In: a class, options by name. Out: nothing, or a ConfigError. Not here: which options exist, checks of single values (`checking`).
+In: a class, options by name. Out: nothing, or a ConfigError. Not here: which options exist, checks of single values
+(`checking`).
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def _fits(value: object, kind: Any, low: float, high: float) -> bool:
     if origin is Sequence:
         (inner,) = get_args(kind)
         ways, listed = _kinds(inner), isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return listed and all(any(_fits(one, way, low, high) for way in ways) for one in cast("Sequence[object]", value))
+        return listed and all(
+            any(_fits(one, way, low, high) for way in ways) for one in cast("Sequence[object]", value)
+        )
     if origin is Callable:
         return callable(value)
     if kind in (int, float):

@@ -1,7 +1,7 @@
 """Long waits at first use: they are logged, and a program with a screen can show them.
 
-In: what is waited for. Out: a log record, and around the wait whatever the program asked for. Not here: screens (`cli.waits`),
-what takes long (`paceline.utils.compiling`, models.cpu.compilation).
+In: what is waited for. Out: a log record, and around the wait whatever the program asked for. Not here: screens
+(`cli.waits`), what takes long (`paceline.utils.compiling`, models.cpu.compilation).
 """
 
 from __future__ import annotations

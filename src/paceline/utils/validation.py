@@ -1,6 +1,7 @@
 """Checks of values and of calls, with one clear line each: what is wrong, what we got, what is allowed.
 
-In: a value, its name, a rule in words; a function. Out: nothing, or a ConfigError. Not here: which values exist (`config`).
+In: a value, its name, a rule in words; a function. Out: nothing, or a ConfigError. Not here: which values exist
+(`config`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def number(name: str, value: object, low: float, high: float, rule: str, *, open
     """Raise ConfigError unless `value` is a number in low..high (without `low` itself if `open_low`)."""
     _plain(name, value)
     fine = isinstance(value, int | float) and not isinstance(value, bool)
-    need(not isinstance(value, int) or abs(value) <= MAX_COUNT, name, f"be at most {MAX_COUNT:.0e} where it is an integer", value)
+    need(
+        not isinstance(value, int) or abs(value) <= MAX_COUNT,
+        name,
+        f"be at most {MAX_COUNT:.0e} where it is an integer",
+        value,
+    )
     if fine and low <= value <= high and value > MAX_NUMBER:  # type: ignore[operator]
         need(False, name, f"be at most {MAX_NUMBER:g}", value)
     need(fine and low <= value <= high and not (open_low and value == low), name, rule, value)  # type: ignore[operator]
@@ -116,7 +122,8 @@ def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
 
 
 def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | None:
-    """The object, or None for null, that a JSON text holds. A key that an object has twice is refused, since JSON drops the first.
+    """The object, or None for null, that a JSON text holds. A key that an object has twice is refused, since JSON drops
+    the first.
 
     Args:
         name: of the argument.
@@ -166,8 +173,8 @@ def clear_arguments(function: Function, example: str = "") -> Function:
     Args:
         example: of a keyword argument, for functions that take no other.
     Raises:
-        ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A TypeError from
-            within the function stays what it is.
+        ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A
+            TypeError from within the function stays what it is.
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
@@ -175,7 +182,9 @@ def clear_arguments(function: Function, example: str = "") -> Function:
     known = [key for key, kind in listed.items() if kind is not inspect.Parameter.VAR_KEYWORD]
     takes_all = len(known) < len(listed)
     by_name = f"all arguments are keyword-only{example and f', e.g. {example}'}"
-    nothing_by_place = all(kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for kind in listed.values())
+    nothing_by_place = all(
+        kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for kind in listed.values()
+    )
 
     @wraps(function)
     def clear(*positional: Any, **given: Any) -> Any:

@@ -26,12 +26,14 @@ R = TypeVar("R")
 class Draws(Protocol):
     """The only source of randomness of a verifier, for one sequence in one step; tests replace it by enumeration.
 
-    `depth` counts from 0 (the token after the root); implementations key their noise by (request seed, position of that token), so
-    equal positions get equal noise whatever the tree. `trial` keeps several decisions at one position apart.
+    `depth` counts from 0 (the token after the root); implementations key their noise by (request seed, position of that
+    token), so equal positions get equal noise whatever the tree. `trial` keeps several decisions at one position apart.
     """
 
     def gumbel(self, depth: int, weights_v: torch.Tensor) -> int:
-        """argmax(log p + Gumbel noise) of float32 log-weights (v,): a draw from softmax(weights_v), the same for all trees."""
+        """argmax(log p + Gumbel noise) of float32 log-weights (v,): a draw from softmax(weights_v), the same for all
+        trees.
+        """
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
         """True with the given probability."""
@@ -41,7 +43,9 @@ class Draws(Protocol):
 
 
 class Rows(Protocol):
-    """Log-weights of a tree by row, the root's first: a tensor (1 + n, v), or something that makes a row when it is looked at."""
+    """Log-weights of a tree by row, the root's first: a tensor (1 + n, v), or something that makes a row when it is
+    looked at.
+    """
 
     def __getitem__(self, row: int, /) -> torch.Tensor:
         """(v,) of one row."""
@@ -52,8 +56,8 @@ class Verifier(ABC):
 
     Attributes:
         name: what logs call it.
-        row_by_row: it asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to rows that it reaches and
-            not to the others.
+        row_by_row: it asks its `rows` for single rows alone (`Rows`), once each: rules are then applied to rows that it
+            reaches and not to the others.
     """
 
     name: str
@@ -65,14 +69,15 @@ class Verifier(ABC):
     ) -> list[Verdict | NumericsError]:
         """One entry per sequence: its verdict, or the error that ends it (and only it).
 
-        A NumericsError stands where the root's row holds NaN, +infinity or nothing but -inf. Such a row further down the accepted
-        path ends the path before it (`before_bad_row`); rows off that path and rows of probes may hold anything.
+        A NumericsError stands where the root's row holds NaN, +infinity or nothing but -inf. Such a row further down
+        the accepted path ends the path before it (`before_bad_row`); rows off that path and rows of probes may hold
+        anything.
 
         Args:
             trees: one per sequence, EMPTY_TREE for plain decoding.
-            rows: per sequence (1 + n, v) log-weights after all rules, the root first (softmax gives p; -inf is forbidden). For the
-                greedy verifier they are logits of any floating dtype of which only the argmax counts; the others compute in
-                float32, or in float64 where the rows are float64.
+            rows: per sequence (1 + n, v) log-weights after all rules, the root first (softmax gives p; -inf is
+                forbidden). For the greedy verifier they are logits of any floating dtype of which only the argmax
+                counts; the others compute in float32, or in float64 where the rows are float64.
             draws: one source per sequence.
         """
 
@@ -96,8 +101,8 @@ def verify_each(
 def before_bad_row(path: Sequence[int], accepted: Sequence[int]) -> Verdict:
     """The verdict on an accepted path whose last node has a row that holds no distribution.
 
-    All accepted tokens stand, the last one as the target's own, which it is: it becomes the root, and the next step, like plain
-    decoding, meets the bad row there.
+    All accepted tokens stand, the last one as the target's own, which it is: it becomes the root, and the next step,
+    like plain decoding, meets the bad row there.
     """
     from paceline.tree import Verdict
 
@@ -120,6 +125,10 @@ def bad_row(largest: float, depth: int) -> NumericsError:
     """The error for a row whose largest entry is not finite."""
     where = f" at depth {depth} of a draft" if depth else ""
     if largest == -math.inf:
-        return NumericsError(f"no token is allowed{where}: every logit is -inf; loosen the sampling rules, or check the checkpoint")
+        return NumericsError(
+            f"no token is allowed{where}: every logit is -inf; loosen the sampling rules, or check the checkpoint"
+        )
     kind = "NaN" if math.isnan(largest) else "infinity"
-    return NumericsError(f"the model returned {kind} among its logits{where}; check the checkpoint, or try dtype='float32'")
+    return NumericsError(
+        f"the model returned {kind} among its logits{where}; check the checkpoint, or try dtype='float32'"
+    )

@@ -1,16 +1,17 @@
 """Block verification: the drafted tokens of a chain are judged together, not one by one. Exact, and never worse.
 
-In:  a tree whose drawn proposals do not branch, the target's log-weights, what each token was drawn from. Out: the accepted path
-and one more token, distributed exactly as the target alone would write them.
+In:  a tree whose drawn proposals do not branch, the target's log-weights, what each token was drawn from. Out: the
+accepted path and one more token, distributed exactly as the target alone would write them.
 Not here: several drafts of one place (`recursive_rejection`, `k_seq`, `greedy_draft`), point trials beyond `match`.
 
-A *run* is a chain of drawn tokens x_1..x_m below a node. With p_0 = 1 and p_i = min(1, p_{i-1} p(x_i) / q(x_i)), the run is
-accepted up to its last token i that passes a coin of chance h_i: p_m at the end, and before it R / (R + 1 - p_i), where R is the
-mass of max(p_i p - q, 0) over the next token. A run that ends before its last token goes on with a draw from that rest. The chance
-to accept at least i tokens is then p_i, which no exact rule exceeds; one by one it would be the product of the single chances.
+A *run* is a chain of drawn tokens x_1..x_m below a node. With p_0 = 1 and p_i = min(1, p_{i-1} p(x_i) / q(x_i)), the
+run is accepted up to its last token i that passes a coin of chance h_i: p_m at the end, and before it R / (R + 1 -
+p_i), where R is the mass of max(p_i p - q, 0) over the next token. A run that ends before its last token goes on with a
+draw from that rest. The chance to accept at least i tokens is then p_i, which no exact rule exceeds; one by one it
+would be the product of the single chances.
 
-The coins of a run look at places that may be drafted and judged again in the next step, so all of them are keyed by the run's first
-place, whose token this step settles.
+The coins of a run look at places that may be drafted and judged again in the next step, so all of them are keyed by the
+run's first place, whose token this step settles.
 
 Source: Block verification accelerates speculative decoding (arXiv:2403.10444), algorithm 2.
 """
@@ -46,7 +47,9 @@ class BlockVerification(Verifier):
     name = "block_verification"
     row_by_row = True
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]) -> list[Verdict | NumericsError]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
+    ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
         for tree in trees:
             refuse_branches(tree)
@@ -63,7 +66,8 @@ def refuse_branches(tree: TokenTree) -> None:
         if len(trials) > 1 and any(trial.drawn for trial in trials):
             raise CapabilityError(
                 f"block_verification verifies chains of drawn drafts, got a tree with {len(trials)} proposals below "
-                f"{'its root' if parent == ROOT else f'node {parent}'}; draft chains (tree_width 1, one method), or take "
+                f"{'its root' if parent == ROOT else f'node {parent}'}; draft chains (tree_width 1, one method), or "
+                f"take "
                 "acceptance_method 'rejection_sampler'"
             )
 
@@ -130,7 +134,9 @@ def judge(
     return _settle(nodes, reached, places, draws, depth)
 
 
-def _settle(nodes: list[int], reached: list[float], places: list[Place], draws: Draws, depth: int) -> tuple[list[int], int | None]:
+def _settle(
+    nodes: list[int], reached: list[float], places: list[Place], draws: Draws, depth: int
+) -> tuple[list[int], int | None]:
     """Flip the coins from the last token back to the first, and draw from the rest where a run ends early.
 
     Args:
@@ -161,7 +167,9 @@ def reach(before: float, p_x: float, q_x: float) -> float:
 
 
 def rest_of(p_v: torch.Tensor, q_v: torch.Tensor, reached: float) -> torch.Tensor:
-    """(v,) max(p_i p - q, 0), not normalised: what the target has at the next place beyond what longer acceptance gives it."""
+    """(v,) max(p_i p - q, 0), not normalised: what the target has at the next place beyond what longer acceptance gives
+    it.
+    """
     return (reached * p_v - q_v).clamp_(min=0.0)
 
 

@@ -1,7 +1,8 @@
 """Equal or reject: at temperature 0 a guess stands if it is the target's argmax.
 
-In:  trees and logits after the rules (without rules, the model's own). Out: the longest path of argmax tokens, and the argmax
-after it. Plain decoding is the same code with empty trees, so ties (the lowest token id wins) fall the same way in both.
+In:  trees and logits after the rules (without rules, the model's own). Out: the longest path of argmax tokens, and the
+argmax after it. Plain decoding is the same code with empty trees, so ties (the lowest token id wins) fall the same way
+in both.
 Not here: randomness; probabilities, whose rounding could make an argmax lose.
 
 Source: blockwise parallel decoding (arXiv:1811.03115); over trees, SpecInfer (arXiv:2305.09781).
@@ -37,8 +38,9 @@ class GreedyVerifier(Verifier):
         return [_walk(tree, *top) for tree, top in zip(trees, _tops(rows), strict=True)]
 
     def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
-        """The same for all rows of a pass: the runner's own best tokens where it has looked and all of them are numbers, else one
-        reduction over the batch and one transfer to the host."""
+        """The same for all rows of a pass: the runner's own best tokens where it has looked and all of them are
+        numbers, else one reduction over the batch and one transfer to the host.
+        """
         best, offsets = scores.best, scores.rows
         if best is None or min(best) < 0:
             return self.verify_stacked(trees, scores.logits, offsets)
@@ -51,8 +53,9 @@ class GreedyVerifier(Verifier):
     def verify_stacked(
         self, trees: Sequence[TokenTree], logits: torch.Tensor, offsets: Sequence[int]
     ) -> list[Verdict | NumericsError]:
-        """The same for one tensor (r, v) whose rows `offsets[i] : offsets[i + 1]` belong to sequence i (as in `Scores`): one
-        reduction over the batch, one transfer to the host."""
+        """The same for one tensor (r, v) whose rows `offsets[i] : offsets[i + 1]` belong to sequence i (as in
+        `Scores`): one reduction over the batch, one transfer to the host.
+        """
         ((largest, tokens),) = _tops([logits])
         spans = pairwise(offsets)
         return [_walk(tree, largest[i:j], tokens[i:j]) for tree, (i, j) in zip(trees, spans, strict=True)]
@@ -62,8 +65,9 @@ Top = tuple[list[float], list[int]]
 
 
 def _tops(rows: Sequence[torch.Tensor]) -> list[Top]:
-    """Per tensor (n, v) the largest entry of each row (NaN if there is one) and the lowest index where it stands, or -1 where the
-    largest entry is not finite. On a device: one transfer for all of them."""
+    """Per tensor (n, v) the largest entry of each row (NaN if there is one) and the lowest index where it stands, or -1
+    where the largest entry is not finite. On a device: one transfer for all of them.
+    """
     if not rows:
         return []
     if rows[0].device.type == "cpu":
@@ -112,7 +116,9 @@ def _tree_path(tree: TokenTree, drafted: Sequence[int], tokens: Sequence[int]) -
     path: list[int] = []
     at: int = ROOT
     columns = zip(drafted, tree.parents.tolist(), tree.kinds.tolist(), strict=True)
-    for node, (token, parent, kind) in enumerate(columns):  # children come after their parents, so one pass finds the path
+    for node, (token, parent, kind) in enumerate(
+        columns
+    ):  # children come after their parents, so one pass finds the path
         if parent == at and token == tokens[at + 1] and kind == CANDIDATE:
             path.append(node)
             at = node

@@ -1,16 +1,18 @@
-"""The rule of greedy draft sampling: all drafts of a place but one are its likeliest tokens, and one test decides. Exact.
+"""The rule of greedy draft sampling: all drafts of a place but one are its likeliest tokens, and one test decides.
+Exact.
 
-In:  a tree whose places have points and a drawn proposal, the target's log-weights, the row of the draw. Out: the accepted path
-and one more token, distributed exactly as the target alone would write them.
+In:  a tree whose places have points and a drawn proposal, the target's log-weights, the row of the draw. Out: the
+accepted path and one more token, distributed exactly as the target alone would write them.
 Not here: choosing the points and drawing beside them (a drafter's `tree_policy` "greedy_draft"), the bound
 (`bench.optimal_acceptance`).
 
-With T the points and q' the law of the draw y, which q' keeps out of T: y stands with probability min(1, p(y) / q'(y)). If it does
-not, the token is drawn from what that leaves of p, and where it is one of T the path goes on there. That accepts p(T) plus the
-mass of min(p, q') outside T, which is the most that any rule can make of these drafts.
+With T the points and q' the law of the draw y, which q' keeps out of T: y stands with probability min(1, p(y) / q'(y)).
+If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on there. That
+accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these drafts.
 
-At a place with several draws these are tried in their order by recursive rejection, and all points are looked up with the token
-drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the tokens that came up.
+At a place with several draws these are tried in their order by recursive rejection, and all points are looked up with
+the token drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the tokens
+that came up.
 
 Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779), section 5.
 """
@@ -38,7 +40,9 @@ class GreedyDraftSampling(Verifier):
     name = "greedy_draft_sampling"
     row_by_row = True
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]) -> list[Verdict | NumericsError]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
+    ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
         return verify_each(partial(walk, decide), trees, rows, draws)
 
@@ -46,8 +50,8 @@ class GreedyDraftSampling(Verifier):
 def decide(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
-    """The test of each draw, then a draw from what is left: (the child that stands or None, the token). Draws that their own row
-    calls impossible are passed over.
+    """The test of each draw, then a draw from what is left: (the child that stands or None, the token). Draws that
+    their own row calls impossible are passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.

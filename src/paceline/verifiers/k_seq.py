@@ -1,17 +1,18 @@
 """k-SEQ, SpecTr's rule: several independent drafts of one place, each tried against the same scaled-down target. Exact.
 
-In:  a tree whose equal draws count apart, the target's log-weights, the row that they were drawn from. Out: the accepted path and
-one more token, distributed exactly as the target alone would write them.
-Not here: drawing k chains (a drafter's `tree_policy` "spectr"), what the best rule could reach (`bench.optimal_acceptance`).
+In:  a tree whose equal draws count apart, the target's log-weights, the row that they were drawn from. Out: the
+accepted path and one more token, distributed exactly as the target alone would write them.
+Not here: drawing k chains (a drafter's `tree_policy` "spectr"), what the best rule could reach
+(`bench.optimal_acceptance`).
 
-With k draws from q at a place, draw x stands with probability min(1, p(x) / (gamma q(x))), whichever it is of the k; beta is the
-chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none stands, the token comes from
-what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 - (1 - beta)^k = gamma beta accepts the
-most, and at least 1 - 1/e of what the best rule accepts. Below an accepted token go on the chains that drew it, so that k shrinks
-along the path. One draw has gamma 1: speculative sampling.
+With k draws from q at a place, draw x stands with probability min(1, p(x) / (gamma q(x))), whichever it is of the k;
+beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none
+stands, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 -
+(1 - beta)^k = gamma beta accepts the most, and at least 1 - 1/e of what the best rule accepts. Below an accepted token
+go on the chains that drew it, so that k shrinks along the path. One draw has gamma 1: speculative sampling.
 
-gamma follows from the number of draws that was planned (`GroupTrial`), not from what a cut has left of them. Other drawn trials at
-a place are tried by recursive rejection; its points are looked up with the token drawn in the end.
+gamma follows from the number of draws that was planned (`GroupTrial`), not from what a cut has left of them. Other
+drawn trials at a place are tried by recursive rejection; its points are looked up with the token drawn in the end.
 
 Source: SpecTr: fast speculative decoding via optimal transport (arXiv:2310.15141), algorithm 2.
 """
@@ -43,7 +44,9 @@ class KSeq(Verifier):
     name = "k_seq"
     row_by_row = True
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]) -> list[Verdict | NumericsError]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
+    ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
         return verify_each(partial(walk, decide), trees, rows, draws)
 
@@ -77,15 +80,17 @@ def plan_k_seq(p_v: torch.Tensor, q_v: torch.Tensor, draws: int, gamma: float | 
     made = _planned(gamma, float(torch.minimum(q_v, p_v / gamma).sum()), draws)
     least = float((p_v - _given(p_v, q_v, made)).min())
     if least < -1e-6:
-        raise ConfigError(f"gamma must leave nothing of p overdrawn, got {gamma:g}, which overdraws {-least:.3g}; leave it out")
+        raise ConfigError(
+            f"gamma must leave nothing of p overdrawn, got {gamma:g}, which overdraws {-least:.3g}; leave it out"
+        )
     return made
 
 
 def best_plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int) -> Plan:
     """The smallest gamma with 1 - (1 - beta)^k <= gamma beta, in O(v log v).
 
-    Between two neighbouring ratios p / q, beta is a constant plus another over gamma: the interval is found for all tokens at once,
-    gamma within it by halving.
+    Between two neighbouring ratios p / q, beta is a constant plus another over gamma: the interval is found for all
+    tokens at once, gamma within it by halving.
     """
     p_s, q_s = p_v.double(), q_v.double()
     ratio_s, order = torch.where(q_s > 0, p_s / q_s, torch.inf).clamp(1e-30, 2.0 * draws).sort()
@@ -94,7 +99,9 @@ def best_plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int) -> Plan:
     excess_s = _excess(ratio_s, above_s + below_s / ratio_s, draws)
     place = int(torch.as_tensor(excess_s > 0).sum())
     at = torch.stack((ratio_s[max(place - 1, 0)], ratio_s[min(place, len(p_s) - 1)]))
-    sums = torch.stack((below_s[place - 1], above_s[place - 1])) if place else torch.stack((below_s[0] * 0.0, q_s.sum()))
+    sums = (
+        torch.stack((below_s[place - 1], above_s[place - 1])) if place else torch.stack((below_s[0] * 0.0, q_s.sum()))
+    )
     low, high, below, above = torch.cat((at, sums)).tolist()
     low, high = (max(low, 1.0) if place else 1.0), (min(max(high, 1.0), draws) if place < len(p_s) else float(draws))
     for _ in range(STEPS):
@@ -144,8 +151,8 @@ def kept(p_v: torch.Tensor, q_v: torch.Tensor, gamma: float) -> torch.Tensor:
 def decide(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
-    """The drawn trials one after the other, then a draw from what is left: (the child that stands or None, the token). Draws that
-    their own row calls impossible are passed over.
+    """The drawn trials one after the other, then a draw from what is left: (the child that stands or None, the token).
+    Draws that their own row calls impossible are passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.

@@ -1,15 +1,17 @@
 """Exact verification of a token tree at any temperature: sample-and-match for points, recursive rejection for draws.
 
-In:  a tree, the target's log-weights at its root and nodes, what drawn trials were drawn from. Out: the accepted path and one more
-token, distributed exactly as the target alone would write them.
+In:  a tree, the target's log-weights at its root and nodes, what drawn trials were drawn from. Out: the accepted path
+and one more token, distributed exactly as the target alone would write them.
 Not here: sampling rules (constraints), building trees (drafters), and which trials may be cut (`tree.select`).
 
-At a parent whose trials are all points the target's token z is drawn first and looked up among the children (multi-draft
-verification of point masses is the same in law), with noise keyed by position: any tree of points gives the very tokens of plain
-decoding. A parent with a drawn trial tries its children in order, each against what the failures before it have left of p.
+At a parent whose trials are all points the target's token z is drawn first and looked up among the children
+(multi-draft verification of point masses is the same in law), with noise keyed by position: any tree of points gives
+the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
+failures before it have left of p.
 
-Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q the drafter, r
-the residual. Several trials: SpecInfer (arXiv:2305.09781); without replacement: recursive speculative decoding (arXiv:2402.14160).
+Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q
+the drafter, r the residual. Several trials: SpecInfer (arXiv:2305.09781); without replacement: recursive speculative
+decoding (arXiv:2402.14160).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class RecursiveRejection(Verifier):
     name = "rejection_sampler"
     row_by_row = True
 
-    def verify(self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]) -> list[Verdict | NumericsError]:
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
+    ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
         return verify_each(_verdict, trees, rows, draws)
 
@@ -60,7 +64,9 @@ def walk(decide: Decide, tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdic
         trials = tree.trials_of(node) if len(tree) else ()
         rule = decide if any(trial.drawn for trial in trials) else match
         try:
-            node, token = rule(trials, [int(tree.tokens[trial.node]) for trial in trials], rows_nv[node + 1], draws, len(path))
+            node, token = rule(
+                trials, [int(tree.tokens[trial.node]) for trial in trials], rows_nv[node + 1], draws, len(path)
+            )
         except NumericsError:
             if path:
                 return before_bad_row(path, accepted)
@@ -88,8 +94,8 @@ def reject(
 ) -> tuple[int | None, int]:
     """Recursive rejection over a list that may mix drawn and point trials: (the child that stands or None, the token).
 
-    A trial x stands with probability min(1, r(x) / q(x)), q(x) = 1 for points. A drawn trial that its own q calls impossible
-    (q(x) is 0 or NaN) breaks the drafter's contract and is passed over.
+    A trial x stands with probability min(1, r(x) / q(x)), q(x) = 1 for points. A drawn trial that its own q calls
+    impossible (q(x) is 0 or NaN) breaks the drafter's contract and is passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
@@ -119,8 +125,9 @@ def law_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def proposal(trial: Trial, token: int, like_v: torch.Tensor) -> torch.Tensor:
-    """(v,) q of a trial in the dtype and on the device of `like_v`: all mass on `token` for a point, else its row without what was
-    removed before the draw, normalised."""
+    """(v,) q of a trial in the dtype and on the device of `like_v`: all mass on `token` for a point, else its row
+    without what was removed before the draw, normalised.
+    """
     if trial.row is None:
         q_v = torch.zeros_like(like_v)
         q_v[token] = 1.0
@@ -139,8 +146,8 @@ def acceptance(r_x: float, q_x: float) -> float:
 def residual(r_v: torch.Tensor, q_v: torch.Tensor) -> torch.Tensor:
     """norm(max(r - q, 0)): what is left of r after a trial from q has failed.
 
-    Where nothing is left, r and q are equal up to rounding and the trial failed by rounding alone; r is then returned as it is.
-    Either way no token gets mass that has none in r, and so none that p forbids.
+    Where nothing is left, r and q are equal up to rounding and the trial failed by rounding alone; r is then returned
+    as it is. Either way no token gets mass that has none in r, and so none that p forbids.
     """
     rest_v = (r_v - q_v).clamp_(min=0.0)
     mass = float(rest_v.sum())

@@ -1,7 +1,8 @@
 """Typical acceptance, Medusa's rule: a guess stands if the target finds it plausible. Approximate by design.
 
-In:  trees and the target's log-weights after the rules, temperature included. Out: the longest path of plausible tokens, and a
-token of the target's own after it. The output law is NOT the target's: it leans towards what drafters propose.
+In:  trees and the target's log-weights after the rules, temperature included. Out: the longest path of plausible
+tokens, and a token of the target's own after it. The output law is NOT the target's: it leans towards what drafters
+propose.
 Not here: anything exact (`recursive_rejection`, `greedy`).
 
 Source: Medusa, section 2.3.1 (arXiv:2401.10774): x stands if p(x) > min(epsilon, delta * exp(-H(p))).
@@ -30,10 +31,10 @@ _LOG_OF_NOTHING: Final = -1e4
 class TypicalAcceptance(Verifier):
     """Accepts what is typical of the target, drawn and point trials alike.
 
-    Of all paths whose every token stands, the longest is taken; among equals the likeliest, then the first. The token after it is
-    the target's own draw, as in plain decoding, so text that no drafter touches keeps the target's law. (Medusa takes the argmax
-    or a draw from the typical tokens there, vLLM the argmax after a refusal.) At temperature 0 rows hold all weight on the argmax,
-    H is 0, and the rule is greedy's: equal or reject.
+    Of all paths whose every token stands, the longest is taken; among equals the likeliest, then the first. The token
+    after it is the target's own draw, as in plain decoding, so text that no drafter touches keeps the target's law.
+    (Medusa takes the argmax or a draw from the typical tokens there, vLLM the argmax after a refusal.) At temperature 0
+    rows hold all weight on the argmax, H is 0, and the rule is greedy's: equal or reject.
 
     Args:
         posterior_threshold: epsilon, a probability at which a token always stands.
@@ -76,8 +77,12 @@ class TypicalAcceptance(Verifier):
     def plausible(
         self, weights_rv: torch.Tensor, row_n: npt.NDArray[np.intp], tokens_n: IntArray
     ) -> tuple[list[bool], list[float]]:
-        """Whether `tokens_n[i]` stands under row `row_n[i]`, and its log probability; no token stands under a row with NaN."""
-        log_rv = torch.log_softmax(weights_rv, -1, dtype=torch.float64 if weights_rv.dtype == torch.float64 else torch.float32)
+        """Whether `tokens_n[i]` stands under row `row_n[i]`, and its log probability; no token stands under a row with
+        NaN.
+        """
+        log_rv = torch.log_softmax(
+            weights_rv, -1, dtype=torch.float64 if weights_rv.dtype == torch.float64 else torch.float32
+        )
         entropy_r = -(log_rv.exp() * log_rv.clamp(min=_LOG_OF_NOTHING)).sum(-1)
         limit_r = (self.posterior_alpha * torch.exp(-entropy_r)).clamp(max=self.posterior_threshold)
         log_n = log_rv[row_n, tokens_n]

@@ -76,7 +76,13 @@ def test_ids_both_ways(server: Any) -> None:
     assert 0 < run.ttft <= run.seconds
     assert (run.settings["prompt"], run.settings["ids"]) == ("ids", "sent")
     path, key, body = server.seen[0]
-    assert (path, key, body["temperature"], body["ignore_eos"], body["model"]) == ("/v1/completions", "Bearer k", 0, True, "m")
+    assert (path, key, body["temperature"], body["ignore_eos"], body["model"]) == (
+        "/v1/completions",
+        "Bearer k",
+        0,
+        True,
+        "m",
+    )
 
 
 def test_a_server_that_wants_text_gets_it_and_the_settings_say_so(server: Any) -> None:
@@ -84,7 +90,11 @@ def test_a_server_that_wants_text_gets_it_and_the_settings_say_so(server: Any) -
     peer = peers.open("openai", "m", options={"url": server.url, "tokenizer": Letters()})
     assert [peer.generate([1, 2], 3).token_ids for _ in range(2)] == [[3, 4, 5]] * 2
     assert (peer.settings["prompt"], peer.settings["ids"]) == ("text", "re-encoded")
-    assert [isinstance(body["prompt"], str) for _, _, body in server.seen] == [False, True, True]  # refused once, remembered
+    assert [isinstance(body["prompt"], str) for _, _, body in server.seen] == [
+        False,
+        True,
+        True,
+    ]  # refused once, remembered
 
 
 @pytest.mark.parametrize(

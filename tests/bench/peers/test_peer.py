@@ -73,7 +73,9 @@ def test_a_batch_gives_a_run_a_prompt(fake: Path) -> None:
         assert [one.token_ids for one in opened.generate_batch([[1], [8]], 2)] == [[1, 2], [8, 9]]
 
 
-@pytest.mark.parametrize(("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens a prompt")])
+@pytest.mark.parametrize(
+    ("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens a prompt")]
+)
 def test_a_driver_that_fails_or_answers_wrongly(fake: Path, tokens: int, message: str) -> None:
     with peers.open("llama.cpp", fake, dtype="float16") as opened, pytest.raises(PeerError, match=message):
         opened.generate([1], tokens)
@@ -88,7 +90,10 @@ def test_bad_arguments_are_named(fake: Path, tmp_path: Path) -> None:
     for call, message in (
         (lambda: peers.open("llamacpp", fake), "unknown peer 'llamacpp'; did you mean llama.cpp"),
         (lambda: peers.open("nope", fake), "unknown peer 'nope'; known are transformers, llama.cpp,"),
-        (lambda: peers.open("llama.cpp", fake, options={"method": "draft_model"}), "no method 'draft_model'; it has plain, ngram"),
+        (
+            lambda: peers.open("llama.cpp", fake, options={"method": "draft_model"}),
+            "no method 'draft_model'; it has plain, ngram",
+        ),
         (lambda: peers.open("transformers", fake, options={"method": "draft_model"}), "needs the option model"),
         (lambda: peers.open("transformers", fake, dtype="int8"), "no dtype 'int8'"),
         (lambda: peers.open("llama.cpp", tmp_path), "holds no config.json"),
@@ -117,7 +122,9 @@ def test_the_table_names_what_each_driver_reads() -> None:
     for name, entry in PEERS.items():
         if entry.driver:
             source = (DRIVERS / f"{entry.driver}.py").read_text(encoding="utf-8")
-            read = set(re.findall(r'options"?\]?(?:\.get\(|\[)"(\w+)"', source)) | set(re.findall(r'"(\w+)" in options', source))
+            read = set(re.findall(r'options"?\]?(?:\.get\(|\[)"(\w+)"', source)) | set(
+                re.findall(r'"(\w+)" in options', source)
+            )
             assert read == {"method", *entry.options}, name
 
 
@@ -129,8 +136,15 @@ def test_every_driver_of_the_table_exists() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "first", "share"),
-    [([1, 2, 3], [1, 2, 3], None, 1.0), ([1, 2, 3, 4], [1, 9, 3, 4], 1, 0.75), ([1, 2], [1], 1, 0.5), ([], [], None, 1.0)],
+    [
+        ([1, 2, 3], [1, 2, 3], None, 1.0),
+        ([1, 2, 3, 4], [1, 9, 3, 4], 1, 0.75),
+        ([1, 2], [1], 1, 0.5),
+        ([], [], None, 1.0),
+    ],
 )
-def test_agreement_counts_first_difference_and_share(ours: list[int], theirs: list[int], first: int | None, share: float) -> None:
+def test_agreement_counts_first_difference_and_share(
+    ours: list[int], theirs: list[int], first: int | None, share: float
+) -> None:
     found = agreement(ours, theirs)
     assert (found.first_difference, found.equal_share, found.identical) == (first, share, first is None)

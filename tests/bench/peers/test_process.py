@@ -61,7 +61,9 @@ def test_every_failure_is_one_line_and_ends_the_process(code: str, message: str)
 
 def test_what_a_driver_started_ends_with_it(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    child = f"import subprocess, sys; p = subprocess.Popen(['sleep', '60']); open({str(note)!r}, 'w').write(str(p.pid))\n"
+    child = (
+        f"import subprocess, sys; p = subprocess.Popen(['sleep', '60']); open({str(note)!r}, 'w').write(str(p.pid))\n"
+    )
     with start(child + ECHO) as driver:
         driver.ask({"op": "x"}, 20)
     assert gone(int(note.read_text()))

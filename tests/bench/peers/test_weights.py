@@ -16,7 +16,9 @@ from paceline.bench.peers.drivers.openvino_graph import int8_rows
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.float16])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, torch.Tensor]]:
     model = tiny_llama().to(request.param)
     folder = tmp_path_factory.mktemp("llama")
     model.save_pretrained(folder)
@@ -36,7 +38,9 @@ def test_rounding_to_bfloat16_is_that_of_torch() -> None:
     values = torch.randn(10_000) * 10.0 ** torch.randint(-20, 20, (10_000,))
     theirs = values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     assert np.array_equal(bf16_bits(values.numpy()), theirs)
-    assert not np.array_equal(bf16_bits(values.numpy()), values.numpy().view(np.uint32) >> 16)  # cutting off is not rounding
+    assert not np.array_equal(
+        bf16_bits(values.numpy()), values.numpy().view(np.uint32) >> 16
+    )  # cutting off is not rounding
 
 
 def scores(query: np.ndarray, key: np.ndarray, angle: np.ndarray, neighbours: bool) -> np.ndarray:
@@ -62,7 +66,9 @@ def test_the_permutation_keeps_rotated_scores(permuted: bool) -> None:
     same = []
     for head in range(heads):
         cut = slice(head * dim, (head + 1) * dim)
-        same.append(np.allclose(scores((wq @ x)[cut], (wk @ y)[cut], angle, False), scores(q[cut], k[cut], angle, True)))
+        same.append(
+            np.allclose(scores((wq @ x)[cut], (wk @ y)[cut], angle, False), scores(q[cut], k[cut], angle, True))
+        )
     assert all(same) if permuted else not any(same)
 
 
@@ -107,7 +113,9 @@ def test_llama3_scaling_is_that_of_transformers() -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
     ],
 )
-def test_other_layouts_are_refused(saved: tuple[Path, object], tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_other_layouts_are_refused(
+    saved: tuple[Path, object], tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     config = json.loads((saved[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=message):

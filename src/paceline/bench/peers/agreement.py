@@ -1,7 +1,7 @@
 """How far a peer's tokens agree with ours.
 
-In: two lists of token ids. Out: `Agreement`. Not here: judging it; a peer in another precision may differ at near ties, and greedy
-text that has once gone another way stays different, so both figures are reported.
+In: two lists of token ids. Out: `Agreement`. Not here: judging it; a peer in another precision may differ at near ties,
+and greedy text that has once gone another way stays different, so both figures are reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class Agreement:
     """Comparison of two outputs.
 
     Attributes:
-        first_difference: index of the first token that differs, or None if one output begins with the other and both are as long.
+        first_difference: index of the first token that differs, or None if one output begins with the other and both
+        are as long.
         equal_share: positions with the same token over the longer length, in 0..1; 1 for two empty outputs.
         length: tokens compared (the longer length).
     """

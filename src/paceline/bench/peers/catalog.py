@@ -1,6 +1,7 @@
 """The peers: one literal table of what each needs, and where things are kept.
 
-In: a peer's name. Out: its entry, its folders. Not here: making the environment (install.py), talking to it (process.py).
+In: a peer's name. Out: its entry, its folders. Not here: making the environment (install.py), talking to it
+(process.py).
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ def entry(name: str) -> PeerEntry:
 
 
 def home() -> Path:
-    """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else
+    ~/.cache/paceline.
+    """
     return user_cache("peers", "PACELINE_HOME")
 
 

@@ -2,8 +2,9 @@
 
 In: a base URL, a model name. Out: token ids and times as the client sees them. Not here: starting a server.
 
-Prompts go as token ids; a server that refuses them gets text. Ids come back where the server sends `token_ids`; else the text is
-encoded again, which needs a tokenizer and says so in the settings (`ids: "re-encoded"`), for text may encode to other ids.
+Prompts go as token ids; a server that refuses them gets text. Ids come back where the server sends `token_ids`; else
+the text is encoded again, which needs a tokenizer and says so in the settings (`ids: "re-encoded"`), for text may
+encode to other ids.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ class Endpoint:
 
     name = "openai"
 
-    def __init__(self, *, model: str, url: str, tokenizer: Any = None, api_key: str | None = None, timeout: float = 600.0) -> None:
+    def __init__(
+        self, *, model: str, url: str, tokenizer: Any = None, api_key: str | None = None, timeout: float = 600.0
+    ) -> None:
         parts = parts_of(url)
         self._parts, self._model, self._tokenizer, self._timeout = parts, model, tokenizer, timeout
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        )
         self._as_text = False
         self.version = f"endpoint {parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
         self.settings: Mapping[str, Any] = {"url": url, "model": model}
@@ -85,7 +90,9 @@ class Endpoint:
         except RefusedError as error:
             raise PeerError(f"{self.version} refuses the request: {error}") from error
 
-    def generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True) -> list[PeerRun]:
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
+    ) -> list[PeerRun]:
         """One prompt; several are refused, as their timing is the server's own business."""
         if len(prompts) > 1:
             raise ConfigError(f"peer openai takes one prompt at a time, got {len(prompts)}; use batch size 1")
@@ -104,7 +111,9 @@ class Endpoint:
         how = "sent"
         if text and not ids:
             if self._tokenizer is None:
-                raise PeerError(f"{self.version} sends text without token ids; give a tokenizer, so that it can be encoded again")
+                raise PeerError(
+                    f"{self.version} sends text without token ids; give a tokenizer, so that it can be encoded again"
+                )
             ids, how = [int(i) for i in self._tokenizer.encode(text)], "re-encoded"
         self.settings = {**self.settings, "prompt": "text" if self._as_text else "ids", "ids": how}
         return PeerRun(token_ids=ids, seconds=seconds, ttft=first, version=self.version, settings=self.settings)
@@ -119,7 +128,9 @@ class Endpoint:
                 raise RefusedError(f"{answer.status}: {' '.join(answer.read(300).decode('utf-8', 'replace').split())}")
             yield from _data(answer)
         except TimeoutError as error:
-            raise PeerError(f"{self.version} was silent for {self._timeout:g} s; raise the time-out or ask for less") from error
+            raise PeerError(
+                f"{self.version} was silent for {self._timeout:g} s; raise the time-out or ask for less"
+            ) from error
         except (OSError, HTTPException, ValueError) as error:
             raise PeerError(
                 f"{self.version} failed: {type(error).__name__}: {error}; is the server running at that URL?"

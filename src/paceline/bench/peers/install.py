@@ -34,7 +34,10 @@ class Installed:
 def has_cuda() -> bool:
     """Whether an NVIDIA driver answers on this machine."""
     found = shutil.which("nvidia-smi")
-    return found is not None and subprocess.run([found, "-L"], capture_output=True, check=False, timeout=30).returncode == 0
+    return (
+        found is not None
+        and subprocess.run([found, "-L"], capture_output=True, check=False, timeout=30).returncode == 0
+    )
 
 
 def wanted(name: str) -> list[str]:
@@ -54,7 +57,9 @@ def state(name: str) -> Installed:
         packages = tuple(json.loads(mark.read_text(encoding="utf-8"))["packages"])
     except (OSError, ValueError, KeyError):
         packages = ()
-    return Installed(name=name, folder=folder, ready=bool(packages) and catalog.python_of(name).exists(), packages=packages)
+    return Installed(
+        name=name, folder=folder, ready=bool(packages) and catalog.python_of(name).exists(), packages=packages
+    )
 
 
 def install(name: str, *, python: str | None = None, say: Callable[[str], None] = lambda _line: None) -> Path:
@@ -97,9 +102,13 @@ def remove_converted() -> bool:
 def _run(command: list[str], what: str, say: Callable[[str], None]) -> None:
     last: deque[str] = deque(maxlen=3)
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+        )
     except OSError as error:
-        raise PeerError(f"{what}: {command[0]}: {error.strerror or error}; choose another interpreter with --python") from error
+        raise PeerError(
+            f"{what}: {command[0]}: {error.strerror or error}; choose another interpreter with --python"
+        ) from error
     try:
         assert process.stdout is not None
         for line in process.stdout:

@@ -1,6 +1,7 @@
 """Opening a peer and asking it for tokens.
 
-In: a name of the table, a checkpoint folder, precision, threads, options. Out: a `Peer` that takes and gives token ids, greedily.
+In: a name of the table, a checkpoint folder, precision, threads, options. Out: a `Peer` that takes and gives token ids,
+greedily.
 Not here: the environments (install.py), the wire (process.py), endpoints by URL (endpoint.py).
 """
 
@@ -52,7 +53,9 @@ class Peer(Protocol):
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, ignore_eos: bool = True) -> PeerRun:
         """The greedy continuation of one prompt."""
 
-    def generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True) -> list[PeerRun]:
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
+    ) -> list[PeerRun]:
         """Of several at once; every run carries the seconds of the whole batch. ConfigError where the peer cannot."""
 
     def close(self) -> None:
@@ -102,7 +105,9 @@ class SubprocessPeer:
         """The greedy continuation of one prompt."""
         return self._ask([prompt_ids], max_tokens, ignore_eos)[0]
 
-    def generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True) -> list[PeerRun]:
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
+    ) -> list[PeerRun]:
         """Of several at once.
 
         Raises:
@@ -120,7 +125,12 @@ class SubprocessPeer:
             self.close()
             raise PeerError(f"peer {self.name} answered without one list of tokens a prompt and its seconds")
         passes = answer.get("passes") or [None] * len(tokens)
-        shared: dict[str, Any] = {"seconds": float(seconds), "ttft": ttft, "version": self.version, "settings": self.settings}
+        shared: dict[str, Any] = {
+            "seconds": float(seconds),
+            "ttft": ttft,
+            "version": self.version,
+            "settings": self.settings,
+        }
         return [PeerRun(token_ids=list(row), passes=count, **shared) for row, count in zip(tokens, passes, strict=True)]
 
     def close(self) -> None:
@@ -151,8 +161,8 @@ def open_peer(
         model_folder: the checkpoint (config.json, safetensors); for an endpoint, the name of the model it serves.
         dtype: float32, bfloat16, float16 or int8, where the peer has it.
         threads: of the CPU.
-        options: `method` (plain, ngram, draft_model), `num_speculative_tokens`, `prompt_lookup_max`, `model` (the draft's folder),
-            and what the peer's driver names in its docstring.
+        options: `method` (plain, ngram, draft_model), `num_speculative_tokens`, `prompt_lookup_max`, `model` (the
+            draft's folder), and what the peer's driver names in its docstring.
         start_timeout, request_timeout: seconds.
     Raises:
         ConfigError: a wrong name, method, precision or folder.
@@ -168,7 +178,13 @@ def open_peer(
     if dtype not in found.dtypes:
         raise ConfigError(f"peer {name} has no dtype {dtype!r}; it has {', '.join(found.dtypes)}")
     folder = _checkpoint(model_folder)
-    request = {"model": str(folder), "work": str(catalog.converted(folder)), "dtype": dtype, "threads": threads, "options": given}
+    request = {
+        "model": str(folder),
+        "work": str(catalog.converted(folder)),
+        "dtype": dtype,
+        "threads": threads,
+        "options": given,
+    }
     if given["method"] == "draft_model":
         draft = _draft(name, given)
         given["model"], request["draft_work"] = str(draft), str(catalog.converted(draft))
@@ -178,7 +194,9 @@ def open_peer(
 
 def _draft(name: str, given: Mapping[str, Any]) -> Path:
     if "model" not in given:
-        raise ConfigError(f"method draft_model of peer {name} needs the option model, a folder with the draft's checkpoint")
+        raise ConfigError(
+            f"method draft_model of peer {name} needs the option model, a folder with the draft's checkpoint"
+        )
     return _checkpoint(given["model"])
 
 

@@ -43,7 +43,9 @@ class DriverProcess:
     def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process, closed with it
-        variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+        variables = {
+            key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        }
         try:
             self._process = subprocess.Popen(
                 [str(part) for part in command],

@@ -1,8 +1,8 @@
 """The automatic controller: drafts as much as pays on this machine, for this model and text.
 
-`costs` what passes and drafts take; `acceptance` how likely drafts are accepted; `choice` what brings most tokens per second (pure
-functions); `trust` whether outcomes agree, and the ledger of all learning; `controller` the plan; `words` its explanation. None of
-them knows a model, a drafter or the engine.
+`costs` what passes and drafts take; `acceptance` how likely drafts are accepted; `choice` what brings most tokens per
+second (pure functions); `trust` whether outcomes agree, and the ledger of all learning; `controller` the plan; `words`
+its explanation. None of them knows a model, a drafter or the engine.
 """
 
 import lazy_loader

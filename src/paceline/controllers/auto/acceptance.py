@@ -1,9 +1,10 @@
 """Online calibration: how often the target accepts a node, given that it accepted the node's parent.
 
-By drafter, depth and the drafter's own confidence. Evidence comes only from parents that the target reached, the root and the
-accepted path: there the accepted child is a success and every other child a failure; nodes below a rejected one say nothing. A
-proposed node that was not scored is evidence too where the text that followed shows what would have become of it. Counts decay, so
-that the estimate follows the text; a sequence that behaves unlike the others gets odds of its own.
+By drafter, depth and the drafter's own confidence. Evidence comes only from parents that the target reached, the root
+and the accepted path: there the accepted child is a success and every other child a failure; nodes below a rejected one
+say nothing. A proposed node that was not scored is evidence too where the text that followed shows what would have
+become of it. Counts decay, so that the estimate follows the text; a sequence that behaves unlike the others gets odds
+of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Source:
     """What is known of one drafter.
 
     Attributes:
-        bins: by confidence. cells: by depth bucket and confidence (depth bucket * BINS + bin), drawn to the bin's estimate.
+        bins: by confidence. cells: by depth bucket and confidence (depth bucket * BINS + bin), drawn to the bin's
+        estimate.
         levels: by depth bucket, whether any child of an accepted parent was accepted, whatever the confidence.
         width: mean number of its children at a parent.
         finds: the share of sequences asked about for which it proposes anything.
@@ -77,7 +79,9 @@ class Source:
         return self.cells[bucket * BINS + place].mean(self.bins[place].mean(_PRIOR_BIN[place]))
 
     def level(self, bucket: int) -> float:
-        """P(one of its nodes accepted | parent accepted) before anything is drafted; deeper levels are drawn to those before."""
+        """P(one of its nodes accepted | parent accepted) before anything is drafted; deeper levels are drawn to those
+        before.
+        """
         if bucket <= 1:
             return self.levels[bucket].mean(_PRIOR_LEVEL[bucket])
         return self.levels[bucket].mean(self.level(bucket - 1))
@@ -95,7 +99,9 @@ class Source:
 
     def to_list(self) -> list[Any]:
         """JSON-ready."""
-        tallies = [[[round(t.hits, 3), round(t.tries, 3)] for t in group] for group in (self.bins, self.cells, self.levels)]
+        tallies = [
+            [[round(t.hits, 3), round(t.tries, 3)] for t in group] for group in (self.bins, self.cells, self.levels)
+        ]
         return [*tallies, self.width, self.finds]
 
     @classmethod
@@ -107,7 +113,11 @@ class Source:
         """
         found = cls()
         bins, cells, levels, width, finds = kept
-        found.bins, found.cells, found.levels = _tallies(bins, BINS), _tallies(cells, BINS * BUCKETS), _tallies(levels, BUCKETS)
+        found.bins, found.cells, found.levels = (
+            _tallies(bins, BINS),
+            _tallies(cells, BINS * BUCKETS),
+            _tallies(levels, BUCKETS),
+        )
         found.width, found.finds = _number(width, 1e3), _number(finds, 1.0)
         return found
 
@@ -157,13 +167,16 @@ class Acceptance:
             found.append(chance if parent < 0 else chance * found[parent])
         return found
 
-    def observe(self, own: Own, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool) -> None:
+    def observe(
+        self, own: Own, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool
+    ) -> None:
         """Learn from what was proposed and what followed.
 
         Args:
             proposed: the merged tree, or the part that was scored.
             tokens: that the step committed. accepted: those of the tree's nodes that were accepted, for `drawn`.
-            drawn: the tree has drawn trials, whose outcome the text does not tell: only accepted nodes and their siblings teach.
+            drawn: the tree has drawn trials, whose outcome the text does not tell: only accepted nodes and their
+            siblings teach.
         """
         if not len(proposed):
             return
@@ -201,7 +214,9 @@ def nodes(tree: TokenTree) -> Iterator[tuple[int, int, int, float]]:
     """Parent, drafter, depth bucket and confidence of every node."""
     parents, sources = tree.parents.tolist(), tree.sources.tolist()
     first = min((source for parent, source in zip(parents, sources, strict=True) if parent < 0), default=0)
-    for parent, source, depth, confidence in zip(parents, sources, tree.depths.tolist(), tree.confidence.tolist(), strict=True):
+    for parent, source, depth, confidence in zip(
+        parents, sources, tree.depths.tolist(), tree.confidence.tolist(), strict=True
+    ):
         yield parent, source, RIVAL if parent < 0 and source > first else DEPTH_BUCKET[depth], confidence
 
 

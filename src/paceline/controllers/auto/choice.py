@@ -1,7 +1,7 @@
 """Which drafters are asked for how much, and which proposed nodes are scored: pure functions of chances and seconds.
 
-Both maximise expected tokens per second. For budgets the rate of every combination is compared; for the nodes of a step, whose
-drafts are already paid for, a second is priced at the tokens that it brings otherwise.
+Both maximise expected tokens per second. For budgets the rate of every combination is compared; for the nodes of a
+step, whose drafts are already paid for, a second is priced at the tokens that it brings otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Forecast:
     """What is expected of one drafter, for the whole batch.
 
     Attributes:
-        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and stands alone.
+        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and stands
+        alone.
         rival_gains: the same beside a draft of an earlier drafter.
         seconds: by levels, what drafting takes. finds: how often it proposes anything.
         width: nodes on a level.
@@ -153,7 +154,12 @@ def worth_scoring(
         rate: tokens per second, the price of a second. most: nodes of a tree.
     """
     ranked = sorted(
-        ((-reach, tree, node) for tree, found in enumerate(reaches) for node, reach in enumerate(found or ()) if reach > 0.0)
+        (
+            (-reach, tree, node)
+            for tree, found in enumerate(reaches)
+            for node, reach in enumerate(found or ())
+            if reach > 0.0
+        )
     )
     last, base = len(table) - 1, table[min(rows, len(table) - 1)]
     kept: list[tuple[int, int]] = []

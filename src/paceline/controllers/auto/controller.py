@@ -1,11 +1,13 @@
 """`auto`: drafts as much as pays, by expected tokens per second; nothing where nothing pays.
 
-A plan weighs what each drafter is expected to add (`acceptance`) against what drafting and scoring take (`costs`), picks the best
-combination (`choice`), and leaves out whom outcomes speak against (`trust`). Drafters that cost next to nothing are asked in every
-step: which of their nodes are scored is decided when they are there, and what follows in the text teaches even of those that are
-not. All that is done to learn is paid from one ledger. A plan holds for as many steps as make planning 1 % of decoding.
+A plan weighs what each drafter is expected to add (`acceptance`) against what drafting and scoring take (`costs`),
+picks the best combination (`choice`), and leaves out whom outcomes speak against (`trust`). Drafters that cost next to
+nothing are asked in every step: which of their nodes are scored is decided when they are there, and what follows in the
+text teaches even of those that are not. All that is done to learn is paid from one ledger. A plan holds for as many
+steps as make planning 1 % of decoding.
 
-Source: the common form of the methods' adaptive controllers, such as SpecDec++ (arXiv:2405.19715) and DySpec (arXiv:2410.11744).
+Source: the common form of the methods' adaptive controllers, such as SpecDec++ (arXiv:2405.19715) and DySpec
+(arXiv:2410.11744).
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ CHEAP: Final = 0.005
 """A drafter whose longest draft takes less than this share of a plain step is asked in every step."""
 
 PLAIN_EVERY: Final = 128
-"""While drafting, one step in so many is plain, so that the price of plain decoding stays true; paid from the ledger."""
+"""While drafting, one step in so many is plain, so that the price of plain decoding stays true; paid from the
+ledger.
+"""
 
 TRY_LEVELS: Final = 4
 """Levels of a try that does not seem to pay."""
@@ -211,7 +215,9 @@ class AutoController(Controller):
         return Plan(budgets, now.steps)
 
     def _must_time(self, now: _Now) -> bool:
-        """Whether this step is plain to be timed: nothing is known, or it is long since plain decoding was last seen."""
+        """Whether this step is plain to be timed: nothing is known, or it is long since plain decoding was last
+        seen.
+        """
         now.timed = True
         if not self.costs.knows(now.size, now.context):
             now.why = "Nothing is drafted: plain steps are timed first."
@@ -244,7 +250,9 @@ class AutoController(Controller):
             elif pick is None and state is State.TRIED:
                 pick = self._try(now, one)
             if pick is not None:
-                now.asked.append(Asked(self.names[one.drafter], one.drafter, state, pick, _worth(now, one, pick), cheap))
+                now.asked.append(
+                    Asked(self.names[one.drafter], one.drafter, state, pick, _worth(now, one, pick), cheap)
+                )
         return [self._of_sequence(now, sequence) for sequence in now.batch]
 
     def _forecast(self, now: _Now, drafter: int) -> Forecast:
@@ -319,13 +327,17 @@ class AutoController(Controller):
             reaches.append(reach)
         rows = now.size + sum(len(tree) for tree, reach in zip(chosen, reaches, strict=True) if reach is None)
         kept = worth_scoring(reaches, now.table, rows, now.rate, self.max_nodes)
-        chosen = [tree if reach is None else cut(tree, nodes) for tree, reach, nodes in zip(chosen, reaches, kept, strict=True)]
+        chosen = [
+            tree if reach is None else cut(tree, nodes)
+            for tree, reach, nodes in zip(chosen, reaches, kept, strict=True)
+        ]
         now.sizes = [(len(tree), len(kept_tree)) for tree, kept_tree in zip(trees, chosen, strict=True)]
         return chosen
 
     def _within(self, tree: TokenTree) -> TokenTree:
-        """A merged tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens, nor does it
-        on the tree's size, which depends on where they fell."""
+        """A merged tree cut to the most nodes that one may have; which drawn ones stay does not depend on their tokens,
+        nor does it on the tree's size, which depends on where they fell.
+        """
         return select_nodes(tree, self.max_nodes - sum(tree.kinds.tolist())) if fixed_shape(tree) else tree
 
     # Learning
@@ -338,7 +350,9 @@ class AutoController(Controller):
         self._learn_costs(now, outcome)
         if now.timed:  # so far a pass was the unit of time, or its price was old
             now.table = self.costs.table(now.size, now.context, len(now.table) - 1)
-        for sequence, proposed, tree, verdict in zip(now.batch, outcome.proposed, outcome.trees, outcome.verdicts, strict=True):
+        for sequence, proposed, tree, verdict in zip(
+            now.batch, outcome.proposed, outcome.trees, outcome.verdicts, strict=True
+        ):
             drawn = bool(len(proposed)) and fixed_shape(proposed)
             about = tree if drawn else proposed
             self.acceptance.observe(sequence.own, about, verdict.tokens, verdict.path, drawn=drawn)
@@ -441,7 +455,9 @@ class AutoController(Controller):
             return "\n".join(beliefs(speedup, self.names, self.acceptance, self._states(size)))
         if now is None or now.why:
             return "" if now is None else now.why
-        guards = {drafter: self._trust.get((batch_bucket(now.size), drafter), Trust()) for drafter in range(len(self.names))}
+        guards = {
+            drafter: self._trust.get((batch_bucket(now.size), drafter), Trust()) for drafter in range(len(self.names))
+        }
         stopped = now.batch[index].stoppers
         sizes, remaining = now.sizes[index] if now.sizes else (0, 0), now.signals[index].remaining
         rates = now.rate, now.size / now.plain
@@ -449,7 +465,9 @@ class AutoController(Controller):
 
     def _states(self, size: int) -> list[str]:
         bucket = batch_bucket(size)
-        return [self._trust[bucket, i].state.value if (bucket, i) in self._trust else "new" for i in range(len(self.names))]
+        return [
+            self._trust[bucket, i].state.value if (bucket, i) in self._trust else "new" for i in range(len(self.names))
+        ]
 
 
 def _worth(now: _Now, one: Forecast, pick: Pick) -> float:
@@ -469,7 +487,9 @@ def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[flo
 
 
 def _heard(outcome: Outcome, drafter: int) -> bool:
-    """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor without a state."""
+    """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor without a
+    state.
+    """
     return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)
 
 

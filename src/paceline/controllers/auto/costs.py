@@ -1,9 +1,10 @@
 """What a step costs on this machine: seconds of a scoring pass by batch, rows and context, and of a draft by levels.
 
-Passes: a curve over a grid of rows for each bucket of batch sizes and contexts; one that was never seen starts as a copy of its
-nearest neighbour. Real steps keep the curve current, a probe measures grid points where nobody has been. Beyond the last measured
-point its slope goes on. Drafts: a line over levels for each drafter and bucket of batch sizes. What a step spends outside scoring
-and drafting is kept apart, with drafts and without.
+Passes: a curve over a grid of rows for each bucket of batch sizes and contexts; one that was never seen starts as a
+copy of its nearest neighbour. Real steps keep the curve current, a probe measures grid points where nobody has been.
+Beyond the last measured
+point its slope goes on. Drafts: a line over levels for each drafter and bucket of batch sizes. What a step spends
+outside scoring and drafting is kept apart, with drafts and without.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ PRIOR_ROW: Final = 0.02
 """Share of a pass that a further row is thought to cost while only one number of rows was measured."""
 
 _TOGETHER, _APART = 0.14, 0.06
-"""Of an error in seconds, what all points of a curve take over (the machine's speed, which changes by the minute), and what the
-nearest ones do (the shape, which stays)."""
+"""Of an error in seconds, what all points of a curve take over (the machine's speed, which changes by the minute), and
+what the nearest ones do (the shape, which stays).
+"""
 
 _CLIP: Final = 1.25
-"""An observation counts as off by this factor at most: one step that took a hundred times too long says little, and numbers of rows
-that a plan then avoids are not seen again soon."""
+"""An observation counts as off by this factor at most: one step that took a hundred times too long says little, and
+numbers of rows that a plan then avoids are not seen again soon.
+"""
 
 _NEW: Final = 3
 """Real steps whose median makes a new grid point."""
@@ -39,7 +42,9 @@ _NEW: Final = 3
 _LEAST: Final = 1e-9
 
 PROBED: Final = 32
-"""Tokens of context at which numbers of rows are compared: filling a cache takes longer than the passes that are timed."""
+"""Tokens of context at which numbers of rows are compared: filling a cache takes longer than the passes that are
+timed.
+"""
 
 Probe = Callable[[Sequence[int], int], Iterable[float]]
 Bucket = tuple[int, int]
@@ -86,7 +91,9 @@ class Curve:
         return self.table(rows)[rows]
 
     def set(self, rows: int, seconds: float) -> None:
-        """A measured point; fewer rows take no longer, whatever was thought of them (a first pass may have filled caches)."""
+        """A measured point; fewer rows take no longer, whatever was thought of them (a first pass may have filled
+        caches).
+        """
         seconds = max(seconds, _LEAST)
         points = sorted({**self.points, rows: seconds}.items())
         self.points = {point: min(known, seconds) if point < rows else known for point, known in points}
@@ -168,8 +175,8 @@ class Costs:
 
     Args:
         store: the file of this machine and model shape; None keeps nothing.
-        probe: `probe(counts, context)` gives for each number of rows the seconds of one scoring pass of a single sequence, warmed
-            up; None learns from real steps alone.
+        probe: `probe(counts, context)` gives for each number of rows the seconds of one scoring pass of a single
+            sequence, warmed up; None learns from real steps alone.
     """
 
     def __init__(self, store: CostStore | None = None, *, probe: Probe | None = None) -> None:
@@ -184,7 +191,9 @@ class Costs:
     # Reading
 
     def table(self, batch: int, context: int, rows: int) -> list[float]:
-        """Seconds of a whole step apart from drafting, for 0 to `rows` rows; up to `batch` of them are a step without drafts."""
+        """Seconds of a whole step apart from drafting, for 0 to `rows` rows; up to `batch` of them are a step without
+        drafts.
+        """
         found, bucket = self._curve(batch, context).table(rows), batch_bucket(batch)
         plain = self.others.get((bucket, False), 0.0)
         drafted = max(self.others.get((bucket, True), plain), plain)
@@ -201,7 +210,9 @@ class Costs:
         return bool(self._curve(batch, context).points)
 
     def unmeasured(self, batch: int, context: int, rows: int) -> int | None:
-        """The grid point past so many rows, where nothing was measured there or beyond; None also where nothing can be."""
+        """The grid point past so many rows, where nothing was measured there or beyond; None also where nothing can
+        be.
+        """
         measured = self._curve(batch, context).measured
         if self.probe is None or measured > rows:
             return None
@@ -222,8 +233,9 @@ class Costs:
     # Learning
 
     def measure(self, batch: int, context: int, rows: int) -> None:
-        """Time a pass of so many rows, and of the largest number known before, whose error is the machine's present speed. A probe
-        that fails is not asked again; real steps teach alone then."""
+        """Time a pass of so many rows, and of the largest number known before, whose error is the machine's present
+        speed. A probe that fails is not asked again; real steps teach alone then.
+        """
         if self.probe is None:
             return
         curve = self._own_curve(batch, context)
@@ -239,13 +251,17 @@ class Costs:
         self.save()
 
     def measure_up_to(self, batch: int, context: int, rows: int) -> None:
-        """Time the grid's powers of two up to the first one past so many rows, where nothing was measured so far out."""
+        """Time the grid's powers of two up to the first one past so many rows, where nothing was measured so far
+        out.
+        """
         if self._curve(batch, context).measured < min(rows, GRID[-1]):
             for point in GRID:
                 if point & (point - 1) == 0 and point < 2 * rows:
                     self.measure(batch, context, point)
 
-    def observe(self, batch: int, context: int, times: StepTimes, drafters: Sequence[str], levels: Sequence[int | None]) -> None:
+    def observe(
+        self, batch: int, context: int, times: StepTimes, drafters: Sequence[str], levels: Sequence[int | None]
+    ) -> None:
         """Learn from a real step.
 
         Args:
@@ -293,7 +309,9 @@ class Costs:
             curves = {(int(b), int(c)): _points(points) for b, c, points in kept["curves"]}
             others = {(int(b), bool(drafted)): _seconds(seconds) for b, drafted, seconds in kept["others"]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            logger.warning("measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error)
+            logger.warning(
+                "measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error
+            )
             return
         self.curves, self.others = curves, others
 
@@ -316,7 +334,9 @@ class Costs:
             text = ", ".join(f"{rows}: {1e3 * seconds:.3g}" for rows, seconds in curve.points.items())
             lines.append(f"pass, batch bucket {batch}, context bucket {context}, ms by rows: {text}")
         for (name, batch), line in sorted(self.lines.items()):
-            lines.append(f"{name}, batch bucket {batch}: {1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms a level")
+            lines.append(
+                f"{name}, batch bucket {batch}: {1e3 * line.fixed:.3g} ms + {1e3 * line.per_level:.3g} ms a level"
+            )
         return "\n".join(lines) or "nothing was measured yet"
 
 

@@ -110,12 +110,16 @@ class CostStore:
         return costs if isinstance(costs, dict) else None
 
     def save(self, costs: dict[str, Any]) -> None:
-        """Write the document in one piece: a reader sees the old file or the new one. A failure is logged, not raised."""
+        """Write the document in one piece: a reader sees the old file or the new one. A failure is logged, not
+        raised.
+        """
         temporary = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"format": FORMAT, "key": self.key, "costs": costs})
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+            ) as file:
                 temporary = Path(file.name)
                 file.write(text)
             temporary.replace(self.path)

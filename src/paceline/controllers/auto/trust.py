@@ -1,8 +1,8 @@
 """Whether a drafter, or drafting at all, pays at a batch size, by what it brought; and what may be spent to find out.
 
-`Trust` judges by outcomes alone, so that a wrong estimate of costs or acceptance cannot make decoding slower for long. `Ledger` is
-the one account of everything that is done to learn: tries of drafters that are not trusted, drafts that nobody scores, plain steps
-that are timed, passes that are probed.
+`Trust` judges by outcomes alone, so that a wrong estimate of costs or acceptance cannot make decoding slower for long.
+`Ledger` is the one account of everything that is done to learn: tries of drafters that are not trusted, drafts that
+nobody scores, plain steps that are timed, passes that are probed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ MOST: Final = 64.0
 """Plain steps that are saved up at most."""
 
 DEBT: Final = 16.0
-"""Plain steps that are owed at most: something that took far longer than foreseen, such as compiling at its first use, ends
-learning for a while and not for ever."""
+"""Plain steps that are owed at most: something that took far longer than foreseen, such as compiling at its first use,
+ends learning for a while and not for ever.
+"""
 
 TRY, LONGEST_TRY = 8, 32
 """Drafted steps after which a try that has lost nothing ends well, and after which it ends in any case."""
@@ -94,7 +95,8 @@ class Ledger:
     """What decoding earns and learning spends.
 
     Attributes:
-        balance: what is left, in plain steps, so that a wrong first price of one lends nothing. spent: seconds of learning so far.
+        balance: what is left, in plain steps, so that a wrong first price of one lends nothing. spent: seconds of
+        learning so far.
     """
 
     __slots__ = ("_plain", "balance", "spent")

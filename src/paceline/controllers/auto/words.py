@@ -1,4 +1,6 @@
-"""What `auto` decided, in words: for the log and for explanations. Nothing here decides, or costs anything while nobody asks."""
+"""What `auto` decided, in words: for the log and for explanations. Nothing here decides, or costs anything while nobody
+asks.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,21 @@ def _asked_words(one: Asked, guard: Trust, stopper: Stopper | None) -> str:
     if one.cheap:
         return f"{one.name} is asked for up to {levels}, which costs next to nothing{where}; what pays of it is scored."
     if one.state is State.TRIED:
-        return f"{one.name} is tried with {levels}{where} to learn whether it pays; as things look it would bring {worth}."
+        return (
+            f"{one.name} is tried with {levels}{where} to learn whether it pays; as things look it would bring {worth}."
+        )
     return f"{one.name} is asked for up to {levels}{where}: it should bring {worth}.{_stopped(stopper)}"
 
 
 def _unasked_words(name: str, guard: Trust) -> str:
     if guard.state is State.OFF:
-        return f"{name} is not asked: it cost more time than it saved, or was not worth asking for long; {next_try(guard)}."
-    why = "a try would cost more than may be spent on learning yet" if guard.state is State.TRIED else "it would not pay"
+        return (
+            f"{name} is not asked: it cost more time than it saved, or was not worth asking for long; "
+            f"{next_try(guard)}."
+        )
+    why = (
+        "a try would cost more than may be spent on learning yet" if guard.state is State.TRIED else "it would not pay"
+    )
     return f"{name} is not asked: {why}."
 
 
@@ -94,8 +103,8 @@ def _stopped(stopper: Stopper | None) -> str:
     if stopper is None or not stopper.stopped:
         return ""
     return (
-        f" It was stopped before level {stopper.stopped}, which would be accepted with a chance of {stopper.chance:.2f} and take "
-        f"the time of {stopper.price:.2f} tokens."
+        f" It was stopped before level {stopper.stopped}, which would be accepted with a chance of "
+        f"{stopper.chance:.2f} and take the time of {stopper.price:.2f} tokens."
     )
 
 
@@ -105,7 +114,10 @@ def _selection(sizes: tuple[int, int], asked: bool) -> Iterator[str]:
         yield "Nothing was found to propose."
     elif kept < proposed:
         few = "none" if not kept else f"{kept}"
-        yield f"Of {count(proposed, 'node')}, {few} {'is' if kept == 1 else 'are'} scored; the rest is worth less than its time."
+        yield (
+            f"Of {count(proposed, 'node')}, {few} {'is' if kept == 1 else 'are'} scored; the rest is worth less "
+            f"than its time."
+        )
 
 
 def _charged(rate: float, plain: float) -> str:
@@ -118,5 +130,7 @@ def beliefs(speedup: float, names: Sequence[str], acceptance: Acceptance, states
     lines = [f"auto: {speedup:.2f} times as fast as plain decoding lately"]
     for name, source, state in zip(names, acceptance.sources, states, strict=True):
         chances = " ".join(f"{source.level(bucket):.2f}" for bucket in range(1, len(source.levels)))
-        lines.append(f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {chances}; proposes in {source.finds:.0%}; {state}")
+        lines.append(
+            f"{name}: accepted at depth 1, 2, 3-4, 5-8, 9+: {chances}; proposes in {source.finds:.0%}; {state}"
+        )
     return lines

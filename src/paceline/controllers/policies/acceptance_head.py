@@ -1,14 +1,16 @@
 """SpecDec++'s acceptance head, learned on the fly: the chance that the target accepts a drafted token.
 
-In: what is known of a drafted token, and, later, whether it stood. Out: probabilities. Not here: when to stop (`specdec_pp`).
+In: what is known of a drafted token, and, later, whether it stood. Out: probabilities. Not here: when to stop
+(`specdec_pp`).
 
-The published head is a small network on the drafter's hidden state, trained beforehand. This one is a logistic regression on what
-every drafter gives (its confidence in the token and in the path, the depth) and on how the sequence has gone lately, with the
-drafter's entropy and margin where it passes them. It begins as the drafter's own confidence and takes Newton steps on the observed
-verdicts (recursive least squares of the weighted log-likelihood), older ones weighing less.
+The published head is a small network on the drafter's hidden state, trained beforehand. This one is a logistic
+regression on what every drafter gives (its confidence in the token and in the path, the depth) and on how the sequence
+has gone lately, with the drafter's entropy and margin where it passes them. It begins as the drafter's own confidence
+and takes Newton steps on the observed verdicts (recursive least squares of the weighted log-likelihood), older ones
+weighing less.
 
-Rejections weigh `weight` times as much as acceptances, as published. That alone makes a head that foretells `weight` times the odds
-of a rejection (`raw`); `chance` takes the factor out again, so that it is a probability.
+Rejections weigh `weight` times as much as acceptances, as published. That alone makes a head that foretells `weight`
+times the odds of a rejection (`raw`); `chance` takes the factor out again, so that it is a probability.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ FloatArray = npt.NDArray[np.float64]
 Features = tuple[float, ...]
 
 EXTRAS: Final = ("entropy", "margin")
-"""Numbers that a drafter may pass beside its confidence: entropy of its distribution in nats, the lead of its best token."""
+"""Numbers that a drafter may pass beside its confidence: entropy of its distribution in nats, the lead of its best
+token.
+"""
 
 SIZE: Final = 6 + len(EXTRAS)
 _NOTHING: Final = (0.0,) * (1 + len(EXTRAS))

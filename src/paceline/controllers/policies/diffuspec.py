@@ -2,11 +2,12 @@
 
 In: lengths of drafts and of what stood of them. Out: lengths. Not here: the diffusion drafter and its path search.
 
-Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358), "adaptive draft length":
-k = clip(floor(L_gen) + delta [L_acc >= L_gen], k_min, k_max), both L being exponential averages. For any drafter, the generated
-length is the depth of what it proposed; the paper's drafter, which always fills k positions, counts up to its end-of-text token.
-Where the paper is silent: both averages begin with the first step's lengths, the first draft has k_min tokens; steps without a
-proposal and steps that the end of the sequence cut short say nothing.
+Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358), "adaptive draft
+length": k = clip(floor(L_gen) + delta [L_acc >= L_gen], k_min, k_max), both L being exponential averages. For any
+drafter, the generated length is the depth of what it proposed; the paper's drafter, which always fills k positions,
+counts up to its end-of-text token.
+Where the paper is silent: both averages begin with the first step's lengths, the first draft has k_min tokens; steps
+without a proposal and steps that the end of the sequence cut short say nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class DiffuSpecController(LengthController[_Averages]):
     """Length from exponential averages of generated and accepted lengths.
 
     Args:
-        k_min, k_max: bounds of the length; 20 and 30, the paper's for a drafter whose time does not grow with the length.
+        k_min, k_max: bounds of the length; 20 and 30, the paper's for a drafter whose time does not grow with the
+        length.
         delta: tokens added while the accepted length keeps up with the generated one.
         rho: weight of the latest step in both averages, 0..1.
         num_speculative_tokens: most tokens of a draft, below `k_min` too; None sets no further limit.
@@ -78,7 +80,10 @@ class DiffuSpecController(LengthController[_Averages]):
         memory.accepted += rho * (len(verdict.path) - memory.accepted)
 
     def _why(self, course: Course[_Averages]) -> str:
-        return f"Up to {count(course.length, 'token')}, by the lengths drafted and accepted lately ({self.k_min}..{self.k_max})."
+        return (
+            f"Up to {count(course.length, 'token')}, by the lengths drafted and accepted lately "
+            f"({self.k_min}..{self.k_max})."
+        )
 
     def _policy(self) -> str:
         return f"{self.k_min}..{self.k_max} tokens by averages of drafted and accepted lengths"

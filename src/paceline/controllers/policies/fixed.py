@@ -1,4 +1,6 @@
-"""A fixed number of speculative tokens in every step, for one drafter or for several in the order of the user's list."""
+"""A fixed number of speculative tokens in every step, for one drafter or for several in the order of the user's
+list.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ POINTS: Final = ("table", "fusion")
 class FixedController(Controller):
     """Up to `num_speculative_tokens` nodes a step and sequence, from every drafter.
 
-    Of the merged tree of several drafters as many nodes stay as one may propose: those most likely to be accepted, by calibrated
-    confidence, an earlier drafter's where they are equally likely. Drawn tokens must not be chosen by what they are: they keep the
-    number less what the others proposed, and at least half of it, the first ones drawn staying.
+    Of the merged tree of several drafters as many nodes stay as one may propose: those most likely to be accepted, by
+    calibrated confidence, an earlier drafter's where they are equally likely. Drawn tokens must not be chosen by what
+    they are: they keep the number less what the others proposed, and at least half of it, the first ones drawn staying.
 
     Args:
         num_speculative_tokens: most nodes of a step's tree, and most levels.
@@ -70,12 +72,15 @@ class FixedController(Controller):
         return chosen
 
     def _cut(self, tree: TokenTree, own: Own) -> TokenTree:
-        """The number's worth of nodes. How many drawn ones may stay follows from how much stands beside them: where they fell must
-        not count, so trees with drawn ones come here whatever their size."""
+        """The number's worth of nodes. How many drawn ones may stay follows from how much stands beside them: where
+        they fell must not count, so trees with drawn ones come here whatever their size.
+        """
         most, sources = self.num_speculative_tokens, enumerate(tree.sources.tolist())
         joined = sum(not self._points.isdisjoint((source, *tree.also.get(node, ()))) for node, source in sources)
         reach_n = np.asarray(self._acceptance.reach(own, tree))
-        return select_nodes(tree, most - sum(tree.kinds.tolist()), drawn_nodes=most - min(joined, most // 2), reach_n=reach_n)
+        return select_nodes(
+            tree, most - sum(tree.kinds.tolist()), drawn_nodes=most - min(joined, most // 2), reach_n=reach_n
+        )
 
     def observe(self, outcome: Outcome) -> None:
         """With several drafters, learn how likely the nodes of each are accepted."""

@@ -2,9 +2,10 @@
 
 In: verdicts. Out: lengths. Not here: confidence, costs.
 
-Source: the "heuristic" schedule of assisted generation in transformers (huggingface.co/blog/assisted-generation), with its names
-and steps. Where the original is silent: a tree stood to its end when a node of its deepest level was accepted; a step without any
-draft changes nothing; the length is kept per sequence, and has an upper limit.
+Source: the "heuristic" schedule of assisted generation in transformers (huggingface.co/blog/assisted-generation), with
+its names
+and steps. Where the original is silent: a tree stood to its end when a node of its deepest level was accepted; a step
+without any draft changes nothing; the length is kept per sequence, and has an upper limit.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class HeuristicController(LengthController[_Tokens]):
         need(schedule in SCHEDULES, "num_assistant_tokens_schedule", f"be one of {', '.join(SCHEDULES)}", schedule)
         super().__init__(num_speculative_tokens, disable_by_batch_size)
         self.first, self.schedule = num_assistant_tokens, schedule
-        self._limit = max(LIMIT, num_assistant_tokens) if num_speculative_tokens is None else max(num_speculative_tokens, 1)
+        self._limit = (
+            max(LIMIT, num_assistant_tokens) if num_speculative_tokens is None else max(num_speculative_tokens, 1)
+        )
         self._latest = num_assistant_tokens
 
     def _remember(self, greedy: bool) -> _Tokens:
@@ -75,7 +78,10 @@ class HeuristicController(LengthController[_Tokens]):
         course.memory.number = self._latest = min(max(number, 1), self._limit)
 
     def _why(self, course: Course[_Tokens]) -> str:
-        return f"Up to {count(course.length, 'token')}: {GROW} more after each draft that stood whole, {SHRINK} fewer after others."
+        return (
+            f"Up to {count(course.length, 'token')}: {GROW} more after each draft that stood whole, {SHRINK} fewer "
+            f"after others."
+        )
 
     def _policy(self) -> str:
         return f"{self.first} tokens at first, {GROW} more after full acceptance, {SHRINK} fewer after a rejection"

@@ -1,7 +1,8 @@
 """What the published policies share that decide sequence by sequence how long a draft may be.
 
-In: signals, trees, verdicts. Out: budgets of so many levels, whole trees. Not here: any policy (one file each), stopping a drafter
-while it drafts (`stops`), measured costs: these policies follow acceptance alone, and none notices when drafting does not pay.
+In: signals, trees, verdicts. Out: budgets of so many levels, whole trees. Not here: any policy (one file each),
+stopping a drafter while it drafts (`stops`), measured costs: these policies follow acceptance alone, and none notices
+when drafting does not pay.
 """
 
 from __future__ import annotations

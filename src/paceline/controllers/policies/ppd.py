@@ -1,13 +1,15 @@
-"""PPD's choice of static trees: the shape by what the target takes at each rank, its size by what rows cost on this machine.
+"""PPD's choice of static trees: the shape by what the target takes at each rank, its size by what rows cost on this
+machine.
 
 In: verdicts, measured costs. Out: budgets with a shape, the same for every sequence of a step. Not here: making shapes
 (`tree.static_shapes`), filling them in (drafters), PPD's prompt tokens.
 
-Acceptance by depth and rank is learned from what became of the trees: the rank of a node is its place among its siblings, as all
-drafters order them. Every so many steps the best shapes are found anew, and of these the number of nodes and levels with the most
-expected tokens per second, drafting included. What is never tried is never learned: now and then a tree of that size is shaped as
-if no rank were worse than at first thought, and where plain decoding is fastest, drafts are tried at growing intervals. Shapes
-depend on earlier steps alone, so drawn trees under this controller keep the output law.
+Acceptance by depth and rank is learned from what became of the trees: the rank of a node is its place among its
+siblings, as all drafters order them. Every so many steps the best shapes are found anew, and of these the number of
+nodes and levels with the most expected tokens per second, drafting included. What is never tried is never learned: now
+and then a tree of that size is shaped as if no rank were worse than at first thought, and where plain decoding is
+fastest, drafts are tried at growing intervals. Shapes depend on earlier steps alone, so drawn trees under this
+controller keep the output law.
 
 Source: Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628), which does this once, offline.
 """
@@ -84,7 +86,9 @@ class PPDController(Controller):
         self.acceptance = RankAcceptance()
         self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
-        self._choices: dict[_Place, tuple[int, Choice, Shape, Shape]] = {}  # batch and context -> step when made, `_choose`
+        self._choices: dict[
+            _Place, tuple[int, Choice, Shape, Shape]
+        ] = {}  # batch and context -> step when made, `_choose`
         self._steps = self._plain = 0
         self._wait = WAIT
         self._now = Choice(0, 0, 0.0, 0.0)
@@ -117,7 +121,9 @@ class PPDController(Controller):
         return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
 
     def _wait_or_try(self, place: _Place) -> None:
-        """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain steps."""
+        """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain
+        steps.
+        """
         self._idle = self._plain < self._wait
         self._plain += 1
         if self._plain >= self._wait + TRY_STEPS:
@@ -132,8 +138,9 @@ class PPDController(Controller):
         return [Budget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """Every tree as it is: budgets keep them within the size, but for merged ones, which are cut to it; those with drawn trials
-        whatever their size, which depends on where the draws fell."""
+        """Every tree as it is: budgets keep them within the size, but for merged ones, which are cut to it; those with
+        drawn trials whatever their size, which depends on where the draws fell.
+        """
         for tree in trees:
             for source, levels in levels_by_source(tree).items() if len(tree) else ():
                 self._levels[source] = max(self._levels[source] or 0, levels)
@@ -153,9 +160,15 @@ class PPDController(Controller):
         now = self._now
         if index is None:
             chances = " ".join(f"{chance:.2f}" for chance in self.acceptance.chances()[0, :4])
-            return f"ppd: trees of {count(now.nodes, 'node')}; at depth 1 the target takes ranks 0 to 3 with chances {chances}"
+            return (
+                f"ppd: trees of {count(now.nodes, 'node')}; at depth 1 the target takes ranks 0 to 3 with chances "
+                f"{chances}"
+            )
         if self._off:
-            return f"Nothing is drafted: {count(len(self._signals), 'sequence')} at once, disable_by_batch_size, or no drafter."
+            return (
+                f"Nothing is drafted: {count(len(self._signals), 'sequence')} at once, disable_by_batch_size, or "
+                f"no drafter."
+            )
         if self._signals[index].remaining <= 1:
             return "Nothing is drafted: this is the last token."
         rates = f"{now.rate:.0f} tokens/s expected, {now.plain:.0f} without drafts"
@@ -177,7 +190,8 @@ class PPDController(Controller):
         table = self.cost.table(size, context, rows)
         found = choose_shape(shapes, table, level_seconds=drafting, size=size)
         self._hopeless = (
-            not found.nodes and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
+            not found.nodes
+            and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
         )
         nodes, depth = found[:2] if found.nodes else TRY
         wide = best_shapes(np.maximum(chances, PRIOR), nodes, max_depth=min(depth, self.max_depth))
@@ -190,7 +204,9 @@ class PPDController(Controller):
             children = tree.children(parent)
             if not children:
                 return
-            self.acceptance.learn(depth, len(children), next((rank for rank, node in enumerate(children) if node in stands), None))
+            self.acceptance.learn(
+                depth, len(children), next((rank for rank, node in enumerate(children) if node in stands), None)
+            )
 
 
 @lru_cache(maxsize=16)

@@ -2,12 +2,13 @@
 
 In: confidence, verdicts. Out: stops. Not here: the head that foretells acceptance (`accept_head`).
 
-With c_i the chance that drafted token i stands if those before it do, drafting stops when 1 - c_1 c_2 ... c_i > `stop_threshold`,
-within `bound`; under costs of a draft step and of a verification, a threshold on this chance is the optimal policy.
+With c_i the chance that drafted token i stands if those before it do, drafting stops when 1 - c_1 c_2 ... c_i >
+`stop_threshold`, within `bound`; under costs of a draft step and of a verification, a threshold on this chance is the
+optimal policy.
 
-Two differences from the published code. Its head reads hidden states, which come with the next token, so that it drafts one token
-past the one that crosses; here that one is the last. And its head's rejections are `weight_mismatch` times as likely as true ones;
-here `stop_threshold` is compared with the true chance (0.3 stops about where 0.7 does there).
+Two differences from the published code. Its head reads hidden states, which come with the next token, so that it drafts
+one token past the one that crosses; here that one is the last. And its head's rejections are `weight_mismatch` times as
+likely as true ones; here `stop_threshold` is compared with the true chance (0.3 stops about where 0.7 does there).
 
 Source: SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv:2405.19715).
 """
@@ -42,7 +43,8 @@ class _Recent:
 class SpecDecPPController(StopController[_Recent]):
     """Stops when the chance of any rejection exceeds a threshold; the token that crosses it is still verified.
 
-    The chance comes from a predictor that learns from the verdicts while decoding, one for temperature 0 and one above it.
+    The chance comes from a predictor that learns from the verdicts while decoding, one for temperature 0 and one above
+    it.
 
     Args:
         stop_threshold: the paper's h, 0..1; 0 drafts the least, 1 the most that `bound` allows.
@@ -68,7 +70,12 @@ class SpecDecPPController(StopController[_Recent]):
     ) -> None:
         number("stop_threshold", stop_threshold, 0.0, 1.0, "be in 0..1")
         number("weight_mismatch", weight_mismatch, 0.0, 1e6, "be above 0", open_low=True)
-        need(isinstance(bound, list | tuple) and len(bound) == 2, "bound", "be two integers, the least and the most", bound)
+        need(
+            isinstance(bound, list | tuple) and len(bound) == 2,
+            "bound",
+            "be two integers, the least and the most",
+            bound,
+        )
         integer("bound[1]", bound[1], 1, MOST)
         integer("bound[0]", bound[0], 1, bound[1])
         super().__init__(num_speculative_tokens, disable_by_batch_size)
@@ -103,10 +110,16 @@ class SpecDecPPController(StopController[_Recent]):
     def _why(self, course: Course[_Recent]) -> str:
         least, most = (min(one, course.length) for one in self.bound)
         until = f"until the chance of a rejection exceeds {self.stop_threshold:g}"
-        return f"{least} to {count(most, 'level')}, {until}; it has learned from {count(course.memory.head.seen, 'token')}."
+        return (
+            f"{least} to {count(most, 'level')}, {until}; it has learned from "
+            f"{count(course.memory.head.seen, 'token')}."
+        )
 
     def _policy(self) -> str:
-        return f"{self.bound[0]} to {self.bound[1]} levels, until the chance of a rejection exceeds {self.stop_threshold:g}"
+        return (
+            f"{self.bound[0]} to {self.bound[1]} levels, until the chance of a rejection exceeds "
+            f"{self.stop_threshold:g}"
+        )
 
 
 def _features(memory: _Recent, token: Token) -> Features:

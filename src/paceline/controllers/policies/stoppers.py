@@ -1,11 +1,11 @@
 """What the policies share that stop a drafter while it drafts, by what it says of its own tokens.
 
-In: a rule that follows one path of tokens. Out: voices for drafters that ask before each token, and the same cut, made afterwards,
-for those that propose everything at once (tables). Not here: any policy (one file each).
+In: a rule that follows one path of tokens. Out: voices for drafters that ask before each token, and the same cut, made
+afterwards, for those that propose everything at once (tables). Not here: any policy (one file each).
 
-The token that crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is drafted depends
-on the tokens before it alone, and drawn trials keep their law: a drafter that asks has stopped by itself, and trees with drawn
-trials stay whole in `select`.
+The token that crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is
+drafted depends on the tokens before it alone, and drawn trials keep their law: a drafter that asks has stopped by
+itself, and trees with drawn trials stay whole in `select`.
 """
 
 from __future__ import annotations
@@ -74,14 +74,18 @@ class StopController(LengthController[M]):
 
     @abstractmethod
     def _follow(self, memory: M, carried: float, token: Token) -> tuple[float, bool]:
-        """What to carry on, and whether a token may follow this one; `carried` is what came of the token before, 1 at the root."""
+        """What to carry on, and whether a token may follow this one; `carried` is what came of the token before, 1 at
+        the root.
+        """
 
     def _grant(self, course: Course[M], drafter: int, nodes: int, depth: int) -> Budget:
         voice = course.voices[drafter] = Voice(partial(self._follow, course.memory))
         return Budget(nodes, depth, voice)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """Trees of points without the nodes below one that crossed the threshold; those with drawn trials or probes whole."""
+        """Trees of points without the nodes below one that crossed the threshold; those with drawn trials or probes
+        whole.
+        """
         chosen = []
         for course, tree in zip(self._batch, trees, strict=True):
             kept = tree if not len(tree) or fixed_shape(tree) else cut(tree, self._kept(course, tree))
@@ -138,7 +142,9 @@ class ThresholdController(StopController[None]):
         return carried, token.confidence >= self.threshold
 
     def _why(self, course: Course[None]) -> str:
-        return f"Up to {count(course.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
+        return (
+            f"Up to {count(course.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
+        )
 
     def _policy(self) -> str:
         return f"up to {self.levels} levels, none after a token below a confidence of {self.threshold:g}"
@@ -147,7 +153,9 @@ class ThresholdController(StopController[None]):
 def tokens_of(course: Course[M], tree: TokenTree) -> Iterator[Token]:
     """The nodes of a tree with what their drafters said of them, one after the other."""
     reached: list[float] = []
-    columns = zip(tree.parents.tolist(), tree.depths.tolist(), tree.sources.tolist(), tree.confidence.tolist(), strict=True)
+    columns = zip(
+        tree.parents.tolist(), tree.depths.tolist(), tree.sources.tolist(), tree.confidence.tolist(), strict=True
+    )
     for parent, depth, source, confidence in columns:
         voice = course.voices.get(source)
         features = voice.features[depth - 1] if voice is not None and depth <= len(voice.features) else None

@@ -1,11 +1,11 @@
 """SWIFT's confidence-aware drafting: stop after a doubtful token, and keep more candidates where the drafter doubts.
 
-In: confidence. Out: stops, and trees cut to as many candidates as the confidence of a level's best token calls for. Not here: the
-choice of skipped layers (the drafter).
+In: confidence. Out: stops, and trees cut to as many candidates as the confidence of a level's best token calls for. Not
+here: the choice of skipped layers (the drafter).
 
-Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916), "confidence-aware inference";
-constants from its published code. All side branches hang off the chain of most likely tokens. Chains have no side branches: there,
-only the stop counts. Drafters whose trees have fewer candidates than called for keep all.
+Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916), "confidence-aware
+inference"; constants from its published code. All side branches hang off the chain of most likely tokens. Chains have
+no side branches: there, only the stop counts. Drafters whose trees have fewer candidates than called for keep all.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ SAMPLED_CANDIDATES: Final = (1, 3, 5, 10)
 
 
 class SwiftController(ThresholdController):
-    """Up to `max_step_draft` levels, none after a token whose confidence is below `stop_threshold`; that one is still verified.
+    """Up to `max_step_draft` levels, none after a token whose confidence is below `stop_threshold`; that one is still
+    verified.
 
-    Trees of points are cut to 3, 5, 8 or 10 candidates a level (1, 3, 5 or 10 above temperature 0): more where the best one's
-    confidence is lower, and nothing below any but the best.
+    Trees of points are cut to 3, 5, 8 or 10 candidates a level (1, 3, 5 or 10 above temperature 0): more where the best
+    one's confidence is lower, and nothing below any but the best.
 
     Args:
         stop_threshold: 0..1; 0 always drafts `max_step_draft` levels.

@@ -18,9 +18,9 @@ from paceline.utils import need
 class BlockCache:
     """Blocks of the model before the current one are stored when they are finished, the prompt's at the start.
 
-    A block that an edit rule rewrites after it was stored is stored again, with all that follow. Nothing masked is ever read. Where
-    logits are shifted, each pass computes the last slot before its own once more, and equals a pass without cache up to rounding;
-    otherwise to the bit, as far as the model's rows keep their bits in passes of other sizes.
+    A block that an edit rule rewrites after it was stored is stored again, with all that follow. Nothing masked is ever
+    read. Where logits are shifted, each pass computes the last slot before its own once more, and equals a pass without
+    cache up to rounding; otherwise to the bit, as far as the model's rows keep their bits in passes of other sizes.
 
     Args:
         merge_writes: store a finished block in the first pass over the next one; False takes a pass of its own for it.
@@ -33,7 +33,10 @@ class BlockCache:
 
     def __init__(self, setting: Setting, *, merge_writes: bool = True, blocks_ahead: int = 0) -> None:
         denoiser, canvas = setting.denoiser, setting.canvas
-        rule = "be none, prefix, dual or window (this model's attention is full: what is written changes the states of all slots)"
+        rule = (
+            "be none, prefix, dual or window (this model's attention is full: what is written changes the states "
+            "of all slots)"
+        )
         need(denoiser.attention == "block" and denoiser.block_length is not None, "cache", rule, "block")
         need(blocks_ahead >= 0, "blocks_ahead", "be at least 0", blocks_ahead)
         setting.store = denoiser.new_cache(canvas.length)

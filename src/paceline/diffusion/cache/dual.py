@@ -1,7 +1,8 @@
 """Dual cache: keys and values on both sides of the block are kept from the block's first pass on.
 
 In: a canvas, its current block. Out: plans. Not here: when everything is stored anew (`refreshed`).
-Source: Fast-dLLM (arXiv:2505.22618); ReCAP (arXiv:2505.19089) for refreshes by rounds and passes over masked slots only.
+Source: Fast-dLLM (arXiv:2505.22618); ReCAP (arXiv:2505.19089) for refreshes by rounds and passes over masked slots
+only.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Dual(Refreshed):
     Approximate: neither side sees what is written in the block until the next refresh.
 
     Args:
-        refresh_period: rounds from one pass over everything to the next (ReCAP's groups: one full step, the others local); None
-            refreshes at the start of a block only.
-        recompute: what the other passes compute of the block: all of it ("block"), or what was masked at the last refresh
-            ("masked": slots still masked, and those written since, whose states still settle).
+        refresh_period: rounds from one pass over everything to the next (ReCAP's groups: one full step, the others
+            local); None refreshes at the start of a block only.
+        recompute: what the other passes compute of the block: all of it ("block"), or what was masked at the last
+            refresh ("masked": slots still masked, and those written since, whose states still settle).
     """
 
     def __init__(

@@ -17,8 +17,8 @@ class Whole:
     """Every slot is computed in every pass; in a block-causal model, those up to the end of the current block.
 
     Args:
-        blocks_ahead: further blocks that a block-causal model computes, for drafts that reach into them; without effect in a model
-            with full attention, where it is refused unless the verification takes it too.
+        blocks_ahead: further blocks that a block-causal model computes, for drafts that reach into them; without effect
+            in a model with full attention, where it is refused unless the verification takes it too.
     """
 
     exact = True

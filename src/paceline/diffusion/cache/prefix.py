@@ -15,7 +15,8 @@ from paceline.diffusion.setting import Setting
 
 
 class Prefix(Refreshed):
-    """A block's first pass computes everything; the later ones compute the block and what follows it, and read the rest.
+    """A block's first pass computes everything; the later ones compute the block and what follows it, and read the
+    rest.
 
     Approximate: what stands before the block does not see what is written in it until the next block.
 

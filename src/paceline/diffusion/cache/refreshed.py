@@ -1,9 +1,11 @@
-"""What approximate cache policies share: everything is computed and stored now and then, little of it in the passes between.
+"""What approximate cache policies share: everything is computed and stored now and then, little of it in the passes
+between.
 
-In: a canvas, its current block. Out: plans. Not here: which slots the passes between compute (`prefix`, `dual`, `window`).
+In: a canvas, its current block. Out: plans. Not here: which slots the passes between compute (`prefix`, `dual`,
+`window`).
 
-What is computed between two refreshes is not stored: the later passes until the next refresh compute it again, so storing it would
-change nothing, and drafts of one canvas can be computed side by side.
+What is computed between two refreshes is not stored: the later passes until the next refresh compute it again, so
+storing it would change nothing, and drafts of one canvas can be computed side by side.
 """
 
 from __future__ import annotations

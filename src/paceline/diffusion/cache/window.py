@@ -1,10 +1,12 @@
 """Window-Diffusion: only the first masked slots are computed, the next ones are read, the far ones do not exist.
 
-In: a canvas. Out: which slots may be written (`Sliding`), plans of passes (`Window`), where the text ends (`AdaptiveLength`).
+In: a canvas. Out: which slots may be written (`Sliding`), plans of passes (`Window`), where the text ends
+(`AdaptiveLength`).
 Not here: which of the open slots are written.
-Source: Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token Pruning and Caching (arXiv:2601.20332)
-and its authors' code. Where that code differs between models we take one way: the window is counted before the refresh's own
-commits (Dream's), and a refresh commits among the active slots like every other pass (LLaDA's may commit anywhere).
+Source: Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token Pruning and Caching
+(arXiv:2601.20332) and its authors' code. Where that code differs between models we take one way: the window is counted
+before the refresh's own commits (Dream's), and a refresh commits among the active slots like every other pass (LLaDA's
+may commit anywhere).
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ class Sliding:
 class Window(Refreshed):
     """A refresh stores what is written and the first masked slots; the passes between compute the active ones of these.
 
-    With them they compute the slots written since the refresh, whose states still settle, and they read the rest of the window.
-    Positions are those of the canvas, whatever is left out. An active slot beyond the window, where many slots are written between
-    two refreshes, is computed all the same.
+    With them they compute the slots written since the refresh, whose states still settle, and they read the rest of the
+    window. Positions are those of the canvas, whatever is left out. An active slot beyond the window, where many slots
+    are written between two refreshes, is computed all the same.
 
     The defaults are the authors' for LLaDA; for Dream they take window_slots 128 and score entropy.
 
@@ -58,7 +60,8 @@ class Window(Refreshed):
         active_slots: computed in every pass; None is all. The schedule takes the same.
         window_slots: masked slots that exist for the model, the active ones included; None is all.
         refresh_period: rounds from one refresh to the next; None refreshes at the start only.
-        refresh: what a refresh computes: the "window" and what is written, or the whole "canvas", of which the window is read.
+        refresh: what a refresh computes: the "window" and what is written, or the whole "canvas", of which the window
+        is read.
     """
 
     def __init__(

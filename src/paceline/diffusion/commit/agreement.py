@@ -1,8 +1,9 @@
 """Agreement with the round before: slots that were next in line and still predict the same token are written together.
 
-In: a ranking, round after round. Out: the slots to write. Not here: averaged predictions (`coherent`), which this stands in for.
-Source: the rule of the code released with Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models
-(arXiv:2512.02044), without its reset late in decoding.
+In: a ranking, round after round. Out: the slots to write. Not here: averaged predictions (`coherent`), which this
+stands in for.
+Source: the rule of the code released with Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language
+Models (arXiv:2512.02044), without its reset late in decoding.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from paceline.utils import need
 
 
 class Agreement:
-    """After `warmup_rounds` of the plain ranking: if the best slots stood next in line in the round before, all slots of the
-    current list that stood there too, with the same token, are written; the best slots otherwise.
+    """After `warmup_rounds` of the plain ranking: if the best slots stood next in line in the round before, all slots
+    of the current list that stood there too, with the same token, are written; the best slots otherwise.
 
     Args:
         commit_slots: slots of a plain round.
@@ -68,7 +69,9 @@ class Agreement:
         if not all(int(slot) in self.listed for slot in best):
             return best
         same = [
-            int(slot) for slot in ranked[: max(self.list_length, self.number)] if self.listed.get(int(slot)) == tokens[int(slot)]
+            int(slot)
+            for slot in ranked[: max(self.list_length, self.number)]
+            if self.listed.get(int(slot)) == tokens[int(slot)]
         ]
         if len(same) < self.number:
             return best

@@ -1,8 +1,8 @@
 """The ascending step schedule: twice as many slots in each round, so that a text of G slots takes log2 G rounds.
 
 In: scores. Out: 1, 2, 4, ... of the best slots; all that is left in the last round. Not here: scores.
-Source: Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding Step
-(arXiv:2509.23924).
+Source: Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding
+Step (arXiv:2509.23924).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def rounds_of(slots: int) -> int:
 
 
 class Ascending:
-    """Round s of S = floor(log2 G) writes 2^s slots, the last round the rest: of the whole text, or of the blocks made for it.
+    """Round s of S = floor(log2 G) writes 2^s slots, the last round the rest: of the whole text, or of the blocks made
+    for it.
 
     Raises:
         ConfigError: other blocks, which the last round would write at once.
@@ -46,8 +47,8 @@ class Ascending:
 
 
 class AscendingBlocks(EdgedBlocks):
-    """Blocks for it: from the right, one of each large power of two, written in a round each; what is left on the left takes the
-    small powers.
+    """Blocks for it: from the right, one of each large power of two, written in a round each; what is left on the left
+    takes the small powers.
 
     Args:
         ascending_blocks: how many blocks, the left one included; 1 is the whole text.

@@ -1,4 +1,5 @@
-"""Bounded adaptive confidence decoding: the threshold of a block is the mean confidence of what was written in it so far.
+"""Bounded adaptive confidence decoding: the threshold of a block is the mean confidence of what was written in it so
+far.
 
 In: confidences of one round, what the block holds. Out: the slots to write. Not here: another block size for a
 second phase (`tccf`).
@@ -17,10 +18,11 @@ from paceline.utils import need
 
 
 class Bounded:
-    """Threshold = mean confidence of the slots written in the current block, or the best confidence where there is none yet, kept
-    within two bounds.
+    """Threshold = mean confidence of the slots written in the current block, or the best confidence where there is none
+    yet, kept within two bounds.
 
-    What was written, and how sure, is read off the canvas: the history is that of one block of one text by construction.
+    What was written, and how sure, is read off the canvas: the history is that of one block of one text by
+    construction.
 
     Args:
         confidence_low: lower bound.
@@ -33,7 +35,12 @@ class Bounded:
 
     def __init__(self, setting: Setting, *, confidence_low: float = 0.6, confidence_high: float = 0.9) -> None:
         del setting
-        need(confidence_low <= confidence_high, "confidence_low", f"be at most confidence_high ({confidence_high})", confidence_low)
+        need(
+            confidence_low <= confidence_high,
+            "confidence_low",
+            f"be at most confidence_high ({confidence_high})",
+            confidence_low,
+        )
         self.low, self.high = confidence_low, confidence_high
 
     def threshold(self, step: Step) -> float:

@@ -1,7 +1,7 @@
 """Confidence-adaptive decoding: as many of the best slots as pass the threshold, within a cap.
 
-In: scores of one round. Out: the best slots. Not here: the bar on early ends of text (`eos_bar`), training of the model it was
-published with.
+In: scores of one round. Out: the best slots. Not here: the bar on early ends of text (`eos_bar`), training of the model
+it was published with.
 Source: CAD of CD4LM, https://github.com/yihao-liang/CDLM.
 """
 
@@ -16,7 +16,8 @@ from paceline.utils import need
 
 
 class Capped:
-    """The best k slots, k the number of scores at or above the threshold, at least 1 and at most `max_tokens_per_round`.
+    """The best k slots, k the number of scores at or above the threshold, at least 1 and at most
+    `max_tokens_per_round`.
 
     Since every round writes a slot, a block takes as many rounds as it has slots at most; no round forces the rest.
 

@@ -1,7 +1,7 @@
 """Every slot whose distribution is narrow enough: dParallel's rule.
 
-In: entropies of one round. Out: the slots at or below a bar. Not here: training that makes a model certain of many slots at once
-(recipes/bundled_diffusion/dparallel.py).
+In: entropies of one round. Out: the slots at or below a bar. Not here: training that makes a model certain of many
+slots at once (recipes/bundled_diffusion/dparallel.py).
 Source: dParallel: Learnable Parallel Decoding for dLLMs (arXiv:2509.26488).
 """
 
@@ -16,8 +16,8 @@ class Certain:
     """All eligible slots with an entropy of at most `entropy_threshold`; the loop writes the best where none has.
 
     Args:
-        entropy_threshold: nats, of the clean distribution; 0.5, and 0.45 to 0.5 for Dream in the paper. Below 0 it writes a slot
-            a round.
+        entropy_threshold: nats, of the clean distribution; 0.5, and 0.45 to 0.5 for Dream in the paper. Below 0 it
+            writes a slot a round.
     """
 
     stateless = True

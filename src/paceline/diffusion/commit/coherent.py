@@ -1,9 +1,11 @@
 """Coherent contextual decoding: trust a slot whose prediction stays put while its context changes.
 
-The predictions a slot got under the last contexts are averaged, and slots are ranked by the entropy of the average. It is the mean
-entropy plus the Jensen-Shannon divergence of the predictions, which estimates how much the token still depends on the context.
+The predictions a slot got under the last contexts are averaged, and slots are ranked by the entropy of the average. It
+is the mean entropy plus the Jensen-Shannon divergence of the predictions, which estimates how much the token still
+depends on the context.
 
-In: predictions, round after round. Out: the slots to write. Not here: the agreement of arguments of the maximum (`agreement`).
+In: predictions, round after round. Out: the slots to write. Not here: the agreement of arguments of the maximum
+(`agreement`).
 Source: Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models (arXiv:2512.02044).
 """
 
@@ -29,8 +31,9 @@ def entropy(p: torch.Tensor) -> torch.Tensor:
 class Coherent:
     """A fixed number of slots a round, by the entropy of the averaged prediction.
 
-    In every round the `history_slots` best slots of the current ranking are remembered. Slots remembered in each of the last
-    `history_length` rounds come first, by averaged entropy; where there are too few of them, the current ranking decides.
+    In every round the `history_slots` best slots of the current ranking are remembered. Slots remembered in each of the
+    last `history_length` rounds come first, by averaged entropy; where there are too few of them, the current ranking
+    decides.
 
     Args:
         history_length: contexts averaged (2 or 3 in the paper); 1 is the plain ranking.
@@ -42,11 +45,15 @@ class Coherent:
 
     stateless = False
 
-    def __init__(self, setting: Setting, *, history_length: int = 2, history_slots: int = 4, commit_slots: int = 1) -> None:
+    def __init__(
+        self, setting: Setting, *, history_length: int = 2, history_slots: int = 4, commit_slots: int = 1
+    ) -> None:
         del setting
         need(history_length >= 1, "history_length", "be at least 1", history_length)
         need(commit_slots >= 1, "commit_slots", "be at least 1", commit_slots)
-        need(history_slots >= commit_slots, "history_slots", f"be at least commit_slots ({commit_slots})", history_slots)
+        need(
+            history_slots >= commit_slots, "history_slots", f"be at least commit_slots ({commit_slots})", history_slots
+        )
         self.slots, self.number = history_slots, commit_slots
         self.history: deque[dict[int, torch.Tensor]] = deque(maxlen=history_length)
         self.length = -1
@@ -78,11 +85,13 @@ class Coherent:
 
 
 class CoherentAdaptive(Coherent):
-    """As many slots as are coherent (CCD-DS): those whose averaged entropy is at most the largest entropy among the best slots.
+    """As many slots as are coherent (CCD-DS): those whose averaged entropy is at most the largest entropy among the
+    best slots.
 
-    The bar is the entropy of the last of the `history_slots` best slots of the current ranking: a prediction that does not move
-    with the context passes it, one that does has a divergence on top of its entropy. At least `commit_slots` are written. Where the
-    bar lies exactly is not stated in what the authors published; this one is set from the ranking, as they say theirs is.
+    The bar is the entropy of the last of the `history_slots` best slots of the current ranking: a prediction that does
+    not move with the context passes it, one that does has a divergence on top of its entropy. At least `commit_slots`
+    are written. Where the bar lies exactly is not stated in what the authors published; this one is set from the
+    ranking, as they say theirs is.
     """
 
     def choose(self, step: Step) -> Ints:

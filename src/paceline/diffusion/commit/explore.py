@@ -1,12 +1,14 @@
-"""Explore-then-exploit: write what the model is sure of, here and in later blocks; where that is too little, write what it is not.
+"""Explore-then-exploit: write what the model is sure of, here and in later blocks; where that is too little, write what
+it is not.
 
-A slot the model is sure of carries almost no information, so a rule that writes only such slots needs many rounds for the few
-informative ones. Writing one uncertain slot on purpose makes its neighbours certain, and the next round can take them all.
+A slot the model is sure of carries almost no information, so a rule that writes only such slots needs many rounds for
+the few informative ones. Writing one uncertain slot on purpose makes its neighbours certain, and the next round can
+take them all.
 
-In: scores and entropies of one round. Out: the slots to write. Not here: the view past the block (`ahead`), trying several tokens
-at the explored slot (`explore_tokens`).
-Source: From Bits to Rounds: Parallel Decoding with Exploration for Diffusion Language Models (arXiv:2511.21103). When to explore,
-and where, is read from its abstract; the rule here is this library's.
+In: scores and entropies of one round. Out: the slots to write. Not here: the view past the block (`ahead`), trying
+several tokens at the explored slot (`explore_tokens`).
+Source: From Bits to Rounds: Parallel Decoding with Exploration for Diffusion Language Models (arXiv:2511.21103). When
+to explore, and where, is read from its abstract; the rule here is this library's.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from paceline.utils import need
 
 
 class Explore:
-    """The threshold rule; in a round that would write too little, one uncertain slot besides in each of the first blocks.
+    """The threshold rule; in a round that would write too little, one uncertain slot besides in each of the first
+    blocks.
 
-    The slot explored in a block is the one of largest entropy among its leftmost masked ones; its most probable token is written.
+    The slot explored in a block is the one of largest entropy among its leftmost masked ones; its most probable token
+    is written.
 
     Args:
         confidence_threshold: of the slots exploited.
@@ -48,7 +52,9 @@ class Explore:
         need(explore_blocks >= 0, "explore_blocks", "be at least 0", explore_blocks)
         need(explore_window >= 1, "explore_window", "be at least 1", explore_window)
         index = getattr(setting.schedule, "index", None)
-        need(index is not None, "schedule", "be one of blocks for a rule that explores", type(setting.schedule).__name__)
+        need(
+            index is not None, "schedule", "be one of blocks for a rule that explores", type(setting.schedule).__name__
+        )
         assert index is not None
         self.index, self.threshold = index, confidence_threshold
         self.slots, self.nats = min_exploit, min_information
@@ -67,7 +73,9 @@ class Explore:
             return NONE
         open_ = np.setdiff1d(step.eligible, sure, assume_unique=True)
         blocks = self.index(open_)
-        return np.asarray([self._one(step, open_[blocks == number]) for number in np.unique(blocks)[: self.blocks]], np.int64)
+        return np.asarray(
+            [self._one(step, open_[blocks == number]) for number in np.unique(blocks)[: self.blocks]], np.int64
+        )
 
     def _one(self, step: Step, slots: Ints) -> int:
         candidates = slots[: self.window]

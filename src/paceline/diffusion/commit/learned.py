@@ -1,8 +1,10 @@
 """A learned filter: a small network looks at the confidences of a block and says which predictions are final.
 
-In: confidences of all slots of the current block. Out: the slots the filter accepts, and the quota of the static baseline. Not
+In: confidences of all slots of the current block. Out: the slots the filter accepts, and the quota of the static
+baseline. Not
 here: training the filter, cutting the text at its end (`end_of_text`).
-Source: Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (arXiv:2509.25188).
+Source: Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding
+(arXiv:2509.25188).
 """
 
 from __future__ import annotations
@@ -129,7 +131,9 @@ class Learned(Quota):
         super().__init__(setting, denoising_steps=denoising_steps)
         assert setting.schedule is not None
         need(filter is not None, "filter", "be the path of a trained filter (safetensors) for this method", filter)
-        need(isinstance(filter, str | Path) or callable(filter), "filter", "be a path or a function of the step", filter)
+        need(
+            isinstance(filter, str | Path) or callable(filter), "filter", "be a path or a function of the step", filter
+        )
         chosen = BlockFilter.load(filter) if isinstance(filter, str | Path) else filter
         assert chosen is not None
         self.filter: Filter = chosen

@@ -1,7 +1,7 @@
 """LocalLeap: near a slot the model is sure of, a lower bar is enough.
 
-Slots at or above the anchor threshold are anchors. Within a small radius of any anchor a slot is written from a relaxed threshold
-on, elsewhere from the anchor threshold on; without an anchor only the best slot is written.
+Slots at or above the anchor threshold are anchors. Within a small radius of any anchor a slot is written from a relaxed
+threshold on, elsewhere from the anchor threshold on; without an anchor only the best slot is written.
 
 In: scores of one round. Out: the slots to write. Not here: anchors of earlier rounds, which play no part.
 Source: Accelerating Diffusion LLM Inference via Local Determinism Propagation (arXiv:2510.07081), with a flat radius.

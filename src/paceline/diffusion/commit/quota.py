@@ -32,8 +32,8 @@ class Quota:
     """The masked slots of a block are shared out evenly over its rounds, the first rounds taking what is left over.
 
     Args:
-        denoising_steps: rounds for a full block; None is a round for each slot, one slot at a time. A block that begins with fewer
-            masked slots takes the same number of rounds, or as many as it has slots.
+        denoising_steps: rounds for a full block; None is a round for each slot, one slot at a time. A block that begins
+            with fewer masked slots takes the same number of rounds, or as many as it has slots.
     Raises:
         ConfigError: more rounds than a block has slots.
     """

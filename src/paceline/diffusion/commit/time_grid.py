@@ -1,7 +1,7 @@
 """Dream's time grid: the number of slots written follows noise levels that fall evenly from 1 to almost 0.
 
-In round i of S, with noise t before it and s after it, int(masked * (1 - s / t)) of the masked slots are written, all of them in
-the last round.
+In round i of S, with noise t before it and s after it, int(masked * (1 - s / t)) of the masked slots are written, all
+of them in the last round.
 
 In: scores. Out: the best slots, or slots drawn independently. Not here: noise on the ranking (`order_noise`).
 Source: Dream 7B: Diffusion Large Language Models (arXiv:2508.15487).
@@ -28,8 +28,8 @@ def grid(steps: int) -> Floats:
 
 
 class TimeGrid:
-    """Each block runs through the grid once. A round writes one slot at least: where the released sampler would write none (its
-    very first, with a round for each slot), nothing would change but the cost.
+    """Each block runs through the grid once. A round writes one slot at least: where the released sampler would write
+    none (its very first, with a round for each slot), nothing would change but the cost.
 
     Args:
         denoising_steps: rounds for a block; None is a round for each of its slots.
@@ -56,13 +56,15 @@ class TimeGrid:
 
 
 class Independent:
-    """Every masked slot is written with probability 1 - s / t on its own (Dream's "origin"), all of them in the last round.
+    """Every masked slot is written with probability 1 - s / t on its own (Dream's "origin"), all of them in the last
+    round.
 
-    A round may write nothing. With sampled tokens and an exact model this is the reverse process itself, whose error vanishes with
-    the number of rounds.
+    A round may write nothing. With sampled tokens and an exact model this is the reverse process itself, whose error
+    vanishes with the number of rounds.
 
     Args:
-        denoising_steps: rounds for the text, which is decoded as one block, at most 16 for each slot; None is a round for each.
+        denoising_steps: rounds for the text, which is decoded as one block, at most 16 for each slot; None is a round
+        for each.
     Raises:
         ConfigError: fewer rounds than one or more than 16 for each slot, a schedule of several blocks.
     """
@@ -86,6 +88,8 @@ class Independent:
 
 
 def uniform(seed: int, round_: int, length: int, purpose: int = 2) -> Floats:
-    """(length,) numbers in [0, 1) keyed by seed, round and purpose: a slot's number does not depend on what else is decoded."""
+    """(length,) numbers in [0, 1) keyed by seed, round and purpose: a slot's number does not depend on what else is
+    decoded.
+    """
     key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (purpose << 61) + round_], np.uint64)  # a list would become floats
     return np.random.Generator(np.random.Philox(key=key)).random(length)

@@ -1,7 +1,7 @@
 """Mask-Predict: write everything, mask the least sure slots again, fewer of them in every round.
 
-In: predictions, how surely each slot was written. Out: all masked slots to write, the slots to mask again. Not here: remasking by
-chance (`remdm`).
+In: predictions, how surely each slot was written. Out: all masked slots to write, the slots to mask again. Not here:
+remasking by chance (`remdm`).
 Source: Mask-Predict: Parallel Decoding of Conditional Masked Language Models (arXiv:1904.09324).
 """
 
@@ -30,10 +30,11 @@ class Everything:
 
 
 class MaskPredict:
-    """After round i of T (from 0) the floor(N (T - 1 - i) / T) least sure of the N slots are masked again; none after the last.
+    """After round i of T (from 0) the floor(N (T - 1 - i) / T) least sure of the N slots are masked again; none after
+    the last.
 
-    A slot's confidence is that of the round in which it was written last. Decoding takes T rounds at most; T = 1 writes all at
-    once.
+    A slot's confidence is that of the round in which it was written last. Decoding takes T rounds at most; T = 1 writes
+    all at once.
 
     Args:
         denoising_steps: rounds T, at most 16 for each slot; None is a round for each slot.

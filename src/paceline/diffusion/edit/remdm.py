@@ -1,11 +1,11 @@
 """Remasking diffusion: written slots are masked again by chance, and the rate of writing makes up for it.
 
-The share of slots that hold a token after each of S rounds is that of plain ancestral sampling, i / S, whatever the remasking rate;
-every round is a step of the same process, with a memory that is partly wiped. Errors of parallel writing can so be repaired: more
-rounds give better texts, at a cost of exactly S passes.
+The share of slots that hold a token after each of S rounds is that of plain ancestral sampling, i / S, whatever the
+remasking rate; every round is a step of the same process, with a memory that is partly wiped. Errors of parallel
+writing can so be repaired: more rounds give better texts, at a cost of exactly S passes.
 
-In: predictions, what was written how surely. Out: the slots to write, the slots to mask again. Not here: greedy remasking by
-confidence (`mask_predict`).
+In: predictions, what was written how surely. Out: the slots to write, the slots to mask again. Not here: greedy
+remasking by confidence (`mask_predict`).
 Source: Remasking Discrete Diffusion Models with Inference-Time Scaling (arXiv:2503.00307), without its loop variant.
 """
 
@@ -32,8 +32,8 @@ class Remasking:
         remask_eta: 0 is ancestral sampling.
         remask_rate: "cap", sigma = min(eta, most); "rescale", sigma = eta * most, where most = min(1, (1 - a_s) / a_t).
         remask_from: share of the rounds before which nothing is masked again.
-        remask_by: "chance" treats slots alike; "confidence" shares the same expected number out by softmax(-confidence when
-            written), so that unsure slots go first (the paper's weights, scaled to keep the number).
+        remask_by: "chance" treats slots alike; "confidence" shares the same expected number out by softmax(-confidence
+            when written), so that unsure slots go first (the paper's weights, scaled to keep the number).
     Raises:
         ConfigError: a number out of range, a schedule of several blocks.
     """
@@ -76,7 +76,9 @@ class Remasking:
 
 
 class RemaskingCommit(Remasking):
-    """Every masked slot is written with the chance of the round; a round may write nothing. See `Remasking` for the options."""
+    """Every masked slot is written with the chance of the round; a round may write nothing. See `Remasking` for the
+    options.
+    """
 
     waits = True
 
@@ -87,7 +89,9 @@ class RemaskingCommit(Remasking):
 
 
 class RemaskingEdit(Remasking):
-    """Slots written before this round are masked again with the chance of the round. See `Remasking` for the options."""
+    """Slots written before this round are masked again with the chance of the round. See `Remasking` for the
+    options.
+    """
 
     def changes(self, step: Step, chosen: Ints) -> Changes:
         """See `base.Edit`."""

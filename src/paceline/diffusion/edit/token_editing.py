@@ -1,11 +1,11 @@
 """Token editing: a written token is replaced as soon as the model, seeing the rest, is sure of another one.
 
-A block is decoded by thresholds and edited in the same rounds. Once it is full it gets further rounds, until nothing changes in one
-of them or their number is spent; then the next block begins. The speedy mode writes early and edits on every change of mind, the
-quality mode asks for more before it does either.
+A block is decoded by thresholds and edited in the same rounds. Once it is full it gets further rounds, until nothing
+changes in one of them or their number is spent; then the next block begins. The speedy mode writes early and edits on
+every change of mind, the quality mode asks for more before it does either.
 
-In: predictions at written slots. Out: their new tokens. Not here: which masked slots are written (any commit rule), penalties on
-repeated tokens (`repetition_guard`).
+In: predictions at written slots. Out: their new tokens. Not here: which masked slots are written (any commit rule),
+penalties on repeated tokens (`repetition_guard`).
 Source: LLaDA2.1: Speeding Up Text Diffusion via Token Editing (arXiv:2602.08676); rounds are counted as in SGLang's
 joint threshold. Masked slots are written from the threshold on, as everywhere here; theirs exceed it.
 """
@@ -27,14 +27,14 @@ from paceline.utils import need
 class TokenEditing:
     """Written slots take the model's first token where that is another one with a probability above `edit_threshold`.
 
-    It is for models trained to correct tokens; others are corrupted by it. Prompt and prior slots are never edited. Edits follow
-    the most probable token at any temperature.
+    It is for models trained to correct tokens; others are corrupted by it. Prompt and prior slots are never edited.
+    Edits follow the most probable token at any temperature.
 
     Args:
         edit_threshold: 1 edits nothing, and costs no further round.
         max_post_edit_steps: most rounds that edit a full block.
-        edit_scope: "block" edits the current block; "text" every slot with a prediction, so earlier blocks too where the cache
-            policy computes them (multi-block editing).
+        edit_scope: "block" edits the current block; "text" every slot with a prediction, so earlier blocks too where
+            the cache policy computes them (multi-block editing).
     Raises:
         ConfigError: a schedule that does not hold blocks.
     """

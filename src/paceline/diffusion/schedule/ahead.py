@@ -16,8 +16,8 @@ from paceline.utils import need
 class Ahead(Blocks):
     """As `Blocks`, but masked slots of the next `look_ahead` blocks may be written too.
 
-    A slot there needs a prediction: policies that compute only the current block, and block-causal models, have none to give unless
-    they are told to compute more.
+    A slot there needs a prediction: policies that compute only the current block, and block-causal models, have none to
+    give unless they are told to compute more.
 
     Args:
         block_length: see `Blocks`.

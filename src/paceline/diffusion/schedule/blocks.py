@@ -1,7 +1,8 @@
 """Blocks from left to right: the usual schedule (semi-autoregressive decoding).
 
 In: a block length. Out: the current block, the masked slots in it. Not here: which of them are written.
-Source: Large Language Diffusion Models (arXiv:2502.09992); Block Diffusion (arXiv:2503.09573) for blocks at fixed places.
+Source: Large Language Diffusion Models (arXiv:2502.09992); Block Diffusion (arXiv:2503.09573) for blocks at fixed
+places.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from paceline.utils import need
 class Blocks:
     """The leftmost block with a masked slot is the current one.
 
-    Blocks count from the end of the prompt; in a block-causal model from the first slot of the canvas, as the model's own do, so
-    that the first may begin with the end of the prompt.
+    Blocks count from the end of the prompt; in a block-causal model from the first slot of the canvas, as the model's
+    own do, so that the first may begin with the end of the prompt.
 
     Args:
         block_length: slots of a block; None takes the model's, or the whole text for a model without blocks.
@@ -27,7 +28,12 @@ class Blocks:
     stateless = True
 
     def __init__(self, setting: Setting, *, block_length: int | None = None) -> None:
-        need(block_length is None or block_length >= 1, "block_length", "be at least 1 (None takes the default)", block_length)
+        need(
+            block_length is None or block_length >= 1,
+            "block_length",
+            "be at least 1 (None takes the default)",
+            block_length,
+        )
         canvas, denoiser = setting.canvas, setting.denoiser
         causal = denoiser.attention == "block"
         self.origin = 0 if causal else canvas.start

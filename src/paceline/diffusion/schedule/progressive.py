@@ -16,7 +16,8 @@ from paceline.utils import need
 
 
 class Progressive(EdgedBlocks):
-    """Blocks of the lengths given, from left to right, the last length repeated; the last block is cut at the end of the text.
+    """Blocks of the lengths given, from left to right, the last length repeated; the last block is cut at the end of
+    the text.
 
     Args:
         block_lengths: one at least. In a block-causal model no block may cross a border of its blocks.
@@ -28,7 +29,12 @@ class Progressive(EdgedBlocks):
 
     def __init__(self, setting: Setting, *, block_lengths: Sequence[int] = (4, 8, 16, 32, 64)) -> None:
         lengths = [int(length) for length in block_lengths]
-        need(bool(lengths) and min(lengths) >= 1, "block_lengths", "be one length or more, each at least 1", list(block_lengths))
+        need(
+            bool(lengths) and min(lengths) >= 1,
+            "block_lengths",
+            "be one length or more, each at least 1",
+            list(block_lengths),
+        )
         causal = setting.denoiser.attention == "block"
         edges = [0 if causal else setting.canvas.start]
         while edges[-1] < setting.canvas.length:

@@ -1,9 +1,10 @@
-"""EOSER: the end of a text loses confidence while decoding is young, so that a text decoded as one block does not end at once.
+"""EOSER: the end of a text loses confidence while decoding is young, so that a text decoded as one block does not end
+at once.
 
 In: scores of one round. Out: scores, lower where the prediction ends the text. Not here: how many slots are written.
-Source: Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding Step
-(arXiv:2509.23924). Rounds and their total are both those of the whole text, so that the factor does reach its last value; the
-released code counts rounds within a block against the total.
+Source: Taming Masked Diffusion Language Models via Consistency Trajectory Reinforcement Learning with Fewer Decoding
+Step (arXiv:2509.23924). Rounds and their total are both those of the whole text, so that the factor does reach its last
+value; the released code counts rounds within a block against the total.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from paceline.utils import need
 
 
 class Eoser:
-    """Confidence of a slot that predicts the end is multiplied by a factor which grows from `eos_factor_min` to `eos_factor_max`.
+    """Confidence of a slot that predicts the end is multiplied by a factor which grows from `eos_factor_min` to
+    `eos_factor_max`.
 
     Scores below zero (entropies) are divided by it, which lowers them as well.
 
@@ -30,7 +32,8 @@ class Eoser:
         eos_factor_min: in the first round; 1, as the other, changes nothing.
         eos_factor_max: in the last.
         eos_ramp: "linear" in rounds, or "exponential", (2^(s+1) - 1) / 2^S, as fits the ascending step schedule.
-        denoising_steps: rounds for a block, from which the rounds of a linear ramp follow; None is a round for each slot.
+        denoising_steps: rounds for a block, from which the rounds of a linear ramp follow; None is a round for each
+        slot.
     """
 
     stateless = True

@@ -1,6 +1,7 @@
 """Measures of how sure the model is of a slot.
 
-In: predictions. Out: a number for each slot, the highest written first. Not here: corrections (modifiers), how many are written.
+In: predictions. Out: a number for each slot, the highest written first. Not here: corrections (modifiers), how many are
+written.
 Source: LLaDA (arXiv:2502.09992) for confidence and random; Dream 7B (arXiv:2508.15487) for margin and entropy.
 """
 
@@ -52,7 +53,9 @@ class Random:
 
     def score(self, predictions: Predictions, canvas: Canvas) -> Floats:
         """See `base.Score`."""
-        key = np.array([self.seed & 0xFFFFFFFFFFFFFFFF, canvas.round + (1 << 63)], np.uint64)  # a list would become floats
+        key = np.array(
+            [self.seed & 0xFFFFFFFFFFFFFFFF, canvas.round + (1 << 63)], np.uint64
+        )  # a list would become floats
         stream = np.random.Generator(np.random.Philox(key=key))
         return stream.random(canvas.length)[predictions.slots]
 

@@ -1,7 +1,7 @@
 """Noise on the ranking: slots are drawn without replacement instead of taken best first.
 
-In: scores. Out: scores / alg_temp plus Gumbel noise; the best n of these are n draws without replacement from the softmax of
-scores / alg_temp. Not here: noise on tokens (temperature).
+In: scores. Out: scores / alg_temp plus Gumbel noise; the best n of these are n draws without replacement from the
+softmax of scores / alg_temp. Not here: noise on tokens (temperature).
 Source: `alg_temp` of Dream 7B: Diffusion Large Language Models (arXiv:2508.15487).
 """
 

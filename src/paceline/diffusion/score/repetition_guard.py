@@ -16,7 +16,8 @@ from paceline.utils import need
 
 
 class RepetitionGuard:
-    """The logit of a slot's left neighbour, where that is a token, is lowered by `penalty_lambda` before anything else looks.
+    """The logit of a slot's left neighbour, where that is a token, is lowered by `penalty_lambda` before anything else
+    looks.
 
     Args:
         penalty_lambda: 0 changes nothing; 3 is suggested where a model stutters.
@@ -37,4 +38,6 @@ class RepetitionGuard:
         logits = predictions.logits.clone()
         at = (torch.from_numpy(rows).to(logits.device), torch.from_numpy(left[rows]).to(logits.device))
         logits[at] -= self.penalty
-        return Predictions.of(logits, predictions.slots, temperature=self.temperature, seed=self.seed, round_=canvas.round)
+        return Predictions.of(
+            logits, predictions.slots, temperature=self.temperature, seed=self.seed, round_=canvas.round
+        )

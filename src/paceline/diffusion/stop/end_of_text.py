@@ -21,13 +21,15 @@ class EndOfText:
 
     Args:
         end_token_ids: tokens that end the text; None takes the canvas', or the model's.
-        eager_end: cut also where any masked slot predicts the end without being written yet, at the surest such slot: the second
-            rule of the released code, which shortens texts on a guess.
+        eager_end: cut also where any masked slot predicts the end without being written yet, at the surest such slot:
+            the second rule of the released code, which shortens texts on a guess.
     """
 
     stateless = True
 
-    def __init__(self, setting: Setting, *, end_token_ids: Sequence[int] | None = None, eager_end: bool = False) -> None:
+    def __init__(
+        self, setting: Setting, *, end_token_ids: Sequence[int] | None = None, eager_end: bool = False
+    ) -> None:
         own = end_tokens(setting.canvas, setting)
         self.ends = np.asarray(own if end_token_ids is None else list(end_token_ids), np.int64)
         self.eager = eager_end

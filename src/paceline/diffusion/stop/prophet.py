@@ -1,7 +1,7 @@
 """Prophet: once the model is sure of the answer, everything that is still masked is written at once.
 
-After each pass the logit gap between the first and the second token is averaged over the slots that hold the answer. The bar for it
-falls as decoding proceeds, since an early exit must be surer than a late one.
+After each pass the logit gap between the first and the second token is averaged over the slots that hold the answer.
+The bar for it falls as decoding proceeds, since an early exit must be surer than a late one.
 
 In: logits of the monitored slots. Out: the decision to write all. Not here: the rule until then.
 Source: Diffusion Language Models Know the Answer Before Decoding (arXiv:2508.19982).
@@ -26,13 +26,15 @@ from paceline.utils import need
 class Prophet:
     """Exit when the mean gap of the monitored slots reaches the bar of the current third of decoding.
 
-    Where a cache policy computes the current block only, an exit fills that block, and the next whole pass fills the rest.
+    Where a cache policy computes the current block only, an exit fills that block, and the next whole pass fills the
+    rest.
 
     Args:
         gap_thresholds: bars in logit units, one more than `gap_progress`; infinite bars are the method without Prophet.
         gap_progress: shares of the rounds at which the next bar holds.
-        monitor: "masked", all masked slots; "last", the last `answer_length` slots of the text; "span", `answer_length` slots from
-            `answer_start`; "template", `answer_length` slots after `answer_template`, which stands in the text as a prior.
+        monitor: "masked", all masked slots; "last", the last `answer_length` slots of the text; "span", `answer_length`
+            slots from `answer_start`; "template", `answer_length` slots after `answer_template`, which stands in the
+            text as a prior.
         answer_length: slots of the answer, where not all masked slots are monitored.
         answer_start: its first slot, counted from the end of the prompt, for "span".
         answer_template: tokens before the answer, for "template".
@@ -67,7 +69,9 @@ class Prophet:
         self.span = None if monitor == "masked" else range(start[monitor], start[monitor] + answer_length)
         self.reads_written = self.span is not None
         if self.span is not None:
-            rule = f"lie in the {setting.canvas.length - setting.canvas.start} slots of the text, answer_length included"
+            rule = (
+                f"lie in the {setting.canvas.length - setting.canvas.start} slots of the text, answer_length included"
+            )
             inside = setting.canvas.start <= self.span.start and self.span.stop <= setting.canvas.length
             need(inside, "answer_start", rule, self.span.start - setting.canvas.start)
 
@@ -75,7 +79,11 @@ class Prophet:
     def unread(options: Mapping[str, Any]) -> dict[str, str]:
         """Options without effect beside others -> what to do about them."""
         monitor = options.get("monitor", "masked")
-        readers = {"answer_start": ("span",), "answer_template": ("template",), "answer_length": ("last", "span", "template")}
+        readers = {
+            "answer_start": ("span",),
+            "answer_template": ("template",),
+            "answer_length": ("last", "span", "template"),
+        }
         rule = f"be left out with monitor {monitor!r}; it is read with"
         return {name: f"{rule} {' or '.join(map(repr, by))}" for name, by in readers.items() if monitor not in by}
 
@@ -85,7 +93,11 @@ class Prophet:
 
     def gap(self, step: Step) -> float:
         """Mean over the monitored slots; -inf where none has a prediction."""
-        slots = step.canvas.masked() if self.span is None else np.arange(self.span.start, min(self.span.stop, step.canvas.length))
+        slots = (
+            step.canvas.masked()
+            if self.span is None
+            else np.arange(self.span.start, min(self.span.stop, step.canvas.length))
+        )
         slots = slots[step.predictions.known(slots)]
         return float(step.predictions.gap[step.predictions.rows(slots)].mean()) if slots.size else -np.inf
 
@@ -102,4 +114,6 @@ def _after(canvas: Canvas, template: Sequence[int]) -> int:
         part = slice(start, start + tokens.size)
         if (canvas.status[part] == Status.PRIOR).all() and (canvas.tokens[part] == tokens).all():
             return start + int(tokens.size)
-    raise ConfigError(f"answer_template must stand in the text as a prior (Canvas.of(priors=...)), got {list(template)}")
+    raise ConfigError(
+        f"answer_template must stand in the text as a prior (Canvas.of(priors=...)), got {list(template)}"
+    )

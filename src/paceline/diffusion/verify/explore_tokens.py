@@ -1,8 +1,10 @@
-"""Several tokens at the explored slot: each is tried on a canvas of its own, and the one after which most can be exploited stays.
+"""Several tokens at the explored slot: each is tried on a canvas of its own, and the one after which most can be
+exploited stays.
 
-In: the plain next canvas of a rule that explores. Out: copies of it with other tokens at the first explored slot. Not here: when a
-slot is explored (`explore`).
-Source: From Bits to Rounds (arXiv:2511.21103); the choice by the number of slots that pass the threshold is this library's reading.
+In: the plain next canvas of a rule that explores. Out: copies of it with other tokens at the first explored slot. Not
+here: when a slot is explored (`explore`).
+Source: From Bits to Rounds (arXiv:2511.21103); the choice by the number of slots that pass the threshold is this
+library's reading.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from paceline.utils import need
 
 
 class ExploreTokens:
-    """The `explore_tokens` most probable tokens of the first explored slot, computed in one pass; drafts cost slots, not calls.
+    """The `explore_tokens` most probable tokens of the first explored slot, computed in one pass; drafts cost slots,
+    not calls.
 
     Raises:
         ConfigError: a commit rule that does not explore, or rules with a memory.
@@ -30,7 +33,12 @@ class ExploreTokens:
         need(explore_tokens >= 1, "explore_tokens", "be at least 1", explore_tokens)
         rule = setting.transition.commit
         need(isinstance(rule, Explore), "commit", "be 'explore' for verification 'explore_tokens'", type(rule).__name__)
-        need(setting.transition.stateless, "verification 'explore_tokens'", "go with rules without a memory", "one with a memory")
+        need(
+            setting.transition.stateless,
+            "verification 'explore_tokens'",
+            "go with rules without a memory",
+            "one with a memory",
+        )
         assert isinstance(rule, Explore)
         unchecked = "be left out where a constraint is checked (the tokens it tries are not)"
         need(setting.transition.check is None, "verification 'explore_tokens'", unchecked, "a constraint")
@@ -46,7 +54,9 @@ class ExploreTokens:
         slot = int(explored[0])
         row = predictions.logits[int(predictions.rows(explored[:1])[0])].double().softmax(-1)
         values, tokens = row.topk(min(self.number, row.numel() - 1))
-        others = [(int(t), float(p)) for t, p in zip(tokens, values, strict=True) if int(t) != first.tokens[slot] and p > 0]
+        others = [
+            (int(t), float(p)) for t, p in zip(tokens, values, strict=True) if int(t) != first.tokens[slot] and p > 0
+        ]
         return [first, *(_with(first, slot, token, p) for token, p in others[: self.number - 1])]
 
     def choose(self, drafts: Sequence[Canvas], predictions: Sequence[Predictions]) -> int:

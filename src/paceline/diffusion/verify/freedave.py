@@ -1,14 +1,17 @@
-"""FreeDave: the method drafts its own next rounds from what it knows now, and one pass tells how many of them it would have taken.
+"""FreeDave: the method drafts its own next rounds from what it knows now, and one pass tells how many of them it would
+have taken.
 
-In: a canvas with predictions. Out: nested drafts, the furthest that the plain method would have reached. Not here: how drafts are
-laid out in a pass (`loop.Layout`, `tree_layout`), which slots a pass computes (caches).
-Source: Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models (arXiv:2510.00294).
+In: a canvas with predictions. Out: nested drafts, the furthest that the plain method would have reached. Not here: how
+drafts are laid out in a pass (`loop.Layout`, `tree_layout`), which slots a pass computes (caches).
+Source: Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models
+(arXiv:2510.00294).
 
-A draft is the plain method's transition applied again and again to predictions that grow stale. The pass over all drafts gives
-each its own predictions; while the transition by these leads to the next draft, the next draft is kept. So the canvases are the
-plain method's own, whatever its rules are, as long as they have no memory, and whatever its cache is, as long as each draft is
-computed as the plain method would have (`Cache.ahead`); sampled tokens too, since noise is tied to (round, slot). A block's n
-masked slots, written one a round, take between 1 + ceil((n - 1) / drafts) passes and n.
+A draft is the plain method's transition applied again and again to predictions that grow stale. The pass over all
+drafts gives each its own predictions; while the transition by these leads to the next draft, the next draft is kept. So
+the canvases are the plain method's own, whatever its rules are, as long as they have no memory, and whatever its cache
+is, as long as each draft is computed as the plain method would have (`Cache.ahead`); sampled tokens too, since noise is
+tied to (round, slot). A block's n masked slots, written one a round, take between 1 + ceil((n - 1) / drafts) passes and
+n.
 """
 
 from __future__ import annotations
@@ -33,15 +36,15 @@ from paceline.utils import need
 class FreeDave:
     """Keeps the furthest draft that the plain method reaches: the same canvases in fewer passes.
 
-    The authors' scripts take the tree layout and the dual cache. Here neither is taken unasked: the one rounds otherwise, the other
-    writes another text than decoding without a cache.
+    The authors' scripts take the tree layout and the dual cache. Here neither is taken unasked: the one rounds
+    otherwise, the other writes another text than decoding without a cache.
 
     Args:
         drafts: canvases computed in one pass; 1 is the plain method.
-        layout: "batch" computes each draft in a call of its own, as the plain method would, to the bit; "tree" lays them along one
-            call, equal up to rounding.
-        blocks_ahead: blocks after the current one that drafts may reach into, earlier blocks always being filled first. A
-            block-causal model computes them in every pass.
+        layout: "batch" computes each draft in a call of its own, as the plain method would, to the bit; "tree" lays
+            them along one call, equal up to rounding.
+        blocks_ahead: blocks after the current one that drafts may reach into, earlier blocks always being filled first.
+            A block-causal model computes them in every pass.
     Raises:
         ConfigError: a rule with a memory, drafts across blocks under a cache that is renewed between them.
     """
@@ -116,9 +119,9 @@ class FreeDave:
 class FreeDavePlus(FreeDave):
     """FreeDave++ for rules that write several slots a round: not lossless.
 
-    The first draft is the plain method's, each further one has one slot more, and a draft is kept when the plain method would have
-    written what it holds, and perhaps more. So rounds may be split, and the canvas may differ from the plain method's. With a rule
-    that writes one slot a round it is FreeDave.
+    The first draft is the plain method's, each further one has one slot more, and a draft is kept when the plain method
+    would have written what it holds, and perhaps more. So rounds may be split, and the canvas may differ from the plain
+    method's. With a rule that writes one slot a round it is FreeDave.
     """
 
     def __init__(
@@ -136,7 +139,9 @@ class FreeDavePlus(FreeDave):
         if draft.length != target.length:
             return False
         held = draft.status != Status.MASKED
-        return bool((target.status[held] != Status.MASKED).all()) and np.array_equal(draft.tokens[held], target.tokens[held])
+        return bool((target.status[held] != Status.MASKED).all()) and np.array_equal(
+            draft.tokens[held], target.tokens[held]
+        )
 
 
 class _BestOnly:

@@ -19,7 +19,8 @@ from paceline.models.denoiser import Call, Denoiser, Flags, Ints, SlotCache
 
 
 class Tree(Layout):
-    """One call for all drafts, where they read the same slots; a call for each where they do not, and for one that stores.
+    """One call for all drafts, where they read the same slots; a call for each where they do not, and for one that
+    stores.
 
     Equal to the batch layout in exact arithmetic; products of other sizes may round otherwise.
     """
@@ -53,7 +54,9 @@ class Tree(Layout):
     def _mask(self, plans: Sequence[Plan], slots: Ints, read: Ints) -> Flags:
         """(q, r + q): each copy sees what is read, and itself."""
         copy = np.repeat(np.arange(len(plans)), [plan.slots.size for plan in plans])
-        mask: Flags = np.concatenate([np.ones((slots.size, read.size), np.bool_), copy[:, None] == copy[None, :]], axis=1)
+        mask: Flags = np.concatenate(
+            [np.ones((slots.size, read.size), np.bool_), copy[:, None] == copy[None, :]], axis=1
+        )
         if self.own:
             keys = np.concatenate([read, slots])
             mask &= keys[None, :] // self.own <= slots[:, None] // self.own

@@ -1,4 +1,6 @@
-"""What drafters of several folders share: chains, options, rows, the cache of a draft model, tables that learn from text."""
+"""What drafters of several folders share: chains, options, rows, the cache of a draft model, tables that learn from
+text.
+"""
 
 import lazy_loader
 

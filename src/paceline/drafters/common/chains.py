@@ -1,7 +1,7 @@
 """Trees made in a few microseconds.
 
-In: tokens and confidences. Out: the trees that `TokenTree.chain` and `TokenTree.build` make of them. Not here: their checks, for
-drafts are well formed by their making, and the engine checks what drafters propose.
+In: tokens and confidences. Out: the trees that `TokenTree.chain` and `TokenTree.build` make of them. Not here: their
+checks, for drafts are well formed by their making, and the engine checks what drafters propose.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Draft:
 def chain_tree(
     tokens: Sequence[int], confidence: Sequence[float], source: int, rows: Sequence[torch.Tensor | None] = ()
 ) -> TokenTree:
-    """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that length.
+    """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that
+    length.
 
     Args:
         rows: (v,) probabilities that each token was drawn from, None for points; none at all where all are.
@@ -64,4 +65,6 @@ def tree_of(links: Ints, chances: Chances, source: int) -> TokenTree:
     chain = chain_columns(n)
     if np.array_equal(parents, chain.parents):
         return chain_tree(tokens.tolist(), chances.tolist(), source)
-    return TokenTree(tokens, parents, depths, chain_sources(n, source), np.minimum(chances, 1.0), chain.slots, chain.kinds)
+    return TokenTree(
+        tokens, parents, depths, chain_sources(n, source), np.minimum(chances, 1.0), chain.slots, chain.kinds
+    )

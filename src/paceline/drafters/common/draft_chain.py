@@ -1,6 +1,7 @@
 """Drafting chains with a draft model: one forward pass a level for the whole batch.
 
-In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of caches.
+In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of
+caches.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class ChainDraft:
     """One chain under construction.
 
     Attributes:
-        context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q instead of
-            taking its best token.
-        tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a point.
+        context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q
+            instead of taking its best token.
+        tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a
+        point.
         behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
     """
 

@@ -1,6 +1,8 @@
-"""What drafters with a model share: how many tokens they draft, whether these are drawn or the likeliest, and the model's upkeep.
+"""What drafters with a model share: how many tokens they draft, whether these are drawn or the likeliest, and the
+model's upkeep.
 
-In: values of `num_speculative_tokens` and `draft_sample_method`, contexts, budgets. Out: checks, and how far and how a sequence
+In: values of `num_speculative_tokens` and `draft_sample_method`, contexts, budgets. Out: checks, and how far and how a
+sequence
 drafts. Not here: drawing (`draft_rows`), caches (`draft_state`).
 """
 
@@ -43,8 +45,9 @@ def check_method(method: str | None) -> None:
 
 
 def draws_for(context: Context, method: str | None) -> bool:
-    """Whether tokens are drawn for this sequence rather than the likeliest ones taken: above temperature 0, but by default not for
-    requests with a seed of their own, which then get the tokens of that seed whatever is drafted."""
+    """Whether tokens are drawn for this sequence rather than the likeliest ones taken: above temperature 0, but by
+    default not for requests with a seed of their own, which then get the tokens of that seed whatever is drafted.
+    """
     return context.temperature > 0 and (method == "probabilistic" or (method is None and not context.seeded))
 
 

@@ -1,9 +1,11 @@
-"""What a draft model's logits mean: rows fitted to the target's vocabulary, shaped by the request's rules, and draws from them.
+"""What a draft model's logits mean: rows fitted to the target's vocabulary, shaped by the request's rules, and draws
+from them.
 
-In: logits of a draft model, contexts. Out: float32 log-weights, probabilities, drawn tokens. Not here: running the model.
+In: logits of a draft model, contexts. Out: float32 log-weights, probabilities, drawn tokens. Not here: running the
+model.
 
-Draws have noise of their own, a hash of (seed, root position, number of the draw) that no verifier uses: a token must not be
-accepted by the same luck that proposed it.
+Draws have noise of their own, a hash of (seed, root position, number of the draw) that no verifier uses: a token must
+not be accepted by the same luck that proposed it.
 
 Axes in this file: r = rows, v = the target's vocabulary.
 """
@@ -40,7 +42,9 @@ def uniform(seed: int, position: int, draw: int) -> float:
 
 
 def fit_rows(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """(r, v) logits over the target's tokens: columns of padded embeddings are cut off, missing ones cannot be drawn."""
+    """(r, v) logits over the target's tokens: columns of padded embeddings are cut off, missing ones cannot be
+    drawn.
+    """
     width = logits.shape[-1]
     if width == vocab_size:
         return logits
@@ -67,7 +71,9 @@ def best_tokens(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], 
         DrafterError: NaN in a row, or nothing that can be drawn.
     """
     chances_rv = torch.softmax(weights_rv, -1, dtype=torch.float32)
-    chances, tokens = chances_rv.max(-1, keepdim=True) if width == 1 else chances_rv.topk(min(width, weights_rv.shape[-1]))
+    chances, tokens = (
+        chances_rv.max(-1, keepdim=True) if width == 1 else chances_rv.topk(min(width, weights_rv.shape[-1]))
+    )
     found_tokens, found_chances = tokens.tolist(), chances.tolist()
     for row in found_chances:
         if not row[0] > 0.0:
@@ -76,7 +82,8 @@ def best_tokens(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], 
 
 
 def draw_tokens(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-    """A token from `norm(row with removed set to 0)` by inversion, and its probability in `row`; None where nothing is left.
+    """A token from `norm(row with removed set to 0)` by inversion, and its probability in `row`; None where nothing is
+    left.
 
     Raises:
         DrafterError: NaN in the row.
@@ -88,7 +95,9 @@ def draw_tokens(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tup
     total = heights_v[-1:]
     found = torch.searchsorted(heights_v, luck * total, right=True).minimum(torch.searchsorted(heights_v, total))
     index = found.clamp_(max=len(row_v) - 1)  # NaN has no place among the heights
-    token, mass, chance = torch.cat((index.double(), total, row_v.gather(0, index).double())).tolist()  # one wait for the device
+    token, mass, chance = torch.cat(
+        (index.double(), total, row_v.gather(0, index).double())
+    ).tolist()  # one wait for the device
     if math.isnan(mass):
         raise DrafterError(NAN)
     return (int(token), min(chance, 1.0)) if mass > 0.0 else None

@@ -2,8 +2,9 @@
 
 In: a sequence's text, what was drafted. Out: a cache that holds a prefix of the text. Not here: choosing tokens.
 
-The cache holds committed tokens first (`base` of them), then possibly drafted ones (`ahead`), whose keys and values are kept as
-far as the text turns out to agree with them. The last token of the text is never kept: it must be fed to get logits after it.
+The cache holds committed tokens first (`base` of them), then possibly drafted ones (`ahead`), whose keys and values are
+kept as far as the text turns out to agree with them. The last token of the text is never kept: it must be fed to get
+logits after it.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def along(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) ->
 
 
 def catch_up(runner: Runner, states: Sequence[Follower], leave: int, most: int | None = None) -> None:
-    """Feed what the caches lack but for the last `leave` tokens, in chunks, where it is more than `most` (None: than `leave`)."""
+    """Feed what the caches lack but for the last `leave` tokens, in chunks, where it is more than `most` (None: than
+    `leave`).
+    """
     most = leave if most is None else most
     while behind := [state for state in states if len(state.pending) > most]:
         chunks = [state.pending[: min(CHUNK, len(state.pending) - leave)] for state in behind]

@@ -2,10 +2,12 @@
 
 A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
 
-In: a tenant's name, a folder. Out: that tenant's table; files in safetensors format. Not here: what a table holds or learns.
+In: a tenant's name, a folder. Out: that tenant's table; files in safetensors format. Not here: what a table holds or
+learns.
 
-A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's place in the list `tenants` of the
-header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit when it is read.
+A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's place in the list
+`tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit
+when it is read.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ class Tables(Generic[T]):
             table = self._of[key] = self.new()
             while len(self._of) > self.max_tenants:
                 dropped, _ = self._of.popitem(last=False)
-                logger.info("the %s table of tenant %r is dropped: more than %d tenants", self.method, dropped, self.max_tenants)
+                logger.info(
+                    "the %s table of tenant %r is dropped: more than %d tenants", self.method, dropped, self.max_tenants
+                )
         else:
             self._of.move_to_end(key)
         return table
@@ -122,7 +126,9 @@ class Tables(Generic[T]):
 
         where = self.folder if folder is None else Path(folder)
         if where is None:
-            raise DrafterError(f"the tables of {self.method!r} have no folder; give one, or set 'tables' in speculative_config")
+            raise DrafterError(
+                f"the tables of {self.method!r} have no folder; give one, or set 'tables' in speculative_config"
+            )
         tensors = {
             f"{index}/{name}": np.ascontiguousarray(array)
             for index, table in enumerate(self._of.values())
@@ -168,16 +174,22 @@ class Tables(Generic[T]):
             ) from None
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
-            raise DrafterError(f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew") from None
+            raise DrafterError(
+                f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew"
+            ) from None
 
     def _check(self, path: Path, header: Mapping[str, str]) -> None:
         for key, wanted in self._header().items():
             if header.get(key) != wanted:
                 got = header.get(key, "none")
                 what = f"{key} {got!r} instead of {wanted!r}"
-                raise DrafterError(f"the tables in {str(path)!r} do not fit this model and method: {what}; choose another folder")
+                raise DrafterError(
+                    f"the tables in {str(path)!r} do not fit this model and method: {what}; choose another folder"
+                )
         if header.get("shared") != json.dumps(self.shared):
-            raise DrafterError(f"the tables in {str(path)!r} were kept with another 'shared_tables'; set it alike or start anew")
+            raise DrafterError(
+                f"the tables in {str(path)!r} were kept with another 'shared_tables'; set it alike or start anew"
+            )
 
     def _tenants(self, header: Mapping[str, str], arrays: Arrays) -> list[str]:
         """Whose the tables are, in their order.
@@ -186,7 +198,11 @@ class Tables(Generic[T]):
             ValueError: no list of names, or not one for each table. RecursionError: thousands of brackets.
         """
         found = json.loads(header.get("tenants", "null"))
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
+        if (
+            not isinstance(found, list)
+            or not all(isinstance(name, str) for name in found)
+            or len(set(found)) < len(found)
+        ):
             raise ValueError("tenants must be a list of different names")
         if {name.partition("/")[0] for name in arrays} != {str(index) for index in range(len(found))}:
             raise ValueError(f"tenants must name every table once, and there are {len(found)} names")
@@ -230,7 +246,9 @@ def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> 
         if where is not None:
             path = where / tables.file_name
             rule = f"be a folder for each {tables.method!r} apart: two of them would be saved to one file"
-            remedy = "give one of them another folder" if folder is None else "leave it out, and give each its own 'tables'"
+            remedy = (
+                "give one of them another folder" if folder is None else "leave it out, and give each its own 'tables'"
+            )
             need(path not in files, "tables" if folder is None else "folder", f"{rule}; {remedy}", str(path))
             files.add(path)
     return found

@@ -1,15 +1,15 @@
 """What drafters share that look ahead with a diffusion language model: one pass over the text and masks behind it.
 
-In: contexts, budgets, a denoiser of the target's tokens. Out: logits of the next slots, sequence by sequence. Not here: which
-tokens become drafts (one file a method), how a denoiser is opened (`Models.denoiser`).
+In: contexts, budgets, a denoiser of the target's tokens. Out: logits of the next slots, sequence by sequence. Not here:
+which tokens become drafts (one file a method), how a denoiser is opened (`Models.denoiser`).
 
-A pass sees the text, then masks. A model with full attention takes the last mask for the end of what will be written, so there are
-at least `draft_masks` of them, however few tokens are drafted; under block-causal attention they go on to the end of the last
-drafted token's block, since later ones are seen by nobody.
+A pass sees the text, then masks. A model with full attention takes the last mask for the end of what will be written,
+so there are at least `draft_masks` of them, however few tokens are drafted; under block-causal attention they go on to
+the end of the last drafted token's block, since later ones are seen by nobody.
 
-Keys and values of drafted slots are never kept. Under block-causal attention those of the text's whole blocks depend on nothing
-behind them and are stored; under full attention every slot's depend on the masks, and the text is computed anew with each draft,
-its last `draft_context` tokens where that is too much.
+Keys and values of drafted slots are never kept. Under block-causal attention those of the text's whole blocks depend on
+nothing behind them and are stored; under full attention every slot's depend on the masks, and the text is computed anew
+with each draft, its last `draft_context` tokens where that is too much.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ class DenoisingDrafter(Drafter, Generic[S]):
         return min(max(1 << (slots - 1).bit_length(), LEAST_ROOM), self.denoiser.max_length)
 
     def _steps(self, budget: Budget) -> int:
-        """Tokens to draft: within the budget, the options and the canvas, which must hold one token of the text at least."""
+        """Tokens to draft: within the budget, the options and the canvas, which must hold one token of the text at
+        least.
+        """
         return min(budget.nodes, budget.depth, self.limit, self.denoiser.max_length - 1 - len(self.between))
 
     def _look(self, asked: Sequence[tuple[S, int]]) -> list[torch.Tensor]:

@@ -1,12 +1,13 @@
 """The best left-to-right path through a lattice of tokens, each slot's own candidates judged by a tri-gram model too.
 
-In: log-weights of slots that were predicted side by side, a `TrigramCounts`. Out: one path. Not here: the pass that gave the
-weights (`denoising`), what is counted (`diffuspec`).
+In: log-weights of slots that were predicted side by side, a `TrigramCounts`. Out: one path. Not here: the pass that
+gave the weights (`denoising`), what is counted (`diffuspec`).
 
-A slot's candidates are its likeliest tokens until they hold `mass` of its law, at most `most` of them and none behind an end token;
-end tokens are always candidates. A beam of paths goes from slot to slot by the sum of lam log p + (1 - lam) log p_ngram. A path
-that has ended goes on with end tokens, as a canvas does, each at the denoiser's price and free of the tri-grams': so paths of
-different lengths compare (the paper does not say how). The path is returned up to its end token.
+A slot's candidates are its likeliest tokens until they hold `mass` of its law, at most `most` of them and none behind
+an end token; end tokens are always candidates. A beam of paths goes from slot to slot by the sum of lam log p + (1 -
+lam) log p_ngram. A path that has ended goes on with end tokens, as a canvas does, each at the denoiser's price and free
+of the tri-grams': so paths of different lengths compare (the paper does not say how). The path is returned up to its
+end token.
 
 Source: causal-consistency path search of DiffuSpec (arXiv:2510.02358).
 
@@ -87,7 +88,8 @@ def best_path(lattice: Lattice, counts: TrigramCounts, before: Sequence[int], *,
     """Tokens of the best path, its first end token the last of them.
 
     Args:
-        before: the text's last tokens, of which two count. lam: weight of the lattice in 0..1. beam: paths kept, 1 or more.
+        before: the text's last tokens, of which two count. lam: weight of the lattice in 0..1. beam: paths kept, 1 or
+        more.
     """
     pair = np.full(2, NONE, np.int64)
     if before:
@@ -124,7 +126,9 @@ def put(score: float, link: tuple[int, int], scores: Doubles, links: Longs, coun
 
 
 @compiled
-def widen(lattice: Columns, slot: int, prices: Prices, old: tuple[Doubles, Longs, Longs, int], new: tuple[Doubles, Longs]) -> int:
+def widen(
+    lattice: Columns, slot: int, prices: Prices, old: tuple[Doubles, Longs, Longs, int], new: tuple[Doubles, Longs]
+) -> int:
     """The best continuations of the beam `old` (scores, last pairs, ended, length) by one slot; how many there are.
 
     `new` gets scores (b,) and links (b, 2): the path that is continued, the token, NONE where it has ended.

@@ -1,11 +1,14 @@
-"""DiffuSpec: a diffusion language model drafts many slots at once; a search finds the path that reads well from left to right.
+"""DiffuSpec: a diffusion language model drafts many slots at once; a search finds the path that reads well from left to
+right.
 
-In: contexts, a denoiser of the target's tokens, texts to count. Out: chains of points. Not here: the pass (`denoising`), the search
-(`causal_path`), how long drafts are (controller "diffuspec", the paper's adaptive draft length).
+In: contexts, a denoiser of the target's tokens, texts to count. Out: chains of points. Not here: the pass
+(`denoising`), the search (`causal_path`), how long drafts are (controller "diffuspec", the paper's adaptive draft
+length).
 
-The likeliest tokens of slots that were predicted side by side need not make a text. A tri-gram model, counted from this tenant's
-requests and, where it is named, a file, says how well a token goes after two others. (The paper fits one to the task's training
-split.) The path found has no law of its own that could be written down: its tokens are points, exact at every temperature.
+The likeliest tokens of slots that were predicted side by side need not make a text. A tri-gram model, counted from this
+tenant's requests and, where it is named, a file, says how well a token goes after two others. (The paper fits one to
+the task's training split.) The path found has no law of its own that could be written down: its tokens are points,
+exact at every temperature.
 
 Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358).
 """
@@ -66,8 +69,8 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
     Raises:
-        ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer, a file that cannot be read, tables
-            that do not fit or are damaged. UnsupportedModelError: a checkpoint of another kind.
+        ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer, a file that cannot be
+            read, tables that do not fit or are damaged. UnsupportedModelError: a checkpoint of another kind.
     """
 
     name = "diffuspec"
@@ -119,7 +122,11 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         return state
 
     def observe(
-        self, states: Sequence[CountedState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[CountedState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         for state in states:
             self._catch_up(state)

@@ -2,15 +2,15 @@
 
 In: a text's tokens. Out: chances. Not here: tenants and files (`tables`), paths through a lattice (`causal_path`).
 
-Chances are interpolated: p(c | a, b) = (n(abc) + K p(c | b)) / (n(ab.) + K), alike down to the uniform law, with K = 1: what was
-seen once after a pair has about half of its chances. They sum to 1 over the vocabulary.
+Chances are interpolated: p(c | a, b) = (n(abc) + K p(c | b)) / (n(ab.) + K), alike down to the uniform law, with K = 1:
+what was seen once after a pair has about half of its chances. They sum to 1 over the vocabulary.
 
-An open-addressed table holds hashes of 64 bits beside their counts; two n-grams with one hash would share a count, which can make
-no draft wrong but by chance better or worse. A table that is full halves all counts and drops what is left without one: it follows
-the present text and never takes more than 12 bytes for each of its slots.
+An open-addressed table holds hashes of 64 bits beside their counts; two n-grams with one hash would share a count,
+which can make no draft wrong but by chance better or worse. A table that is full halves all counts and drops what is
+left without one: it follows the present text and never takes more than 12 bytes for each of its slots.
 
-Source: tri-gram proxy of DiffuSpec (arXiv:2510.02358), which fits one to a task's training split; Dirichlet smoothing: MacKay and
-Peto, A hierarchical Dirichlet language model (1995).
+Source: tri-gram proxy of DiffuSpec (arXiv:2510.02358), which fits one to a task's training split; Dirichlet smoothing:
+MacKay and Peto, A hierarchical Dirichlet language model (1995).
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class TrigramCounts:
     """What one tenant's texts taught.
 
     Args:
-        most: slots of the table, a power of two of SMALLEST or more; at most half of them are used. vocab_size: ids lie below it.
+        most: slots of the table, a power of two of SMALLEST or more; at most half of them are used. vocab_size: ids lie
+        below it.
     """
 
     def __init__(self, most: int, vocab_size: int) -> None:

@@ -3,8 +3,8 @@
 In: contexts, a draft model. Out: chains or trees, point or drawn, whose q follows the request's sampling rules.
 Not here: loading models, accepting tokens, how much to draft (controllers).
 
-The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens, other
-drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
+The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens,
+other drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
 
 Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `tree_policies`.
 """
@@ -34,29 +34,33 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     Args:
         model: folder or hub id of the draft model.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's law, "greedy" takes its most likely
-            tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of their own, which then
-            get the tokens of that seed whatever is drafted.
-        tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds node by node
-            where the draft expects most, "dyspec_threshold" all that is worth `tree_threshold`, level by level; "eagle2" ranks all
-            nodes again in the end; "static" fills the shape `speculative_token_tree`; "ppd" fills the best shape of the budget's
-            size, that of controller "ppd" where it decides. These three take tokens by rank at every temperature. Above it, "rsd_c"
-            draws `tree_width` children of every node, "rsd_s" keeps as many nodes of a level by stochastic beam search, both
-            without replacement; "spectr" draws as many independent chains (for acceptance_method "k_seq"), "greedy_draft" one child
-            beside the likeliest (for "greedy_draft_sampling"); at temperature 0 all four are "levels".
-        tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on a level; of
-            the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on each level, such as
-            [3, 2, 1], and no more levels than these.
-        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is 1 / nodes.
-        speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0, 0)]".
-        draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which saves the time
-            of their rows. None keeps all.
-        draft_vocab_file: what tells which: JSON counts by token id, JSON ids by frequency, or a text; None keeps the lowest ids.
-        draft_device: where the draft model runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on which its
-            levels take the least time, which is measured and logged; None is the target's.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's law, "greedy" takes its most
+            likely tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of
+            their own, which then get the tokens of that seed whatever is drafted.
+        tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds
+            node by node where the draft expects most, "dyspec_threshold" all that is worth `tree_threshold`, level by
+            level; "eagle2" ranks all nodes again in the end; "static" fills the shape `speculative_token_tree`; "ppd"
+            fills the best shape of the budget's size, that of controller "ppd" where it decides. These three take
+            tokens by rank at every temperature. Above it, "rsd_c" draws `tree_width` children of every node, "rsd_s"
+            keeps as many nodes of a level by stochastic beam search, both without replacement; "spectr" draws as many
+            independent chains (for acceptance_method "k_seq"), "greedy_draft" one child beside the likeliest (for
+            "greedy_draft_sampling"); at temperature 0 all four are "levels".
+        tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on
+            a level; of the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on
+            each level, such as [3, 2, 1], and no more levels than these.
+        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is
+        1 / nodes.
+        speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0,
+        0)]".
+        draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which
+            saves the time of their rows. None keeps all.
+        draft_vocab_file: what tells which: JSON counts by token id, JSON ids by frequency, or a text; None keeps the
+        lowest ids.
+        draft_device: where the draft model runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on
+            which its levels take the least time, which is measured and logged; None is the target's.
     Raises:
-        ConfigError: a value outside its range, an option that the policy does not have. CapabilityError: a tree from a draft model
-            whose runner scores chains only. DrafterError: another tokenizer.
+        ConfigError: a value outside its range, an option that the policy does not have. CapabilityError: a tree from a
+            draft model whose runner scores chains only. DrafterError: another tokenizer.
     """
 
     name = "draft_model"
@@ -86,11 +90,15 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         )  # fmt: skip
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
 
-    def _open(self, args: DrafterArgs, model: str | None, size: int | None, file: str | None, device: str | None) -> None:
+    def _open(
+        self, args: DrafterArgs, model: str | None, size: int | None, file: str | None, device: str | None
+    ) -> None:
         """Draft with this model, with so many rows of its head, on this device."""
         trimmed_head.check(size, file)
         if not isinstance(model, str) or args.load_runner is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method {self.name!r}, got {model!r}")
+            raise ConfigError(
+                f"speculative_config model must be a folder or hub id for method {self.name!r}, got {model!r}"
+            )
         rows = self._rows(args, size, file)
         if device is None and (rows is None or args.models is None):
             runner = args.load_runner(model)
@@ -130,14 +138,17 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         self._chains = self.policy.name == "chain"
         if not self._chains and not runner.capabilities.trees:
             raise CapabilityError(
-                f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {name} cannot; leave it out and use "
+                f"tree_policy {self.policy.name!r} needs a draft model that scores trees, {name} cannot; leave it out "
+                f"and use "
                 "tree_width=1"
             )
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [self.kind(context, self.runner.open()) for context in contexts]
 
-    def propose(self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+    def propose(
+        self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
         asked = [i for i, count in enumerate(steps) if count > 0]
@@ -150,7 +161,11 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         return trees
 
     def observe(
-        self, states: Sequence[DraftState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[DraftState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         for state in states:
             state.settle(self.runner)
@@ -166,7 +181,9 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         return super().draws_tokens and not self.policy.points
 
     def rewind(self, state: DraftState, kept: int) -> None:
-        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the new one."""
+        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the
+        new one.
+        """
         state.forget(self.runner, kept)
 
     def _drawn(self, state: DraftState) -> bool:
@@ -175,7 +192,9 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))
         if self._chains:
-            chains = [ChainDraft(state.context, count, budget.go_on, self._drawn(state)) for state, budget, count in each]
+            chains = [
+                ChainDraft(state.context, count, budget.go_on, self._drawn(state)) for state, budget, count in each
+            ]
             return draft_chains(self.runner, states, chains, self.vocab_size, self.index)
         growing = [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
         return grow(self.runner, growing, self.vocab_size, self.index)

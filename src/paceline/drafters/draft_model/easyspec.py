@@ -1,16 +1,18 @@
-"""EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits for another.
+"""EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits
+for another.
 
-In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that the fuzzy
+In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that
+the fuzzy
 passes gave. Not here: the passes (models.decoder.grouped).
 
-*Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so that they need
-not wait for each other; MLPs stay in order. *Bonus calibration*: what they write into the draft's cache was computed from the wrong
-inputs and is dropped when the verdict is there; the accepted tokens and the target's own go through one exact pass, which gives the
-next draft its first token. So the cache of the text is always that of the draft model itself, and only tokens behind the first of a
-draft are guesses of the fuzzy one.
+*Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so
+that they need not wait for each other; MLPs stay in order. *Bonus calibration*: what they write into the draft's cache
+was computed from the wrong inputs and is dropped when the verdict is there; the accepted tokens and the target's own go
+through one exact pass, which gives the next draft its first token. So the cache of the text is always that of the draft
+model itself, and only tokens behind the first of a draft are guesses of the fuzzy one.
 
-The paper runs the layers of a group at once on several GPUs. Here they run one after the other, so that the method shows what fuzzy
-drafts are worth, and a level takes no less time than one of `draft_model`.
+The paper runs the layers of a group at once on several GPUs. Here they run one after the other, so that the method
+shows what fuzzy drafts are worth, and a level takes no less time than one of `draft_model`.
 
 Source: EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493).
 """
@@ -66,10 +68,11 @@ class EasySpecDrafter(DraftModelDrafter):
         model: folder or hub id of the draft model, of four layers or more.
         layer_group_size: layers of a group; 1 is the draft model as it is. The first and the last layer stand alone.
         draft_device: as for `draft_model`.
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as for
-            `draft_model`.
+        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as
+            for `draft_model`.
     Raises:
-        ConfigError: a value outside its range, a model of fewer layers. UnsupportedModelError: a model without the native runner.
+        ConfigError: a value outside its range, a model of fewer layers. UnsupportedModelError: a model without the
+        native runner.
         DrafterError: another tokenizer.
     """
 
@@ -96,7 +99,9 @@ class EasySpecDrafter(DraftModelDrafter):
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
         if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}")
+            raise ConfigError(
+                f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}"
+            )
         self._use(args.models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 

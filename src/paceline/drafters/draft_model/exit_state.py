@@ -1,10 +1,12 @@
-"""A draft model with exits: which layers have seen which tokens of a sequence, and passes that go deeper only where that is wanted.
+"""A draft model with exits: which layers have seen which tokens of a sequence, and passes that go deeper only where
+that is wanted.
 
 In: a runner that resumes at any layer, texts. Out: logits of an exit. Not here: which exit serves (`s2d`), drafting.
 
-Tokens behind the cache lie in its scratch slots, the first ones known to all layers, later ones perhaps to the first few only. A
-pass to a deeper exit takes all that is missing there along in one batch, so that keys and values are those of the whole model; what
-has gone through all layers is committed. Until then a token's state behind its last layer is kept.
+Tokens behind the cache lie in its scratch slots, the first ones known to all layers, later ones perhaps to the first
+few only. A pass to a deeper exit takes all that is missing there along in one batch, so that keys and values are those
+of the whole model; what has gone through all layers is committed. Until then a token's state behind its last layer is
+kept.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class ExitState(Follower):
         self.states: list[torch.Tensor | None] = [None] * exits
 
     def follow(self, runner: LayeredRunner, exits: int) -> None:
-        """Take drafts back, put the text behind what stays, and commit what has gone through all layers; where too much of the text
-        waits, give up what waits for deeper ones."""
+        """Take drafts back, put the text behind what stays, and commit what has gone through all layers; where too much
+        of the text waits, give up what waits for deeper ones.
+        """
         text = self.pending
         self._cut(min(agreed(self.inputs, text), len(text) - 1))
         whole = self.done[-1]
@@ -72,7 +75,8 @@ class ExitState(Follower):
 
 
 def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
-    """Take all inputs of some sequences from exit `index` - 1 to exit `index`; (r, v) logits there after each one's last.
+    """Take all inputs of some sequences from exit `index` - 1 to exit `index`; (r, v) logits there after each one's
+    last.
 
     Every sequence has an input that exit `index` has not seen.
     """

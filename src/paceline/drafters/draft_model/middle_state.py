@@ -1,6 +1,7 @@
 """What a hierarchy knows of one sequence: the text with the chain that grows behind it, and the middle model's cache.
 
-In: the target's text, verdicts of the middle model. Out: the chain so far with its rows. Not here: rounds (`specmquant`).
+In: the target's text, verdicts of the middle model. Out: the chain so far with its rows. Not here: rounds
+(`specmquant`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class MiddleState(Follower):
     """See the module.
 
     Attributes:
-        context: the sequence as the target has it. asked: the same with the chain behind it, as the small model is asked.
+        context: the sequence as the target has it. asked: the same with the chain behind it, as the small model is
+        asked.
         cache: of the middle model, a prefix of that text without its last token. inner: the small model's state.
         tokens, chances, rows: of the chain: each token, its chance and (v,) probabilities where it was drawn.
     """
@@ -52,7 +54,9 @@ class MiddleState(Follower):
 
     @property
     def seed(self) -> int | None:
-        """Of the middle model's noise in this round, which it shares with no other; None where it takes likeliest tokens."""
+        """Of the middle model's noise in this round, which it shares with no other; None where it takes likeliest
+        tokens.
+        """
         return int(uniform(self.asked.seed, len(self.asked.tokens), _ROUND) * 2**53) if self._drawn else None
 
     def follow(self, runner: Runner, inner: Any, *, drawn: bool) -> None:
@@ -87,7 +91,8 @@ class MiddleState(Follower):
         self.asked.tokens.extend(verdict.tokens)
 
     def heard(self, budget: Budget, most: int, least: int) -> bool:
-        """Cut the chain after `most` tokens, or where the controller speaks against the next; whether another round is wanted.
+        """Cut the chain after `most` tokens, or where the controller speaks against the next; whether another round is
+        wanted.
 
         The next token is asked for before the round that would bring it; a token is cut for what comes before it alone.
         """

@@ -1,16 +1,18 @@
 """PEARL: a draft model writes on while the target scores what it wrote before, instead of each waiting for the other.
 
-In: contexts, a draft model, the chains that are scored. Out: chains, and work for a second thread (`base.Ahead`). Not here: threads
-(the engine), what stands of a draft (`pearl_state`), which way is faster (`pearl_pace`).
+In: contexts, a draft model, the chains that are scored. Out: chains, and work for a second thread (`base.Ahead`). Not
+here: threads (the engine), what stands of a draft (`pearl_state`), which way is faster (`pearl_pace`).
 
-With a window of g tokens. *Pre-verify*, where nothing is drafted yet: the target scores the last token of the text alone, and g
-tokens are drafted behind it meanwhile; the target's row judges the first of them. Where it stands the other g - 1 are the chain of
-the next step. *Post-verify*: g more are drafted behind that chain while it is scored; the rows judge its tokens, and the last row
-the first of the new ones. So a step in which all stands brings g tokens, and none of the target's own, since drafting has gone on
-past it. Where something is rejected the rest is thrown away, and the next step pre-verifies.
+With a window of g tokens. *Pre-verify*, where nothing is drafted yet: the target scores the last token of the text
+alone, and g tokens are drafted behind it meanwhile; the target's row judges the first of them. Where it stands the
+other g - 1 are the chain of the next step. *Post-verify*: g more are drafted behind that chain while it is scored; the
+rows judge its tokens, and the last row the first of the new ones. So a step in which all stands brings g tokens, and
+none of the target's own, since drafting has gone on past it. Where something is rejected the rest is thrown away, and
+the next step pre-verifies.
 
-No result depends on which thread was faster: verdicts wait for both, and what was drafted is used or thrown away by what they say.
-Where the two run on one GPU, or where it does not pay, everything is drafted before it is scored, as by `draft_model`.
+No result depends on which thread was faster: verdicts wait for both, and what was drafted is used or thrown away by
+what they say. Where the two run on one GPU, or where it does not pay, everything is drafted before it is scored, as by
+`draft_model`.
 
 Source: PEARL, Parallel speculative decoding with adaptive draft length (arXiv:2408.11850), algorithm 2.
 """
@@ -44,10 +46,10 @@ class PearlDrafter(DraftModelDrafter):
 
     Args:
         model: folder or hub id of the draft model.
-        num_speculative_tokens: the window, in tokens; None takes as many as are drafted in the time that the target needs, within
-            the budget.
-        overlap: True always drafts while the target scores, False always before it; None, the default, tries both on the first
-            steps and goes on with what was faster, which the log says.
+        num_speculative_tokens: the window, in tokens; None takes as many as are drafted in the time that the target
+            needs, within the budget.
+        overlap: True always drafts while the target scores, False always before it; None, the default, tries both on
+            the first steps and goes on with what was faster, which the log says.
         draft_sample_method, draft_vocab_size, draft_vocab_file, draft_device: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range. CapabilityError: overlap on a GPU that is the target's too.
@@ -74,7 +76,13 @@ class PearlDrafter(DraftModelDrafter):
     ) -> None:
         need(overlap is None or isinstance(overlap, bool), "overlap", "be True, False or None", overlap)
         self._configure(
-            args, limit=num_speculative_tokens, method=draft_sample_method, policy=None, width=None, threshold=None, paths=None
+            args,
+            limit=num_speculative_tokens,
+            method=draft_sample_method,
+            policy=None,
+            width=None,
+            threshold=None,
+            paths=None,
         )
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
         self.paces = Paces(self.name, self._way(args, overlap))
@@ -87,9 +95,13 @@ class PearlDrafter(DraftModelDrafter):
         if self.shared or device != other:
             return overlap
         if overlap:
-            raise CapabilityError(f"overlap of 'pearl' needs a draft on another device than the target's {device}; leave it out")
+            raise CapabilityError(
+                f"overlap of 'pearl' needs a draft on another device than the target's {device}; leave it out"
+            )
         if overlap is None:
-            logger.warning("pearl: draft and target share %s, which runs one after the other; going on sequentially", device)
+            logger.warning(
+                "pearl: draft and target share %s, which runs one after the other; going on sequentially", device
+            )
         return False
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
@@ -145,8 +157,13 @@ class PearlDrafter(DraftModelDrafter):
         return super().fork(state, context)
 
     def _room(self, state: PearlState, budget: Budget) -> int:
-        """Most tokens that may be drafted behind the chain: within the budget, the option and the draft model's context."""
-        return min(self._steps(state, budget), self.runner.info.max_context - len(state.context.tokens) - len(state.drafted) + 1)
+        """Most tokens that may be drafted behind the chain: within the budget, the option and the draft model's
+        context.
+        """
+        return min(
+            self._steps(state, budget),
+            self.runner.info.max_context - len(state.context.tokens) - len(state.drafted) + 1,
+        )
 
     def _draft_on(self, lacking: Sequence[tuple[PearlState, int]]) -> None:
         """Draft so many tokens more behind what each has."""
@@ -155,7 +172,9 @@ class PearlDrafter(DraftModelDrafter):
         for state, _ in lacking:
             state.tidy(self.runner)
         chains = [
-            ChainDraft(state.context, count, state.go_on, self._drawn(state), behind=[one.token for one in state.drafted])
+            ChainDraft(
+                state.context, count, state.go_on, self._drawn(state), behind=[one.token for one in state.drafted]
+            )
             for state, count in lacking
         ]
         draft_chains(self.runner, [state for state, _ in lacking], chains, self.vocab_size, self.index)

@@ -2,10 +2,10 @@
 
 In: seconds and tokens of whole steps. Out: the way to go on. Not here: drafting, threads.
 
-Two models at once share cores, caches and memory bandwidth, so that what each costs alone says little of what they cost together.
-So nothing is modelled: whole steps of both ways are timed, one way after the other, tokens per second decide, and what was decided
-is tried again after some thousand steps. Neither way changes what is written: points are verified to the same tokens either way,
-drawn tokens have the same law.
+Two models at once share cores, caches and memory bandwidth, so that what each costs alone says little of what they cost
+together. So nothing is modelled: whole steps of both ways are timed, one way after the other, tokens per second decide,
+and what was decided is tried again after some thousand steps. Neither way changes what is written: points are verified
+to the same tokens either way, drawn tokens have the same law.
 """
 
 from __future__ import annotations
@@ -148,5 +148,7 @@ class Paces:
             logger.info("%s drafts while the target scores: that gives %s of one after the other", self.name, rates)
         else:
             logger.warning(
-                "%s: drafting while the target scores gives %s of one after the other here; going on sequentially", self.name, rates
+                "%s: drafting while the target scores gives %s of one after the other here; going on sequentially",
+                self.name,
+                rates,
             )

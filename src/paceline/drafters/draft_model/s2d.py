@@ -1,14 +1,17 @@
-"""Sorted speculative decoding: one draft model with several exits, of which every token takes the first that is sure enough.
+"""Sorted speculative decoding: one draft model with several exits, of which every token takes the first that is sure
+enough.
 
-In: contexts, a draft model of more than one layer. Out: chains, point or drawn, each token from the law of the exit it took.
+In: contexts, a draft model of more than one layer. Out: chains, point or drawn, each token from the law of the exit it
+took.
 Not here: passes and their upkeep (`exit_state`), the training that makes exits good.
 
-A token is drafted from the first exit whose most likely token has at least the exit's threshold; the last exit, the whole model,
-always serves. So one draft serves targets of several sizes, each with thresholds of its own: 0 for all is a small model, above 1
-the whole one. Which exit serves depends on what came before the token, so that q is the law of that exit. All exits share the final
-norm and the head, as the sub-models of sorted fine-tuning do.
+A token is drafted from the first exit whose most likely token has at least the exit's threshold; the last exit, the
+whole model, always serves. So one draft serves targets of several sizes, each with thresholds of its own: 0 for all is
+a small model, above 1 the whole one. Which exit serves depends on what came before the token, so that q is the law of
+that exit. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
 
-Source: S2D: sorted speculative decoding for more efficient deployment of nested large language models (arXiv:2407.01955).
+Source: S2D: sorted speculative decoding for more efficient deployment of nested large language models
+(arXiv:2407.01955).
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ class S2dDrafter(ModelDrafter[ExitState]):
 
     Args:
         model: folder or hub id of the draft model, of two layers or more.
-        draft_exits: layers after which a token may leave, ascending; None is a half and three quarters of them, as in the paper.
+        draft_exits: layers after which a token may leave, ascending; None is a half and three quarters of them, as in
+        the paper.
         draft_exit_thresholds: least chance of the likeliest token at each of these exits, one for all or one each.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
         draft_sample_method, draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range, layers that the draft does not have. DrafterError: another tokenizer, or a draft
-            whose layers cannot be run apart.
+        ConfigError: a value outside its range, layers that the draft does not have. DrafterError: another tokenizer, or
+            a draft whose layers cannot be run apart.
     """
 
     name = "s2d"
@@ -70,7 +74,9 @@ class S2dDrafter(ModelDrafter[ExitState]):
     def begin(self, contexts: Sequence[Context]) -> list[ExitState]:
         return [ExitState(context, self.runner.open(), len(self.exits)) for context in contexts]
 
-    def propose(self, states: Sequence[ExitState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+    def propose(
+        self, states: Sequence[ExitState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         chains: dict[int, tuple[ExitState, ChainDraft]] = {}
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
@@ -81,7 +87,9 @@ class S2dDrafter(ModelDrafter[ExitState]):
             catch_up(self.runner, [state for state, _ in chains.values()], 1, MOST)
         active = list(chains.values())
         while active:
-            add_level([chain for _, chain in active], fit_rows(self._logits([state for state, _ in active]), self.vocab_size))
+            add_level(
+                [chain for _, chain in active], fit_rows(self._logits([state for state, _ in active]), self.vocab_size)
+            )
             active = [(state, chain) for state, chain in active if chain.wants_more]
             for state, chain in active:
                 state.inputs = [*state.inputs, chain.tokens[-1]]

@@ -1,17 +1,18 @@
 """A hierarchy of drafts: a small model's trees, which a rounded copy of the target turns into one chain for the target.
 
-In: contexts, a drafter of trees, a model between it and the target. Out: chains, point or drawn from the middle model's law.
+In: contexts, a drafter of trees, a model between it and the target. Out: chains, point or drawn from the middle model's
+law.
 Not here: the trees (a drafter of its own, from a nested config), how a tree is verified (`base.Judge`), rounding
     (models.loading.quantization).
 
-Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have said itself, and one
-token more, until `min_draft_length` tokens are there. Each token of the chain is then distributed as the middle model's own,
-whatever was drafted below it, and its row is known from that pass; so it is a draft like any other and the target's law stays its
-own. Where a chain ends depends on what came before the token that it lacks, not on that token. Both models go back to the text
-where the target takes another way.
+Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have said
+itself, and one token more, until `min_draft_length` tokens are there. Each token of the chain is then distributed as
+the middle model's own, whatever was drafted below it, and its row is known from that pass; so it is a draft like any
+other and the target's law stays its own. Where a chain ends depends on what came before the token that it lacks, not on
+that token. Both models go back to the text where the target takes another way.
 
-Source: SpecMQuant, Speculative decoding meets quantization (arXiv:2505.22179): trees lose what rounding gains, so that the target
-is given a chain.
+Source: SpecMQuant, Speculative decoding meets quantization (arXiv:2505.22179): trees lose what rounding gains, so that
+the target is given a chain.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     """Drafts chains with a model that is helped by a smaller one.
 
     Args:
-        model: folder or hub id of the small model, which grows trees as `draft_model` with tree_policy "eagle2"; None without
-            `draft` lets the middle model draft alone.
+        model: folder or hub id of the small model, which grows trees as `draft_model` with tree_policy "eagle2"; None
+            without `draft` lets the middle model draft alone.
         draft: instead, the config of the small model's method: `draft_model` or `quantized_copy` with their options.
         quantization: the middle model is the target's copy so rounded, "int4" by default; see `quantized_copy`.
         intermediate_model: instead, folder or hub id of the middle model.
@@ -70,7 +71,11 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         draft_sample_method: str | None = None,
         num_speculative_tokens: int | None = None,
     ) -> None:
-        for key, value in (("min_draft_length", min_draft_length), ("draft_nodes", draft_nodes), ("draft_depth", draft_depth)):
+        for key, value in (
+            ("min_draft_length", min_draft_length),
+            ("draft_nodes", draft_nodes),
+            ("draft_depth", draft_depth),
+        ):
             integer(key, value, 1, 1024)
         self._keep(args, num_speculative_tokens, draft_sample_method)
         need(model is None or draft is None, "draft", "be left out where model is given", draft)
@@ -86,8 +91,13 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     def begin(self, contexts: Sequence[Context]) -> list[MiddleState]:
         return [MiddleState(context, self.runner.open(), self._begin_inner) for context in contexts]
 
-    def propose(self, states: Sequence[MiddleState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        asked = [(i, state, self._steps(state, budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
+    def propose(
+        self, states: Sequence[MiddleState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
+        asked = [
+            (i, state, self._steps(state, budget))
+            for i, (state, budget) in enumerate(zip(states, budgets, strict=True))
+        ]
         active = [(state, budgets[i], most) for i, state, most in asked if most > 0]
         for state, _, _ in active:
             state.follow(self.runner, self.inner, drawn=draws_for(state.context, self.method))
@@ -154,13 +164,20 @@ def _inner(args: DrafterArgs, config: Mapping[str, Any]) -> Drafter:
         raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
     made = args.nested(config)
     if not made.rewinds:
-        raise DrafterError(f"draft of 'specmquant' must be draft_model or quantized_copy, got {made.name!r}, which cannot go back")
+        raise DrafterError(
+            f"draft of 'specmquant' must be draft_model or quantized_copy, got {made.name!r}, which cannot go back"
+        )
     return made
 
 
 def _middle(args: DrafterArgs, quantization: str | None, model: str | None) -> Runner:
     """The model between."""
-    need(quantization is None or model is None, "quantization", "be left out where intermediate_model is given", quantization)
+    need(
+        quantization is None or model is None,
+        "quantization",
+        "be left out where intermediate_model is given",
+        quantization,
+    )
     known = quantization is None or (isinstance(quantization, str) and quantization in QUANTIZATIONS)
     need(known, "quantization of 'specmquant'", f"be one of {', '.join(QUANTIZATIONS)}", quantization)
     need(model is None or isinstance(model, str), "intermediate_model", "be a folder or hub id", model)

@@ -1,7 +1,7 @@
 """Growing trees with a draft model: the nodes under construction, and one forward pass per round for the whole batch.
 
-In: settled states, growing trees that say which nodes they want scored next. Out: one tree each. Not here: which nodes these are
-and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_static`, ...), upkeep of caches.
+In: settled states, growing trees that say which nodes they want scored next. Out: one tree each. Not here: which nodes
+these are and what becomes of their rows (`draft_tree`, `grow_dyspec`, `grow_static`, ...), upkeep of caches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Growth(ABC):
     """One tree under construction.
 
     Attributes:
-        nodes, depth: limits. go_on: asked before each level but the first. drawn: sample from q instead of choosing by rank.
-        tokens, parents, confidence: of the nodes so far, parents first; reach: product of the confidences along a node's path;
-            paths: tokens after the root up to and with the node.
+        nodes, depth: limits. go_on: asked before each level but the first. drawn: sample from q instead of choosing by
+        rank.
+        tokens, parents, confidence: of the nodes so far, parents first; reach: product of the confidences along a
+            node's path; paths: tokens after the root up to and with the node.
         trials: parent -> drawn trials. fed: node -> its place among the inputs that were fed.
         front: nodes whose rows are wanted next; none when the tree is done.
         level: levels that have children or were asked for.
@@ -89,8 +90,9 @@ class Growth(ABC):
         return self.add(parent, token, chance)
 
     def last_level(self, first: int, least: float = 0.0) -> list[int]:
-        """The nodes from `first` on, the last level, that are reached at all and with a chance of `least` or more; none where no
-        further level is to come."""
+        """The nodes from `first` on, the last level, that are reached at all and with a chance of `least` or more; none
+        where no further level is to come.
+        """
         new = [node for node in range(first, len(self.tokens)) if self.reach[node] >= least and self.reach[node] > 0.0]
         if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
             return []
@@ -152,7 +154,9 @@ def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
     for draft in drafts:
         draft.state.fed_tokens, draft.state.fed_parents = [], []
     trees = [as_tree(tokens[1:], [p - 1 for p in parents[1:]]) for tokens, parents in inputs]
-    scores = runner.score([d.state.cache for d in drafts], [tokens[0] for tokens, _ in inputs], trees, computed=computed)
+    scores = runner.score(
+        [d.state.cache for d in drafts], [tokens[0] for tokens, _ in inputs], trees, computed=computed
+    )
     found = []
     for i, (draft, (tokens, parents)) in enumerate(zip(drafts, inputs, strict=True)):
         draft.state.fed_tokens, draft.state.fed_parents = tokens, parents
@@ -161,7 +165,9 @@ def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
 
 
 def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
-    """All inputs with their parents' places: those fed before and the front, or at first what the cache lacks of the text."""
+    """All inputs with their parents' places: those fed before and the front, or at first what the cache lacks of the
+    text.
+    """
     state = draft.state
     if draft.front == [ROOT]:
         tokens = state.pending
@@ -176,11 +182,14 @@ def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
 
 
 def as_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
-    """Inputs below the first as a tree for the runner: what `TokenTree.build` makes, without its checks, which take a tenth of a
-    level's time."""
+    """Inputs below the first as a tree for the runner: what `TokenTree.build` makes, without its checks, which take a
+    tenth of a level's time.
+    """
     n, depths = len(tokens), np.empty(len(tokens), np.int32)
     for i, parent in enumerate(parents):
         depths[i] = 1 if parent < 0 else depths[parent] + 1
     _, _, slots, kinds = chain_columns(n)
     confidence = np.full(n, 0.5, np.float32)
-    return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32), depths, chain_sources(n, 0), confidence, slots, kinds)
+    return TokenTree(
+        np.array(tokens, np.int32), np.array(parents, np.int32), depths, chain_sources(n, 0), confidence, slots, kinds
+    )

@@ -1,19 +1,20 @@
 """Trees level by level: a beam of nodes is expanded on each level. The default where `tree_width` is above 1.
 
-In: rows of the level's nodes. Out: their children, and the nodes to expand next. Not here: running the model (`grow`), chains
-(`draft_chain`), other ways to grow (`tree_policies`).
+In: rows of the level's nodes. Out: their children, and the nodes to expand next. Not here: running the model (`grow`),
+chains (`draft_chain`), other ways to grow (`tree_policies`).
 
-*Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached (EAGLE-2,
-arXiv:2406.16858). *Drawn* trees draw `width` tokens of every expanded node without replacement (recursive rejection sampling,
-arXiv:2402.14160): how many are drawn where is settled before the draws of the level are made, and nothing is cut afterwards.
+*Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached
+(EAGLE-2, arXiv:2406.16858). *Drawn* trees draw `width` tokens of every expanded node without replacement (recursive
+rejection sampling, arXiv:2402.14160): how many are drawn where is settled before the draws of the level are made, and
+nothing is cut afterwards.
 
-*EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely paths; in
-the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a drawn tree that is cut
-by what came up breaks the output law, so above temperature 0 children are chosen by rank as well, and the verifier's own draw looks
-whether it is among them. Not here: EAGLE's heads.
+*EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely
+paths; in the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a
+drawn tree that is cut by what came up breaks the output law, so above temperature 0 children are chosen by rank as
+well, and the verifier's own draw looks whether it is among them. Not here: EAGLE's heads.
 
-*Greedy draft sampling* (for `acceptance_method` "greedy_draft_sampling"; Towards optimal multi-draft speculative decoding,
-arXiv:2502.18779): all children of a node but one are its likeliest tokens, and one is drawn from the others.
+*Greedy draft sampling* (for `acceptance_method` "greedy_draft_sampling"; Towards optimal multi-draft speculative
+decoding, arXiv:2502.18779): all children of a node but one are its likeliest tokens, and one is drawn from the others.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class TreeDraft(Growth):
 
 @dataclass(slots=True)
 class GreedyDraft(TreeDraft):
-    """Drawn trees of points and one draw at a place: `width` children of each of the `width` likeliest nodes of a level."""
+    """Drawn trees of points and one draw at a place: `width` children of each of the `width` likeliest nodes of a
+    level.
+    """
 
     def _draw(self, q_fv: torch.Tensor) -> None:
         for parent, row_v in zip(self.front, q_fv, strict=True):
@@ -107,8 +110,12 @@ class Eagle2Draft(Ranked):
     width: int = WIDTH
 
     def expand(self, weights_fv: torch.Tensor) -> None:
-        """Give the front its children; the most likely ones come next, unless no child of theirs could be among the best."""
+        """Give the front its children; the most likely ones come next, unless no child of theirs could be among the
+        best.
+        """
         new = sorted(self.enter(weights_fv, self.width), key=lambda node: -self.reach[node])[: self.width]
         new = [node for node in new if self.reach[node] > self.bar]
         self.level += 1
-        self.front = new if new and self.level < self.depth and self.go_on(self.level + 1, self.reach[new[0]], None) else []
+        self.front = (
+            new if new and self.level < self.depth and self.go_on(self.level + 1, self.reach[new[0]], None) else []
+        )

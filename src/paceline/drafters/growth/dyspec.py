@@ -1,21 +1,22 @@
 """DySpec: the node budget goes, one by one, to the places most likely to be reached and accepted.
 
-In: rows of a draft model, a number of nodes or a threshold. Out: a tree grown best place first. Not here: drawing (`siblings`).
+In: rows of a draft model, a number of nodes or a threshold. Out: a tree grown best place first. Not here: drawing
+(`siblings`).
 
-Drawn: a heap holds *slots*, places where a child can be added, with v, the draft's own estimate that the place is reached. The
-largest v gets the next node; it leaves two slots, for the next sibling with v times what the token leaves of the residual it was
-drawn from, and for the node's first child with v times the token's share of it, so that a node's reach is the product of the raw q
-along its path. The choice of a slot looks at v alone; the token is drawn.
+Drawn: a heap holds *slots*, places where a child can be added, with v, the draft's own estimate that the place is
+reached. The largest v gets the next node; it leaves two slots, for the next sibling with v times what the token leaves
+of the residual it was drawn from, and for the node's first child with v times the token's share of it, so that a node's
+reach is the product of the raw q along its path. The choice of a slot looks at v alone; the token is drawn.
 
-Points (temperature 0, and requests with a seed): the same greed with tokens by rank ends with the most likely paths of the draft.
-They are found by expanding the most likely nodes whose children may still be among them.
+Points (temperature 0, and requests with a seed): the same greed with tokens by rank ends with the most likely paths of
+the draft. They are found by expanding the most likely nodes whose children may still be among them.
 
-A slot whose row is not known needs a pass of the draft model. With it go others that will probably be needed: rows are cheap,
-passes are not. The tree does not depend on that.
+A slot whose row is not known needs a pass of the draft model. With it go others that will probably be needed: rows are
+cheap, passes are not. The tree does not depend on that.
 
-The layer-wise variant: every place worth more than a threshold gets a child, and one pass of the draft model serves a whole level.
-Siblings are added while v >= c; with c about 1 / nodes the tree comes near the budget. Where the budget is used up first, the
-places of a level with the largest v have come first.
+The layer-wise variant: every place worth more than a threshold gets a child, and one pass of the draft model serves a
+whole level. Siblings are added while v >= c; with c about 1 / nodes the tree comes near the budget. Where the budget is
+used up first, the places of a level with the largest v have come first.
 
 Source: DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure (arXiv:2410.11744), algorithm 1 and the
 layer-wise variant.
@@ -104,7 +105,9 @@ class DySpecDraft(_BestFirst):
             heapq.heappush(self.heap, (-worth, depth, self.age, parent))
 
     def _wanted(self) -> list[int]:
-        """The nodes whose rows come next: the first slot's, and others that the rest of the budget would reach as things stand."""
+        """The nodes whose rows come next: the first slot's, and others that the rest of the budget would reach as
+        things stand.
+        """
         likely = heapq.nsmallest(self.nodes - len(self.tokens), self.heap)
         missing = [slot[-1] for slot in likely if slot[-1] not in self.families and slot[1] < max(self.level, 1)]
         return missing[:ROWS]
@@ -142,11 +145,15 @@ class ThresholdDraft(Growth):
     threshold: float = 0.0
 
     def expand(self, weights_fv: torch.Tensor) -> None:
-        """Give the front its children, places with the largest v first; nodes whose children may be worth it come next, most likely
-        reached first."""
+        """Give the front its children, places with the largest v first; nodes whose children may be worth it come next,
+        most likely reached first.
+        """
         first = len(self.tokens)
         families = siblings_of(self.state.context, weights_fv, drawn=self.drawn, most=self.nodes - first)
-        heap = [(-self.reach_of(p) * family.share, i) for i, (p, family) in enumerate(zip(self.front, families, strict=True))]
+        heap = [
+            (-self.reach_of(p) * family.share, i)
+            for i, (p, family) in enumerate(zip(self.front, families, strict=True))
+        ]
         heapq.heapify(heap)
         while heap and len(self.tokens) < self.nodes:
             negative, place = heapq.heappop(heap)

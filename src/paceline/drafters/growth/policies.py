@@ -1,7 +1,7 @@
 """The ways in which a draft model grows trees, by name.
 
-In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here: growing
-(`draft_tree` and the files `grow_*`), running the model (`grow`).
+In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here:
+growing (`draft_tree` and the files `grow_*`), running the model (`grow`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 MAX_WIDTH: Final = 64
 
-PolicyName = Literal["levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd", "rsd_c", "rsd_s", "spectr", "greedy_draft"]
+PolicyName = Literal[
+    "levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd", "rsd_c", "rsd_s", "spectr", "greedy_draft"
+]
 
 SAMPLED: Final[dict[str, type[Growth]]] = {
     "rsd_c": BranchingDraft,
@@ -49,8 +51,10 @@ class TreePolicy:
     Attributes:
         name: one of POLICIES, or "chain".
         points: always chooses tokens by rank, above temperature 0 as well.
-        width: children of a node and nodes expanded on a level; threshold: least v (None: 1 / nodes); shape: of static trees.
-        factors: of "rsd_c": children of a node by level, which end with the last of them; none where every level has `width`.
+        width: children of a node and nodes expanded on a level; threshold: least v (None: 1 / nodes); shape: of static
+        trees.
+        factors: of "rsd_c": children of a node by level, which end with the last of them; none where every level has
+        `width`.
     """
 
     name: str
@@ -68,17 +72,35 @@ class TreePolicy:
         return min(depth, len(self.factors)) if self.factors else depth
 
 
-def tree_policy(name: str | None, *, width: int | Sequence[int] | None, threshold: float | None, paths: object) -> TreePolicy:
-    """The policy that the options name; without a name, static trees where `paths` are given, else levels, or chains of width 1.
+def tree_policy(
+    name: str | None, *, width: int | Sequence[int] | None, threshold: float | None, paths: object
+) -> TreePolicy:
+    """The policy that the options name; without a name, static trees where `paths` are given, else levels, or chains of
+    width 1.
 
     Raises:
         ConfigError: an unknown name, a value outside its range, an option that the policy does not have.
     """
-    need(name is None or (isinstance(name, str) and name in POLICIES), "tree_policy", f"be one of {', '.join(POLICIES)}", name)
+    need(
+        name is None or (isinstance(name, str) and name in POLICIES),
+        "tree_policy",
+        f"be one of {', '.join(POLICIES)}",
+        name,
+    )
     width, factors = _widths(name, width)
     name = name or ("static" if paths is not None else "levels")
-    need(width is None or name in ("levels", "eagle2", *SAMPLED), "tree_width", f"be left out with tree_policy {name!r}", width)
-    need(threshold is None or name == "dyspec_threshold", "tree_threshold", f"be left out with tree_policy {name!r}", threshold)
+    need(
+        width is None or name in ("levels", "eagle2", *SAMPLED),
+        "tree_width",
+        f"be left out with tree_policy {name!r}",
+        width,
+    )
+    need(
+        threshold is None or name == "dyspec_threshold",
+        "tree_threshold",
+        f"be left out with tree_policy {name!r}",
+        threshold,
+    )
     need(
         (paths is not None) == (name == "static"),
         "speculative_token_tree",

@@ -1,14 +1,14 @@
 """Drawn trees of recursive speculative decoding: a constant branching factor, or stochastic beam search.
 
-In: rows of a draft model. Out: trees whose siblings are drawn without replacement. Not here: drawing (`siblings`), trees of points,
-which these policies grow as `draft_tree` does, verifying (recursive rejection sampling).
+In: rows of a draft model. Out: trees whose siblings are drawn without replacement. Not here: drawing (`siblings`),
+trees of points, which these policies grow as `draft_tree` does, verifying (recursive rejection sampling).
 
-RSD-C draws as many children of every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a level with
-the largest perturbed scores. A score psi is minus the logarithm of the time at which the first of the texts below a node rings,
-text y at rate q(y): a node's first child rings with it, and the next after a wait that is exponential at the rate of what the
-children so far leave of the node. So the places of a level are used in the order of their scores, each score is made before its
-token is drawn, and the score of a place depends on earlier tokens alone: this is the law of the paper's perturbed scores, which
-draws them for the whole vocabulary.
+RSD-C draws as many children of every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a
+level with the largest perturbed scores. A score psi is minus the logarithm of the time at which the first of the texts
+below a node rings, text y at rate q(y): a node's first child rings with it, and the next after a wait that is
+exponential at the rate of what the children so far leave of the node. So the places of a level are used in the order of
+their scores, each score is made before its token is drawn, and the score of a place depends on earlier tokens alone:
+this is the law of the paper's perturbed scores, which draws them for the whole vocabulary.
 
 Source: Recursive Speculative Decoding (arXiv:2402.14160); stochastic beam search: Kool et al. 2019 (arXiv:1903.06059).
 """
@@ -105,7 +105,12 @@ def branching_factors(given: object, most: int) -> tuple[int, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         return ()
     whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= most for one in given)
-    need(whole and 1 <= len(given) <= most, "tree_width", f"be a list of 1..{most} integers in 1..{most}, one per level", given)
+    need(
+        whole and 1 <= len(given) <= most,
+        "tree_width",
+        f"be a list of 1..{most} integers in 1..{most}, one per level",
+        given,
+    )
     return tuple(given)
 
 

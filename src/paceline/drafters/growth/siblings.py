@@ -1,7 +1,7 @@
 """The children of one node, one after the other, and what the next one would be worth.
 
-In: a row of a draft model. Out: tokens, drawn without replacement or by rank, each with its trial. Not here: which node gets its
-next child (`grow_dyspec`, `grow_rsd`), running the model.
+In: a row of a draft model. Out: tokens, drawn without replacement or by rank, each with its trial. Not here: which node
+gets its next child (`grow_dyspec`, `grow_rsd`), running the model.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ class Siblings(Protocol):
     share: float
 
     def take(self, node: int) -> Found | None:
-        """The next child, to be node number `node`: token, its raw probability, its trial if drawn; None if none is left."""
+        """The next child, to be node number `node`: token, its raw probability, its trial if drawn; None if none is
+        left.
+        """
 
 
 class DrawnSiblings:
     """Draws without replacement; `share` is what the tokens drawn so far leave of the row.
 
-    Source: DySpec (arXiv:2410.11744); recursive rejection without replacement (arXiv:2402.14160). How many tokens are drawn may
-    depend on those drawn before, which token comes next on the draw alone.
+    Source: DySpec (arXiv:2410.11744); recursive rejection without replacement (arXiv:2402.14160). How many tokens are
+    drawn may depend on those drawn before, which token comes next on the draw alone.
     """
 
     __slots__ = ("_context", "_removed", "_row_v", "share")

@@ -1,7 +1,7 @@
 """SpecTr's drafts: independent chains from one root, which share the nodes on which they agree.
 
-In: rows of a draft model. Out: trees drawn with replacement, in which equal draws of a place count apart. Not here: verifying
-(k-SEQ, `acceptance_method` "k_seq"), trees of points, which this policy grows as `draft_tree` does.
+In: rows of a draft model. Out: trees drawn with replacement, in which equal draws of a place count apart. Not here:
+verifying (k-SEQ, `acceptance_method` "k_seq"), trees of points, which this policy grows as `draft_tree` does.
 
 How many draws a place gets is settled by the chains that reached it, before its tokens are drawn.
 

@@ -2,8 +2,8 @@
 
 In: a shape, rows of a draft model. Out: a tree of points. Not here: which shape is best (`tree.static_shapes`).
 
-Shapes are given as vLLM's `speculative_token_tree`, or (PPD) come with the budget from a controller that has learned which ranks
-the target takes and measured what rows cost (`controllers.ppd`).
+Shapes are given as vLLM's `speculative_token_tree`, or (PPD) come with the budget from a controller that has learned
+which ranks the target takes and measured what rows cost (`controllers.ppd`).
 
 Source: Medusa (arXiv:2401.10774); Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628).
 """

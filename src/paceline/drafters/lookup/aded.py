@@ -1,11 +1,11 @@
 """Drafting with a table of tri-grams that follows what the target says.
 
-In: the text so far. Out: trees of point proposals. Not here: the table (`aded_table`), the search (`aded_search`), tenants
-(`tables`).
+In: the text so far. Out: trees of point proposals. Not here: the table (`aded_table`), the search (`aded_search`),
+tenants (`tables`).
 
-The table counts prompts and what the target has committed; tokens that were drafted and refused never enter it. It starts empty
-(the paper counts a corpus first; `tables` keeps it between runs instead). Nothing else is kept of a request, so that requests of
-one tenant learn from each other.
+The table counts prompts and what the target has committed; tokens that were drafted and refused never enter it. It
+starts empty (the paper counts a corpus first; `tables` keeps it between runs instead). Nothing else is kept of a
+request, so that requests of one tenant learn from each other.
 
 Source: ADED: Adaptive Draft-Verification for Efficient LLM Decoding (arXiv:2407.12021).
 """
@@ -52,7 +52,8 @@ class AdedDrafter(SingleDrafter[_State]):
         exploration: weight of the part of the score that spreads the visits; 0 follows the likeliest path alone.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
         tables: folder where tables are read at the start and written by `LLM.save_tables`.
-        shared_tables: one table for all tenants. max_tenants: most tables at a time (64), the least recently used goes first.
+        shared_tables: one table for all tenants. max_tenants: most tables at a time (64), the least recently used goes
+        first.
     Raises:
         ConfigError: a value outside its range. DrafterError: tables that do not fit or are damaged.
     """
@@ -81,7 +82,9 @@ class AdedDrafter(SingleDrafter[_State]):
         number("exploration", exploration, 0.0, 1e6, "be in 0..1e6")
         self.simulations, self.exploration = simulations, float(exploration)
         new = partial(TrigramTable, -(-table_rows // WAYS) * WAYS, table_width, args.vocab_size)
-        self.tables: Tables[TrigramTable] = Tables("aded", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants)
+        self.tables: Tables[TrigramTable] = Tables(
+            "aded", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants
+        )
         self._compile()
 
     def _begin(self, context: Context) -> _State:

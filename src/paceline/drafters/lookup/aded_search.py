@@ -1,20 +1,20 @@
 """Building a draft tree from a table of tri-grams by a tree search that balances exploring and exploiting.
 
-In: a table, the last two tokens, a budget. Out: a tree of the most visited nodes. Not here: the table (`aded_table`), requests
-(`aded`).
+In: a table, the last two tokens, a budget. Out: a tree of the most visited nodes. Not here: the table (`aded_table`),
+requests (`aded`).
 
 Every simulation walks down from the root, to the child with the highest
 
     value + exploration * chance * sqrt(N) / (1 + n) * (C1 + log((N + C2 + 1) / C2))
 
-(N: visits of all siblings, n: of the child), to a node that was not visited yet. That node gets the followers of its row as
-children, and all on the way count a visit. A node's *value* is the mean, over the visits through it, of the tokens that the target
-is expected to take along the path from its parent down, the best follower of the last node included, as a share of the depth that
-is left to it. Visits without an effect (a row that is not there, the depth is reached) count too: a node's visits are those of its
-children and the one that made it.
+(N: visits of all siblings, n: of the child), to a node that was not visited yet. That node gets the followers of its
+row as children, and all on the way count a visit. A node's *value* is the mean, over the visits through it, of the
+tokens that the target is expected to take along the path from its parent down, the best follower of the last node
+included, as a share of the depth that is left to it. Visits without an effect (a row that is not there, the depth is
+reached) count too: a node's visits are those of its children and the one that made it.
 
-The score is that of MuZero (arXiv:1911.08265, C1 = 1.25, C2 = 19652), which ADED (arXiv:2407.12021) has too; the paper's constants
-and value are not known to us.
+The score is that of MuZero (arXiv:1911.08265, C1 = 1.25, C2 = 19652), which ADED (arXiv:2407.12021) has too; the
+paper's constants and value are not known to us.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def _expand(rows: Rows, first: int, at: tuple[int, int], links: IntArray, facts:
 
     Args:
         first: the token before the node's own. at: the node, the number of nodes so far.
-        links: (n, 5) int32: token, parent, first child, number of children, depth. facts: (n, 2) float32: chance, sum of values.
+        links: (n, 5) int32: token, parent, first child, number of children, depth. facts: (n, 2) float32: chance, sum
+        of values.
     """
     node, size = at
     row = find_trigram(rows, first, links[node, 0])

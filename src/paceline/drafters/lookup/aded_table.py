@@ -1,11 +1,12 @@
 """A bounded table of tri-grams: what came after two tokens, and how often lately.
 
-In: a text's tokens. Out: rows of next tokens with their chances. Not here: tenants and files (`tables`), trees (`aded_search`).
+In: a text's tokens. Out: rows of next tokens with their chances. Not here: tenants and files (`tables`), trees
+(`aded_search`).
 
-A row belongs to a pair of tokens and holds its `width` most frequent followers. A new follower takes the place of the weakest; each
-update multiplies the row's other weights by `DECAY`, so that the row follows the present text and model. Rows lie in sets of `WAYS`
-by a hash of their pair; in a full set a new pair takes the place of the one that was updated longest ago. So the table never grows
-beyond 8 + 8 + 8 * width bytes a row.
+A row belongs to a pair of tokens and holds its `width` most frequent followers. A new follower takes the place of the
+weakest; each update multiplies the row's other weights by `DECAY`, so that the row follows the present text and model.
+Rows lie in sets of `WAYS` by a hash of their pair; in a full set a new pair takes the place of the one that was updated
+longest ago. So the table never grows beyond 8 + 8 + 8 * width bytes a row.
 
 Source: ADED (arXiv:2407.12021), whose table is neither bounded nor forgets; both are our choice.
 """
@@ -25,13 +26,16 @@ IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 Rows = tuple[LongArray, LongArray, IntArray, FloatArray]
-"""Pairs as first * 2**32 + second, -1 for none (r,); times of the last update (r,); followers, -1 for none, and weights (r, w)."""
+"""Pairs as first * 2**32 + second, -1 for none (r,); times of the last update (r,); followers, -1 for none, and weights
+(r, w).
+"""
 
 WAYS: Final = 8
 DECAY: Final = 0.9
 DOUBT: Final = 0.5
-"""Added to a row's weights when they become chances: what a follower that was never seen counts. With 0.5, chances are right within
-0.1 on prose, word problems and Python sources."""
+"""Added to a row's weights when they become chances: what a follower that was never seen counts. With 0.5, chances are
+right within 0.1 on prose, word problems and Python sources.
+"""
 
 DTYPES: Final = {"pairs": np.int64, "times": np.int64, "followers": np.int32, "weights": np.float32}
 
@@ -97,7 +101,8 @@ class TrigramTable:
     """What one tenant's texts taught.
 
     Args:
-        rows: pairs of tokens that are kept, a multiple of `WAYS`. width: followers of a pair. vocab_size: ids lie below it.
+        rows: pairs of tokens that are kept, a multiple of `WAYS`. width: followers of a pair. vocab_size: ids lie below
+        it.
     """
 
     def __init__(self, rows: int, width: int, vocab_size: int) -> None:
@@ -134,7 +139,8 @@ class TrigramTable:
         """Take over rows; of more than the table holds, the newest.
 
         Raises:
-            OtherOptionError: rows of another width. ValueError: arrays that are missing, of another dtype, or out of range.
+            OtherOptionError: rows of another width. ValueError: arrays that are missing, of another dtype, or out of
+            range.
         """
         given: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
         count = len(given["pairs"]) if "pairs" in given else -1

@@ -1,12 +1,13 @@
 """CopySpec: what followed the last tokens where they stood first in the history?
 
-In: the text so far, prompt and output. Out: a chain of point proposals copied from it. Not here: text of other requests, a draft
-model for where nothing is found (name one beside it: `"method": ["copyspec", "draft_model"]`).
+In: the text so far, prompt and output. Out: a chain of point proposals copied from it. Not here: text of other
+requests, a draft model for where nothing is found (name one beside it: `"method": ["copyspec", "draft_model"]`).
 
-All grams of `copyspec_gamma` tokens are indexed as they get a follower, so the gram at the end of the text never finds itself; the
-first place of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of its evaluation scripts
-(its decoder class alone says 5), and it stays so near the limit of tokens (there the reference shortens it, to grams that nobody
-has indexed); a copy that reaches the end of the text goes on with what it has copied itself, where the reference stops short.
+All grams of `copyspec_gamma` tokens are indexed as they get a follower, so the gram at the end of the text never finds
+itself; the first place of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of
+its evaluation scripts (its decoder class alone says 5), and it stays so near the limit of tokens (there the reference
+shortens it, to grams that nobody has indexed); a copy that reaches the end of the text goes on with what it has copied
+itself, where the reference stops short.
 
 Source: CopySpec: Speculative Copy-and-Paste (arXiv:2502.08923).
 """
@@ -28,8 +29,9 @@ _RIGHT: Final = (0.2, 0.36, 0.5, 0.6, 0.66, 0.7, 0.72, 0.76, 0.85, 0.86, 0.88, 0
 COPY_CONFIDENCE: Final[tuple[float, ...]] = tuple(
     float(c) for c in np.interp(np.arange(1, LONGEST_MATCH + 1), _MATCH, _RIGHT).astype(np.float32)
 )
-"""By match length - 1: how often the copied token was the next token, on Python sources and Markdown (94,000 tokens, gamma 3; the
-values for 1 and 2 are extrapolated)."""
+"""By match length - 1: how often the copied token was the next token, on Python sources and Markdown (94,000 tokens,
+gamma 3; the values for 1 and 2 are extrapolated).
+"""
 
 
 class CopySpecDrafter(CopyDrafter):

@@ -1,11 +1,12 @@
 """Jacobi decoding: the target's own answers to a wrong guess are the next guess.
 
-In: the text, and the logits at every node of the last step. Out: a chain of point proposals. Not here: any table, any second model.
+In: the text, and the logits at every node of the last step. Out: a chain of point proposals. Not here: any table, any
+second model.
 
-The guess for the next tokens is scored as a chain. Where it fails, the rows behind the failure still say what the target would
-write there if the guess had been right; these answers, moved on by the tokens that were committed, are the next guess. Each step
-is one Jacobi iteration of the system y_i = argmax p(. | y_<i), whose only fixed point is the greedy text, so at least one more
-token is right after every step. A guess begins as tokens drawn from the text.
+The guess for the next tokens is scored as a chain. Where it fails, the rows behind the failure still say what the
+target would write there if the guess had been right; these answers, moved on by the tokens that were committed, are the
+next guess. Each step is one Jacobi iteration of the system y_i = argmax p(. | y_<i), whose only fixed point is the
+greedy text, so at least one more token is right after every step. A guess begins as tokens drawn from the text.
 
 Source: Accelerating transformer inference for translation via parallel decoding (arXiv:2305.10427); lookahead decoding
 (arXiv:2402.02057), of which this is the plain form.

@@ -1,16 +1,18 @@
-"""Lookahead decoding: Jacobi trajectories far ahead feed a pool of n-grams, which are verified when their first token comes up.
+"""Lookahead decoding: Jacobi trajectories far ahead feed a pool of n-grams, which are verified when their first token
+comes up.
 
-In: the text, and the logits at every node of the last step. Out: trees of point proposals from the pool, and probes. Not here: any
-second model, tables of other requests.
+In: the text, and the logits at every node of the last step. Out: trees of point proposals from the pool, and probes.
+Not here: any second model, tables of other requests.
 
-Every step scores, beside the candidates, a window of probes: for each of the next W positions a column of up to N - 1 tokens, the
-first of them in a chain from the root, the others below it, each the target's answer to the one before in an earlier step. The
-target's answer to a column's last token completes an n-gram for the pool and moves the column on by one. Verifiers skip probes;
-they are rows of the pass that only this drafter reads. A column knows the position in the text of its first token, so that columns
-that the text has overtaken are dropped and new ones begin at the far end, with tokens drawn from the text.
+Every step scores, beside the candidates, a window of probes: for each of the next W positions a column of up to N - 1
+tokens, the first of them in a chain from the root, the others below it, each the target's answer to the one before in
+an earlier step. The target's answer to a column's last token completes an n-gram for the pool and moves the column on
+by one. Verifiers skip probes; they are rows of the pass that only this drafter reads. A column knows the position in
+the text of its first token, so that columns that the text has overtaken are dropped and new ones begin at the far end,
+with tokens drawn from the text.
 
-The paper takes W = 15, N = 5, G = 15 on GPUs. The defaults here are smaller, since rows cost more where arithmetic is the limit; a
-budget that is smaller still is shared between probes and candidates.
+The paper takes W = 15, N = 5, G = 15 on GPUs. The defaults here are smaller, since rows cost more where arithmetic is
+the limit; a budget that is smaller still is shared between probes and candidates.
 
 Source: Break the sequential dependency of LLM inference using lookahead decoding (arXiv:2402.02057).
 """
@@ -41,7 +43,9 @@ Pool = OrderedDict[int, "OrderedDict[tuple[int, ...], None]"]
 
 
 class _State:
-    """One sequence: `columns` by the position of their first token, its pool of n-grams, how much of the text is in it."""
+    """One sequence: `columns` by the position of their first token, its pool of n-grams, how much of the text is in
+    it.
+    """
 
     __slots__ = ("columns", "context", "end", "pool", "random", "read", "shown")
 
@@ -57,8 +61,8 @@ class LookaheadDrafter(SingleDrafter[_State]):
     """Drafts n-grams that the target itself produced ahead of the text.
 
     Args:
-        max_window_size: W, columns of the window. max_ngram_size: N, tokens of an n-gram. max_verification_set_size: G, n-grams to
-            verify at once (TensorRT-LLM's names; WINDOW_SIZE, LEVEL and GUESS_SET_SIZE of the paper's code).
+        max_window_size: W, columns of the window. max_ngram_size: N, tokens of an n-gram. max_verification_set_size: G,
+            n-grams to verify at once (TensorRT-LLM's names; WINDOW_SIZE, LEVEL and GUESS_SET_SIZE of the paper's code).
         pool_from_text: put the n-grams of prompt and output into the pool as well.
     Raises:
         ConfigError: a size outside its range.
@@ -90,7 +94,9 @@ class LookaheadDrafter(SingleDrafter[_State]):
         return state
 
     def _read(self, state: _State) -> None:
-        """Put the n-grams that the text has got since the last time into the pool, and drop columns that it has overtaken."""
+        """Put the n-grams that the text has got since the last time into the pool, and drop columns that it has
+        overtaken.
+        """
         tokens = state.context.tokens
         if self.from_text:
             for start in range(max(0, state.read - self.ngram + 1), len(tokens) - self.ngram + 1):

@@ -1,10 +1,10 @@
 """The index of drafters that copy from the text: where each n-gram stood last, or first.
 
-In: a text, lengths of n-grams. Out: the place of the longest n-gram at the text's end, what to copy from there. Not here: requests,
-confidences (`ngram`, `copyspec`).
+In: a text, lengths of n-grams. Out: the place of the longest n-gram at the text's end, what to copy from there. Not
+here: requests, confidences (`ngram`, `copyspec`).
 
-The table is open-addressed. A slot holds the place of an n-gram's last token and its length, and the text itself says which n-gram
-that is: so n-grams with equal hashes are told apart.
+The table is open-addressed. A slot holds the place of an n-gram's last token and its length, and the text itself says
+which n-gram that is: so n-grams with equal hashes are told apart.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> np
 
 @compiled
 def index_ngrams(text: Ints, span: Pair, lengths: Pair, keep: bool, table: Longs) -> None:
-    """Remember the n-grams of lengths low..high whose last token is at first..stop - 1, with their last place or, to `keep`, their
-    first."""
+    """Remember the n-grams of lengths low..high whose last token is at first..stop - 1, with their last place or, to
+    `keep`, their first.
+    """
     low, high = lengths
     for end in range(span[0], span[1]):
         value = np.uint64(0)
@@ -132,7 +133,9 @@ class Copies:
         self._done = max(self._size - 1, 0)
 
     def draft(self, steps: int) -> tuple[list[int], int]:
-        """So many tokens that followed the best match, and how many tokens match, at most LONGEST_MATCH; 0 where nothing does."""
+        """So many tokens that followed the best match, and how many tokens match, at most LONGEST_MATCH; 0 where
+        nothing does.
+        """
         self._read()
         found, first = np.empty(steps, np.int64), self._done
         self._done = max(self._size - 1, 0)

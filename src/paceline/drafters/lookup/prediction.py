@@ -1,21 +1,25 @@
 """Predicted outputs: a draft that the caller gives along with the prompt.
 
-In: `Context.prediction`, the tokens that the caller expects as output. Out: a chain of point proposals, the next tokens of the
-prediction. Not here: who gives it (a prompt dict's key `prediction`, `paceline generate --prediction`), how it becomes tokens.
+In: `Context.prediction`, the tokens that the caller expects as output. Out: a chain of point proposals, the next tokens
+of the
+prediction. Not here: who gives it (a prompt dict's key `prediction`, `paceline generate --prediction`), how it becomes
+tokens.
 
-The draft follows the prediction from its first token. Where the output differs, nothing is drafted until the output's last tokens
-stand in the prediction again: the nearest place after the last sure one where two or more tokens match; then the nearest before
-it; then, since a replaced word often ends soon, the nearest match of a single token, at most NEAR tokens ahead. So replaced,
-inserted and deleted spans and blocks that moved are all found again. A place is sure once SURE tokens in a row have matched.
-Python and Markdown files predicted by their previous versions (849,000 tokens, 16 guesses a step) give 6.6 to 8.1 tokens per
-step; the guess that just the one token at the place of a difference was replaced was right one time in fifty, so it is not tried.
+The draft follows the prediction from its first token. Where the output differs, nothing is drafted until the output's
+last tokens stand in the prediction again: the nearest place after the last sure one where two or more tokens match;
+then the nearest before it; then, since a replaced word often ends soon, the nearest match of a single token, at most
+NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A place is sure
+once SURE tokens in a row have matched. Python and Markdown files predicted by their previous versions (849,000 tokens,
+16 guesses a step) give 6.6 to 8.1 tokens per step; the guess that just the one token at the place of a difference was
+replaced was right one time in fifty, so it is not tried.
 
-OpenAI's counts are in a request's metrics: `accepted_prediction_tokens` is `metrics.drafters["prediction"].num_accepted_tokens`,
-and `rejected_prediction_tokens` is its `num_draft_tokens` less that. Tokens of the prediction that were never verified are in
-neither, and one that was verified and refused twice counts twice.
+OpenAI's counts are in a request's metrics: `accepted_prediction_tokens` is
+`metrics.drafters["prediction"].num_accepted_tokens`, and `rejected_prediction_tokens` is its `num_draft_tokens` less
+that. Tokens of the prediction that were never verified are in neither, and one that was verified and refused twice
+counts twice.
 
-Source: "Predicted Outputs" of the OpenAI API. Copying the input and finding it again after a difference: aggressive decoding
-(arXiv:2205.10350).
+Source: "Predicted Outputs" of the OpenAI API. Copying the input and finding it again after a difference: aggressive
+decoding (arXiv:2205.10350).
 """
 
 from __future__ import annotations
@@ -38,9 +42,12 @@ LONGEST_MATCH: Final = 8
 
 _RUN: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 32)
 _RIGHT: Final = (0.9, 0.3, 0.55, 0.64, 0.75, 0.83, 0.86, 0.89, 0.92, 0.95, 0.97, 0.995)
-PREDICTION_CONFIDENCE: Final[tuple[float, ...]] = tuple(float(c) for c in np.interp(np.arange(33), _RUN, _RIGHT).astype(np.float32))
-"""By the number of tokens that matched in a row: how often the next one did, on those files. 0 is the start of the output: there
-the files gave 0.98, but an answer may begin with words around what was predicted."""
+PREDICTION_CONFIDENCE: Final[tuple[float, ...]] = tuple(
+    float(c) for c in np.interp(np.arange(33), _RUN, _RIGHT).astype(np.float32)
+)
+"""By the number of tokens that matched in a row: how often the next one did, on those files. 0 is the start of the
+output: there the files gave 0.98, but an answer may begin with words around what was predicted.
+"""
 
 LOST: Final = -1
 UNKNOWN: Final = -1
@@ -94,7 +101,9 @@ class _State:
         return place, int(lengths_m[np.searchsorted(ends_m, place - 1)])
 
     def _lengths(self, text: Sequence[int], ends_m: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """(m,) how many tokens up to and with each of these positions of the prediction equal the output's last ones."""
+        """(m,) how many tokens up to and with each of these positions of the prediction equal the output's last
+        ones.
+        """
         lengths_m = np.ones(len(ends_m), np.intp)
         alive = np.arange(len(ends_m))
         for back in range(1, min(LONGEST_MATCH, self.done - self.start)):
@@ -137,7 +146,9 @@ class PredictionDrafter(SingleDrafter[_State]):
         tokens = state.ids[state.place : state.place + self._steps(budget)]
         if UNKNOWN in tokens:
             tokens = tokens[: tokens.index(UNKNOWN)]
-        confidence = [PREDICTION_CONFIDENCE[min(state.run + i, len(PREDICTION_CONFIDENCE) - 1)] for i in range(len(tokens))]
+        confidence = [
+            PREDICTION_CONFIDENCE[min(state.run + i, len(PREDICTION_CONFIDENCE) - 1)] for i in range(len(tokens))
+        ]
         return chain_tree(tokens, confidence, self.index)
 
     def _known(self, prediction: Sequence[int]) -> list[int]:

@@ -1,10 +1,11 @@
 """The compiled part of Token Recycling: the best tokens of scored rows, and the tree that a table of them gives.
 
-In: logits as integers, a table of candidates. Out: the table's new rows; columns of a tree. Not here: tenants, budgets, files.
+In: logits as integers, a table of candidates. Out: the table's new rows; columns of a tree. Not here: tenants, budgets,
+files.
 
-Floats of one sign are ordered as their bits are, so a row is looked through as integers, whatever its type: 64 logits at a time
-for their largest, and token by token only where that is among the best so far, which soon becomes rare; the token's former
-candidates say at once how good that is at least. A row of 6,144 logits takes less than a microsecond.
+Floats of one sign are ordered as their bits are, so a row is looked through as integers, whatever its type: 64 logits
+at a time for their largest, and token by token only where that is among the best so far, which soon becomes rare; the
+token's former candidates say at once how good that is at least. A row of 6,144 logits takes less than a microsecond.
 
 Axes in this file: r = scored rows, v = vocabulary, k = candidates of a token (CANDIDATES), n = nodes of the template.
 """
@@ -49,7 +50,9 @@ def _floor(known_k: Ints, bits: Bits, span: tuple[int, int], flip: int) -> int:
 
 @compiled
 def _extreme(bits: Bits, begin: int, flip: int) -> int:
-    """The largest rank of BLOCK logits. Unsigned places and selections without branches: so this loop becomes vector code."""
+    """The largest rank of BLOCK logits. Unsigned places and selections without branches: so this loop becomes vector
+    code.
+    """
     first = np.uint64(begin)
     high = low = bits[first]
     for step in range(np.uint64(BLOCK)):
@@ -79,7 +82,8 @@ def _best_of(bits: Bits, span: tuple[int, int], floor: int, flip: int, ids_k: In
 
 @compiled
 def learn_rows(table_vk: Ints, tokens_r: Ints, bits: Bits, pitch: int, width: int) -> None:
-    """Write the best tokens of row i to `table_vk[tokens_r[i]]`, best first, lower ids first among equals; the last row wins.
+    """Write the best tokens of row i to `table_vk[tokens_r[i]]`, best first, lower ids first among equals; the last row
+    wins.
 
     Args:
         table_vk: (v, k) int32.
@@ -100,7 +104,8 @@ def grow_tree(table_vk: Ints, root: int, shape_cn: Ints, most: tuple[int, int], 
 
     Args:
         root: the last committed token.
-        shape_cn: (3, n) parent in the template, rank, depth; in the order in which nodes are worth taking, parents first.
+        shape_cn: (3, n) parent in the template, rank, depth; in the order in which nodes are worth taking, parents
+        first.
         most: nodes to use, levels to use.
         columns_cn: (4, n) out: tokens, parents, depths, ranks.
     """

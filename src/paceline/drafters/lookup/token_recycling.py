@@ -1,16 +1,16 @@
 """Token Recycling: what did the model think might follow this token, when it stood here last?
 
-In: the logits of every scored row, of accepted and rejected nodes alike. Out: a tree of point proposals. Not here: text; the table
-knows single tokens and nothing of what stood before them.
+In: the logits of every scored row, of accepted and rejected nodes alike. Out: a tree of point proposals. Not here:
+text; the table knows single tokens and nothing of what stood before them.
 
-A table keeps the 8 best candidates of every token, as the last row computed from it had them, across requests of one tenant. A
-static tree of 80 nodes and 6 levels, the template of the paper's code (version 2.2.2), is filled by looking tokens up. Under a
-smaller budget those nodes stay that are most likely to be reached, by how often the target took the candidate of that rank; where
-nothing is known of a token, what would follow it is left out and the next likely nodes take the place. A controller that shapes
-trees (`ppd`) has its own template filled instead. (The reference fills an
-empty table with token 0 and verifies that; here an empty table says nothing.) Rows of tokens that come twice in a step are
-written in order: the last one stays. A step without any drafts teaches only what nothing is known of, so that it costs next to
-nothing. On a GPU the candidates are found there, and 8 ids a row are copied.
+A table keeps the 8 best candidates of every token, as the last row computed from it had them, across requests of one
+tenant. A static tree of 80 nodes and 6 levels, the template of the paper's code (version 2.2.2), is filled by looking
+tokens up. Under a smaller budget those nodes stay that are most likely to be reached, by how often the target took the
+candidate of that rank; where nothing is known of a token, what would follow it is left out and the next likely nodes
+take the place. A controller that shapes trees (`ppd`) has its own template filled instead. (The reference fills an
+empty table with token 0 and verifies that; here an empty table says nothing.) Rows of tokens that come twice in a step
+are written in order: the last one stays. A step without any drafts teaches only what nothing is known of, so that it
+costs next to nothing. On a GPU the candidates are found there, and 8 ids a row are copied.
 
 A table takes 32 bytes per token of the vocabulary: 4 MB for 128,000.
 
@@ -37,8 +37,9 @@ TEMPLATE: Final = ("8", "84321111", "832111112100100101100", "521110001001000000
 """Per level, how many children each node of the level before has, its best candidates first; nodes level by level."""
 
 RANK_CONFIDENCE: Final = (0.62, 0.085, 0.045, 0.025, 0.016, 0.013, 0.010, 0.007)
-"""By rank: how often the target took the candidate (the bundled model, greedy, 120 prompts of HumanEval, GSM8K, Spec-Bench and
-MT-Bench; 3.4 tokens per step with the whole template)."""
+"""By rank: how often the target took the candidate (the bundled model, greedy, 120 prompts of HumanEval, GSM8K,
+Spec-Bench and MT-Bench; 3.4 tokens per step with the whole template).
+"""
 
 
 class CandidateTable:
@@ -83,7 +84,9 @@ def _checked(name: str, array: npt.NDArray[np.generic], least: int, size: int) -
 
 
 NEW, SOME = 0.5, 8
-"""Once less than this share of plain steps has a token of which nothing is known, one in so many of them is looked at."""
+"""Once less than this share of plain steps has a token of which nothing is known, one in so many of them is looked
+at.
+"""
 
 _RATE = 1 / 32
 
@@ -171,8 +174,8 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
 
 @lru_cache(maxsize=2)
 def static_template(*, chain: bool = False) -> Ints:
-    """(3, n) int32: parent, rank and depth of the template's nodes, most likely reached first, so that any number of them from the
-    front is the best choice of that size.
+    """(3, n) int32: parent, rank and depth of the template's nodes, most likely reached first, so that any number of
+    them from the front is the best choice of that size.
 
     Args:
         chain: only the best candidates, for targets that score chains.

@@ -1,9 +1,10 @@
 """What the drafters share that look the end of the text up in a datastore.
 
-In: the text so far, a datastore made by `paceline datastore build`. Out: trees of point proposals. Not here: the datastore's file
-(`datastore`), search and trie (`rest_trie`).
+In: the text so far, a datastore made by `paceline datastore build`. Out: trees of point proposals. Not here: the
+datastore's file (`datastore`), search and trie (`rest_trie`).
 
-The datastore is mapped and never written; nothing is kept per sequence, so that any number of requests and processes share it.
+The datastore is mapped and never written; nothing is kept per sequence, so that any number of requests and processes
+share it.
 """
 
 from __future__ import annotations

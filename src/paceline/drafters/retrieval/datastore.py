@@ -1,11 +1,12 @@
 """Datastores on disk: texts as token ids with suffix arrays, mapped into memory and only read.
 
-In: a path, a tokenizer's fingerprint. Out: arrays that live in the file, with what the header says of them. Not here: building
-(`datastore_build`), searching (`suffix_array`), drafting (`rest_trie`).
+In: a path, a tokenizer's fingerprint. Out: arrays that live in the file, with what the header says of them. Not here:
+building (`datastore_build`), searching (`suffix_array`), drafting (`rest_trie`).
 
-A datastore is one file in safetensors format, so that any reader of these opens it: `INDEX/tokens` (int32, -1 after each document)
-and `INDEX/suffixes` (int32, places in the former) for every shard, and the metadata of `Header` as text. The data begin at byte
-8 + `ROOM`, since the header is padded with spaces; other offsets are read as well. See docs/datastore.md.
+A datastore is one file in safetensors format, so that any reader of these opens it: `INDEX/tokens` (int32, -1 after
+each document) and `INDEX/suffixes` (int32, places in the former) for every shard, and the metadata of `Header` as text.
+The data begin at byte 8 + `ROOM`, since the header is padded with spaces; other offsets are read as well. See
+docs/datastore.md.
 """
 
 from __future__ import annotations
@@ -103,12 +104,15 @@ class Datastore:
             DrafterError: no path, what the constructor raises, or a file of another tokenizer.
         """
         if not isinstance(path, str | Path) or not str(path):
-            raise DrafterError(f"'datastore' must be the path of a file made by `paceline datastore build`, got {shortened(path)}")
+            raise DrafterError(
+                f"'datastore' must be the path of a file made by `paceline datastore build`, got {shortened(path)}"
+            )
         found = cls(path)
         if found.header.tokenizer != fingerprint:
             made = f"{found.header.tokenizer_name!r} ({found.header.tokenizer})"
             what = (
-                f"the datastore {str(path)!r} was built with another tokenizer, that of {made}, than the target's ({fingerprint})"
+                f"the datastore {str(path)!r} was built with another tokenizer, that of {made}, than the target's "
+                f"({fingerprint})"
             )
             raise DrafterError(f"{what}; build one with `paceline datastore build --model TARGET`")
         return found
@@ -155,7 +159,9 @@ def _read_header(path: Path, size: int) -> tuple[Header, int, list[tuple[int, in
     places, end = _places(found)
     start = 8 + length
     if start % 4 or end * 4 != size - start:
-        raise ValueError(f"it has {size - start} bytes of data where its header says {end * 4}: it was cut short or overwritten")
+        raise ValueError(
+            f"it has {size - start} bytes of data where its header says {end * 4}: it was cut short or overwritten"
+        )
     if sum(n for _, _, n in places) != header.tokens:
         raise ValueError("its shards do not hold the number of tokens that its header says")
     return header, start, places

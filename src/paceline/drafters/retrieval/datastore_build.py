@@ -3,8 +3,9 @@
 In: pieces of text, a tokenizer. Out: a file as `datastore` reads it, at once or not at all. Not here: which texts
 (`datastore_sources`).
 
-Ids are collected until a shard is full; then the shard's ids and its suffix array are written and forgotten. The header is written
-last, into the room that was left for it. A document that lies across two shards is found in both, but not across the border.
+Ids are collected until a shard is full; then the shard's ids and its suffix array are written and forgotten. The header
+is written last, into the room that was left for it. A document that lies across two shards is found in both, but not
+across the border.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ def build_datastore(
         path: of the file.
         name: of the tokenizer, for people; by default where it came from.
         shard_tokens: see `SHARD_TOKENS`.
-        overwrite: a file that is there when the new one is complete is replaced; otherwise it stays, whoever wrote it meanwhile.
+        overwrite: a file that is there when the new one is complete is replaced; otherwise it stays, whoever wrote it
+        meanwhile.
         progress: called with the number of bytes read and what is going on.
     Raises:
-        PromptError: texts that cannot be read. DrafterError: the file cannot be written, is there already, or there is no text.
+        PromptError: texts that cannot be read. DrafterError: the file cannot be written, is there already, or there is
+        no text.
     """
     say = partial(progress, -1)
     with Writer(path, tokenizer, name=name, shard_tokens=shard_tokens, overwrite=overwrite, say=say) as writer:
@@ -118,7 +121,9 @@ class Writer:
             raise self._cannot(error) from None
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             self._discard()
 
@@ -222,7 +227,11 @@ class Writer:
             os.link(self._part.path, self.path)
         except FileExistsError:
             raise
-        except (OSError, AttributeError, NotImplementedError):  # no links here: the name is taken first, then the file comes
+        except (
+            OSError,
+            AttributeError,
+            NotImplementedError,
+        ):  # no links here: the name is taken first, then the file comes
             self.path.open("xb").close()
             try:
                 self._part.path.replace(self.path)

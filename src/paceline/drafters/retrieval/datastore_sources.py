@@ -2,9 +2,9 @@
 
 In: paths, names of fields. Out: pieces of documents. Not here: token ids, writing (`datastore_build`).
 
-A text file is one document. A `.jsonl` file holds a document or several a row, and so does a `.json` file that is a list of objects
-or strings; any other JSON is text. Which fields of a row are read follows from its keys, as for benchmark files; answers that stand
-beside the prompts are read too:
+A text file is one document. A `.jsonl` file holds a document or several a row, and so does a `.json` file that is a
+list of objects or strings; any other JSON is text. Which fields of a row are read follows from its keys, as for
+benchmark files; answers that stand beside the prompts are read too:
 
     messages                    every message's content is a document
     turns                       every turn
@@ -14,8 +14,8 @@ beside the prompts are read too:
     question, answer            a document each
     text, content               a document
 
-Given names of fields replace this: each text, or list of texts, under one of them is a document. Folders are read in the order of
-names, without hidden files and what is not UTF-8. Files that end in `.gz` are unpacked as they are read.
+Given names of fields replace this: each text, or list of texts, under one of them is a document. Folders are read in
+the order of names, without hidden files and what is not UTF-8. Files that end in `.gz` are unpacked as they are read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Sources:
         files: dict[Path, None] = {}
         for path in paths:
             if not path.exists():
-                raise PromptError(f"no file or folder {str(path)!r}; give text, JSONL or JSON files, or folders of them")
+                raise PromptError(
+                    f"no file or folder {str(path)!r}; give text, JSONL or JSON files, or folders of them"
+                )
             files.update(dict.fromkeys(_within(path) if path.is_dir() else [path]))
         if not files:
             raise PromptError(f"no files in {', '.join(map(repr, map(str, paths)))}; give text, JSONL or JSON files")
@@ -122,7 +124,9 @@ class Sources:
             rows = ((f"row {i}", row, i / len(found)) for i, row in enumerate(found, 1))
         if rows is None:
             if self.fields and kind == ".json" and path in self.given:
-                raise PromptError(f"{str(path)!r} is no list of rows that have fields; leave --field out to read it as text")
+                raise PromptError(
+                    f"{str(path)!r} is no list of rows that have fields; leave --field out to read it as text"
+                )
             yield from _text(path)
             return
         for where, row, share in rows:
@@ -134,7 +138,9 @@ class Sources:
 def _within(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(root, name) for name in sorted(files) if not name.startswith(".") and Path(root, name).is_file())
+        yield from (
+            Path(root, name) for name in sorted(files) if not name.startswith(".") and Path(root, name).is_file()
+        )
 
 
 @contextmanager
@@ -212,7 +218,9 @@ def documents(row: Any, fields: Sequence[str], where: str) -> list[str]:
     found = [text for field in fields for text in _texts(row.get(field))] if fields else _by_keys(row)
     if not found and not any(row.get(field) in ("", []) for field in fields or row):
         keys, rule = ", ".join(sorted(map(str, row)))[:100], "name one that holds text with --field"
-        raise PromptError(f"{where} holds no text" + (f" under {', '.join(fields)}" if fields else "") + f" (keys {keys}); {rule}")
+        raise PromptError(
+            f"{where} holds no text" + (f" under {', '.join(fields)}" if fields else "") + f" (keys {keys}); {rule}"
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """Retrieval: what follows the last tokens in a datastore of texts?
 
-In: the text so far, a datastore made by `paceline datastore build`. Out: trees of point proposals. Not here: looking it up
-(`retrieval`).
+In: the text so far, a datastore made by `paceline datastore build`. Out: trees of point proposals. Not here: looking it
+up (`retrieval`).
 
 Source: REST: Retrieval-Based Speculative Decoding (arXiv:2311.08252).
 """
@@ -28,5 +28,7 @@ class RestDrafter(RetrievalDrafter):
 
     name = "rest"
 
-    def propose(self, states: Sequence[TextState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+    def propose(
+        self, states: Sequence[TextState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         return self._retrieve(states, budgets, [None] * len(states))

@@ -1,14 +1,14 @@
 """Suffix arrays over token ids: where does a text say what another text ends with?
 
-In: token ids, -1 between documents. Out: an array of positions, and compiled searches in it. Not here: files (`datastore`), what
-follows a match (`rest_trie`).
+In: token ids, -1 between documents. Out: an array of positions, and compiled searches in it. Not here: files
+(`datastore`), what follows a match (`rest_trie`).
 
-The array is made by prefix doubling (Manber and Myers, "Suffix arrays", 1993) with counting sorts, stopped once `DEPTH` tokens are
-compared: no search asks for more, so that text which repeats itself costs no more than any other: 7 rounds at most, each linear.
-While it is made, 16 bytes a token are needed beside the text.
+The array is made by prefix doubling (Manber and Myers, "Suffix arrays", 1993) with counting sorts, stopped once `DEPTH`
+tokens are compared: no search asks for more, so that text which repeats itself costs no more than any other: 7 rounds
+at most, each linear. While it is made, 16 bytes a token are needed beside the text.
 
-A search for a pattern finds the places where the pattern is *followed by a token*, that is, not those that end a document: these
-sort in front of the others, which makes the places one range.
+A search for a pattern finds the places where the pattern is *followed by a token*, that is, not those that end a
+document: these sort in front of the others, which makes the places one range.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def suffix_array(text_n: IntArray, depth: int = DEPTH) -> IntArray:
 
     Args:
         text_n: (n,) int32 token ids, -1 between documents.
-        depth: tokens that are compared, a power of two; suffixes that agree in these come in the order of their positions.
+        depth: tokens that are compared, a power of two; suffixes that agree in these come in the order of their
+        positions.
     Returns:
         (n,) int32.
     """
@@ -73,7 +74,9 @@ def _sort_by_first(text: IntArray, starts: LongArray, order: IntArray, rank: Int
 
 @compiled
 def _sort_further(order: IntArray, rank: IntArray, place: IntArray, out: IntArray, compared: int) -> None:
-    """From an order by `compared` tokens to one by twice as many: walk the order of the second halves, fill the groups in turn."""
+    """From an order by `compared` tokens to one by twice as many: walk the order of the second halves, fill the groups
+    in turn.
+    """
     n = len(order)
     for i in range(n):
         place[i] = i
@@ -103,8 +106,9 @@ def _rank(order: IntArray, rank: IntArray, out: IntArray, compared: int) -> int:
 
 @compiled
 def _compare(text: IntArray, at: int, tail: IntArray, length: int) -> int:
-    """Whether the suffix at `at` comes before (-1), among (0) or after (1) those that begin with the last `length` tokens of `tail`
-    and go on."""
+    """Whether the suffix at `at` comes before (-1), among (0) or after (1) those that begin with the last `length`
+    tokens of `tail` and go on.
+    """
     if at < 0:
         return -1
     start = len(tail) - length
@@ -118,8 +122,9 @@ def _compare(text: IntArray, at: int, tail: IntArray, length: int) -> int:
 
 @compiled
 def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, above: int) -> int:
-    """The first place in `order` whose suffix is among (`above` = 0) or after (`above` = 1) those that begin with the last `length`
-    tokens of `tail` and go on."""
+    """The first place in `order` whose suffix is among (`above` = 0) or after (`above` = 1) those that begin with the
+    last `length` tokens of `tail` and go on.
+    """
     low, high = 0, len(order)
     while low < high:
         middle = (low + high) // 2

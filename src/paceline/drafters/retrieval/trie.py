@@ -1,17 +1,21 @@
-"""From a match in a datastore to a tree of drafts: candidates' continuations in a trie of frequencies, pruned to a budget.
+"""From a match in a datastore to a tree of drafts: candidates' continuations in a trie of frequencies, pruned to a
+budget.
 
-In: a datastore's arrays, the ends of texts, budgets. Out: trees of point nodes. Not here: files (`datastore`), rules (`rasd`).
+In: a datastore's arrays, the ends of texts, budgets. Out: trees of point nodes. Not here: files (`datastore`), rules
+(`rasd`).
 
-For each text the longest tail of at most `max_match_length` tokens that stands in the datastore with a token after it is found by
-halving (where n tokens stand, n - 1 do), each probe a binary search. What follows its places goes into a trie with counts; of more
-than `max_matches` places, as many spread evenly over the sorted range, which samples every continuation by its share. Then nodes
-are taken one by one, most likely reached first.
+For each text the longest tail of at most `max_match_length` tokens that stands in the datastore with a token after it
+is found by halving (where n tokens stand, n - 1 do), each probe a binary search. What follows its places goes into a
+trie with counts; of more than `max_matches` places, as many spread evenly over the sorted range, which samples every
+continuation by its share. Then nodes are taken one by one, most likely reached first.
 
-A child's chance is its share of the count at its parent, times `TRUST`: how often the next token of unseen text was in the
-datastore at all after a match so long and so often seen. Shares sum to at most 1, hence so do the chances of siblings.
+A child's chance is its share of the count at its parent, times `TRUST`: how often the next token of unseen text was in
+the datastore at all after a match so long and so often seen. Shares sum to at most 1, hence so do the chances of
+siblings.
 
-Source: REST (arXiv:2311.08252): matches of 16 tokens and fewer, continuations of 10 tokens, 64 nodes, up to 5000 places. Longer
-matches (they tell sure places from others), fewer places, and chances in place of its raw counts are our choice.
+Source: REST (arXiv:2311.08252): matches of 16 tokens and fewer, continuations of 10 tokens, 64 nodes, up to 5000
+places. Longer matches (they tell sure places from others), fewer places, and chances in place of its raw counts are our
+choice.
 """
 
 from __future__ import annotations
@@ -41,10 +45,13 @@ _SEEN: Final = (
     (0.25, 0.35, 0.42, 0.70, 0.85, 0.92, 0.97),
     (0.27, 0.39, 0.62, 0.78, 0.92, 0.93, 0.97),
 )
-TRUST: Final[FloatArray] = np.array([np.interp(np.arange(LONGEST_MATCH + 1), _LENGTHS, seen) for seen in _SEEN], np.float32)
-"""[how often seen: once, 2, 4, 8, 16 times and more][tokens in the match]: how often the next token was among those seen there, on
-40,000 places of prose, word problems and Python sources beside 0.9 million tokens of the same kinds (`benchmarks/datastore.py
-FOLDER --calibrate SOURCES`), smoothed so that it falls in neither direction."""
+TRUST: Final[FloatArray] = np.array(
+    [np.interp(np.arange(LONGEST_MATCH + 1), _LENGTHS, seen) for seen in _SEEN], np.float32
+)
+"""[how often seen: once, 2, 4, 8, 16 times and more][tokens in the match]: how often the next token was among those
+seen there, on 40,000 places of prose, word problems and Python sources beside 0.9 million tokens of the same kinds
+(`benchmarks/datastore.py FOLDER --calibrate SOURCES`), smoothed so that it falls in neither direction.
+"""
 
 
 @compiled
@@ -52,8 +59,8 @@ def longest_match(data: IntArray, shards: LongArray, tail: IntArray, low: int) -
     """Most tokens at the end of `tail` that stand in a shard with a token after them, or 0 if that is fewer than `low`.
 
     Args:
-        data: tokens and suffix arrays of all shards. shards: (s, 3) int64: where a shard's tokens and its suffix array begin in
-            `data`, and their number.
+        data: tokens and suffix arrays of all shards. shards: (s, 3) int64: where a shard's tokens and its suffix array
+            begin in `data`, and their number.
     """
     high, least = len(tail), low
     while low <= high:
@@ -144,7 +151,9 @@ def _spread(total: int, most: int) -> LongArray:
 
 @compiled
 def _ruled(chance: float, token: int, rule: tuple[IntArray, FloatArray, int]) -> float:
-    """The mean of a first token's chance and the one that a rule gives it; 0 if it is not among the tokens that the rule names."""
+    """The mean of a first token's chance and the one that a rule gives it; 0 if it is not among the tokens that the
+    rule names.
+    """
     for k in range(rule[2]):
         if rule[0][k] == token and rule[1][k] > 0:
             return (chance + float(rule[1][k])) / 2
@@ -227,10 +236,12 @@ def draft(  # noqa: PLR0917 - compiled code has no keyword arguments
     """Draft for a batch; see `drafted`.
 
     Args:
-        tails: (b, L) int32 with the texts' last tokens at the right, and (b,) how many they are. wants: (b, 2) nodes and depth.
+        tails: (b, L) int32 with the texts' last tokens at the right, and (b,) how many they are. wants: (b, 2) nodes
+        and depth.
         options: fewest tokens of a match, most places, vocabulary size, chains only.
         rules: first tokens (b, k) with their chances and (b,) their number, or NO_RULE.
-        out: links (b, nodes, 3) int32: token, parent, depth; chances (b, nodes) float32; (b, 2) number of nodes, match length.
+        out: links (b, nodes, 3) int32: token, parent, depth; chances (b, nodes) float32; (b, 2) number of nodes, match
+        length.
     """
     lowest, most, vocabulary, chain = options
     ranges = np.zeros((len(shards), 2), np.int64)

@@ -1,13 +1,14 @@
 """What all drafters share that draft with some of the target's own layers, over the target's own cache.
 
-In: contexts with their caches; from a method, which layers run and how far. Out: chains, point or drawn, whose q follows the
-request's sampling rules. Not here: which layers (one file a method), passes over them (models.decoder.layer_drafts).
+In: contexts with their caches; from a method, which layers run and how far. Out: chains, point or drawn, whose q
+follows the request's sampling rules. Not here: which layers (one file a method), passes over them
+(models.decoder.layer_drafts).
 
-A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that the next
-scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
+A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that
+the next scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
 
-Where the target's first layers draft, what they computed is what scoring would compute again: their keys and values are in scratch
-already, and the states behind the exit are kept, so that scoring can go on from there (`resume`).
+Where the target's first layers draft, what they computed is what scoring would compute again: their keys and values are
+in scratch already, and the states behind the exit are kept, so that scoring can go on from there (`resume`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class SelfState:
             DrafterError: the engine gave none.
         """
         if self.context.cache is None:
-            raise DrafterError("drafting with the target's own layers needs the target's cache, which this engine does not give")
+            raise DrafterError(
+                "drafting with the target's own layers needs the target's cache, which this engine does not give"
+            )
         return self.context.cache()
 
 
@@ -82,7 +85,8 @@ class Way:
     """How one sequence drafts in one step.
 
     Attributes:
-        plan: the layers that run. steps: most tokens. least: nothing is drafted behind a token that is less likely than this.
+        plan: the layers that run. steps: most tokens. least: nothing is drafted behind a token that is less likely than
+        this.
     """
 
     plan: LayerPlan
@@ -123,9 +127,9 @@ class SelfDrafter(Drafter, Generic[S]):
 
     Args:
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy" takes their
-            most likely tokens, as is always done at temperature 0. By default it draws, but for requests with a seed of their own,
-            which then get the tokens of that seed whatever is drafted.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy"
+            takes their most likely tokens, as is always done at temperature 0. By default it draws, but for requests
+            with a seed of their own, which then get the tokens of that seed whatever is drafted.
         resume_verification: let scoring go on behind the layers that drafted; None where that is measured to be faster.
     Raises:
         ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
@@ -205,13 +209,16 @@ class SelfDrafter(Drafter, Generic[S]):
 
     def _steps(self, context: Context, budget: Budget, way: Way) -> int:
         """Tokens to draft: within the budget, the options and the target's context."""
-        return min(budget.nodes, budget.depth, way.steps, self.limit, self.target.info.max_context - len(context.tokens))
+        return min(
+            budget.nodes, budget.depth, way.steps, self.limit, self.target.info.max_context - len(context.tokens)
+        )
 
     def resume(
         self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
     ) -> Scores | None:
-        """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or where
-        something else than one chain behind each root is to be scored."""
+        """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or
+        where something else than one chain behind each root is to be scored.
+        """
         if not self.resumes:
             return None
         kept = [None if state is None else state.kept for state in states]
@@ -228,7 +235,9 @@ class SelfDrafter(Drafter, Generic[S]):
     def _level(
         self, states: Sequence[S], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(r, v) logits after each sequence's last input, and (r, hidden) states if they are to be kept; see `LayerDrafts.step`."""
+        """(r, v) logits after each sequence's last input, and (r, hidden) states if they are to be kept; see
+        `LayerDrafts.step`.
+        """
         return self.drafts.step(caches, inputs, plan, states=self.resumes)
 
     def _draft(self, asked: Sequence[Asked]) -> list[TokenTree]:

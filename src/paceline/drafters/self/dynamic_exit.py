@@ -1,15 +1,17 @@
 """DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
 
-In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit. Not here:
-the choice and what it rests on (`exit_choice`), a fixed exit (`layer_skip`).
+In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit.
+Not here: the choice and what it rests on (`exit_choice`), a fixed exit (`layer_skip`).
 
-At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted there: its
-*shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do not count. Above
-temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each; so it is done at growing
-distances, and in between the verdicts tell of the exit in use. They are gathered, and the choice is made anew after every few.
+At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted
+there: its *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do
+not count. Above temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each;
+so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered, and the
+choice is made anew after every few.
 
-Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper leaves open how
-its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done here is said at the options.
+Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper
+leaves open how its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done
+here is said at the options.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ SOME = 16
 WIDER = 4
 """How much longer each distance between two looks is than the one before."""
 START = 2.0
-"""Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers says."""
+"""Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers
+says.
+"""
 
 TENANTS = 1024
 """Tenants that are remembered."""
@@ -51,10 +55,10 @@ class DelState(SelfState):
 
     Attributes:
         record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
-        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after; both go on
-            from text to text of a tenant.
-        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many of their
-            tokens stood.
+        rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after;
+            both go on from text to text of a tenant.
+        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many
+            of their tokens stood.
     """
 
     __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
@@ -72,19 +76,19 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     Args:
         exit_layers: exits to choose from, each from 1 to one less than the target has layers; None is all of them.
-        dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens than to that
-            of accepted ones.
+        dynamic_draft_exit: end a draft behind a token whose confidence is nearer to that of recently rejected tokens
+            than to that of accepted ones.
         decay: weight of a round against the one after it, in the averages of acceptance and confidence.
-        shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look takes as
-            long as a step where there are many exits, and verification cannot resume in a round with one.
+        shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look
+            takes as long as a step where there are many exits, and verification cannot resume in a round with one.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
-            tokens. By default it draws, but for requests with a seed of their own.
-        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there already, but
-            in steps in which all exits are looked at; by default where a measurement finds that faster.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
+            most likely tokens. By default it draws, but for requests with a seed of their own.
+        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
+            already, but in steps in which all exits are looked at; by default where a measurement finds that faster.
     Raises:
-        ConfigError: a layer that the target does not have, a value outside its range. CapabilityError: a target whose layers cannot
-            be run alone.
+        ConfigError: a layer that the target does not have, a value outside its range. CapabilityError: a target whose
+            layers cannot be run alone.
     """
 
     name = "del"
@@ -123,7 +127,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         self.plans = [LayerPlan(stop=one) for one in self.exits]
         self.most = MOST if num_speculative_tokens is None else max(num_speculative_tokens, 1)
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
-        self._known: dict[str, tuple[Array, int, int]] = {}  # rates, rounds to the next look, and from there to the one after
+        self._known: dict[
+            str, tuple[Array, int, int]
+        ] = {}  # rates, rounds to the next look, and from there to the one after
         self._looking: list[DelState] = []
 
     @property
@@ -131,7 +137,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         """The exits' last layers, where somebody looks at all of them in this step."""
         return [one - 1 for one in self.exits] if self._looking else ()
 
-    def propose(self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+    def propose(
+        self, states: Sequence[DelState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         trees = super().propose(states, budgets, so_far)
         self._looking = []
         for state, tree in zip(states, trees, strict=True):
@@ -212,8 +220,9 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         return len(tested)
 
     def _look(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
-        """Shadow tokens of all exits at the positions that stand on the target's own text; then choose again. `own`: the tree that
-        was scored, where it is what this drafter proposed."""
+        """Shadow tokens of all exits at the positions that stand on the target's own text; then choose again. `own`:
+        the tree that was scored, where it is what this drafter proposed.
+        """
         first = scores.rows[index]
         rows = torch.tensor([first, *(first + 1 + node for node in verdict.path)], device=scores.logits.device)
         states = torch.cat([scores.taps[layer - 1][rows] for layer in self.exits])

@@ -1,10 +1,10 @@
 """What DEL knows of early exits and how it chooses one: acceptance by exit, confidences, tokens per unit of time.
 
-In: per round, at how many valid positions each exit would have been right, and how sure the drafted tokens were. Out: an exit, a
-length, a threshold of confidence. Not here: shadow tokens and drafting (`dynamic_exit`).
+In: per round, at how many valid positions each exit would have been right, and how sure the drafted tokens were. Out:
+an exit, a length, a threshold of confidence. Not here: shadow tokens and drafting (`dynamic_exit`).
 
-Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598), sections 3 and 4: a length
-d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target.
+Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598), sections 3 and
+4: a length d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ ENOUGH = 2.0
 
 
 def best_way(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int, int]:
-    """The exit and length with the most expected tokens per layer run: a drafted token costs its exit's, a verification all once.
+    """The exit and length with the most expected tokens per layer run: a drafted token costs its exit's, a verification
+    all once.
 
     Args:
-        rates: (n,) chance of each exit to agree with the target. exits: (n,) layers of each. layers: of the target. most: longest.
+        rates: (n,) chance of each exit to agree with the target. exits: (n,) layers of each. layers: of the target.
+        most: longest.
     Returns:
         Index of the exit, the earlier of equals; length, from 1.
     """
@@ -53,7 +55,9 @@ class ExitRecord:
     def __init__(self, known: Array, weight: float, decay: float) -> None:
         self._known, self._weight, self._decay = known, weight, decay
         self.matched, self.valid = np.zeros(len(known)), np.zeros(len(known))
-        self._sure = [(0.0, 0.0, 0.0, 0.0)] * len(known)  # sum and number of confidences of right tokens, then of wrong ones
+        self._sure = [(0.0, 0.0, 0.0, 0.0)] * len(
+            known
+        )  # sum and number of confidences of right tokens, then of wrong ones
 
     @property
     def rates(self) -> Array:
@@ -77,10 +81,17 @@ class ExitRecord:
         """Confidences of drafted tokens that stood, and of one that did not."""
         a, b, c, d = self._sure[exit_index]
         kept = self._decay
-        self._sure[exit_index] = a * kept + sum(right), b * kept + len(right), c * kept + sum(wrong), d * kept + len(wrong)
+        self._sure[exit_index] = (
+            a * kept + sum(right),
+            b * kept + len(right),
+            c * kept + sum(wrong),
+            d * kept + len(wrong),
+        )
 
     def threshold(self, exit_index: int) -> float:
-        """The confidence halfway between that of right and of wrong tokens, below which a draft ends; 0 while too few are known."""
+        """The confidence halfway between that of right and of wrong tokens, below which a draft ends; 0 while too few
+        are known.
+        """
         right, rights, wrong, wrongs = self._sure[exit_index]
         if rights < ENOUGH or wrongs < ENOUGH:
             return 0.0

@@ -1,12 +1,12 @@
 """Kangaroo: the target's first layers and a small adapter draft; drafting ends behind the first token that is not sure.
 
-In: contexts, an adapter's folder. Out: chains. Not here: the adapter's layers (models.decoder.adapter), passes over past tokens
-(`skip_replay`), the same threshold for other drafters (controller "kangaroo"), the adapter's training
+In: contexts, an adapter's folder. Out: chains. Not here: the adapter's layers (models.decoder.adapter), passes over
+past tokens (`skip_replay`), the same threshold for other drafters (controller "kangaroo"), the adapter's training
 (recipes/bundled_pair/adapter.py).
 
-The adapter sees the exit layer's states of the whole text. They come from drafting itself, from scoring passes, which are asked for
-that layer's states where something was drafted, and where neither had them (the prompt, steps without drafts, the last token of a
-draft that stood as a whole) from a replay of the missing tokens over the first layers.
+The adapter sees the exit layer's states of the whole text. They come from drafting itself, from scoring passes, which
+are asked for that layer's states where something was drafted, and where neither had them (the prompt, steps without
+drafts, the last token of a draft that stood as a whole) from a replay of the missing tokens over the first layers.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911).
 """
@@ -31,7 +31,8 @@ class KangarooState(SelfState):
     """One sequence.
 
     Attributes:
-        own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind these.
+        own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind
+        these.
         asked: length of the text when drafts were last asked for, 0 once the outcome is known.
     """
 
@@ -56,10 +57,11 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         draft_stop_threshold: nothing is drafted behind a token that is less likely than this; the paper's eta.
         draft_max_length: most tokens of a draft; the paper's gamma.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's law, "greedy" takes its most likely
-            tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's law, "greedy" takes its most
+            likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
-        ConfigError: a value outside its range, no adapter. CheckpointError: an adapter of another width, or without its weights.
+        ConfigError: a value outside its range, no adapter. CheckpointError: an adapter of another width, or without its
+        weights.
         CapabilityError: a target whose layers cannot be run alone.
     """
 
@@ -78,7 +80,10 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
     ) -> None:
         super().__init__(args, num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
         need(
-            isinstance(model, str), "speculative_config model", "be the folder or hub id of an adapter for method 'kangaroo'", model
+            isinstance(model, str),
+            "speculative_config model",
+            "be the folder or hub id of an adapter for method 'kangaroo'",
+            model,
         )
         integer("exit_layer", exit_layer, 1, self.target.info.num_layers - 1)
         number("draft_stop_threshold", draft_stop_threshold, 0.0, 1.0, "be in 0..1")
@@ -94,8 +99,12 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         """The exit's last layer, where something was drafted."""
         return (self._layer,) if self._wanted else ()
 
-    def propose(self, states: Sequence[KangarooState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        fitting = [budget if self._has_room(state) else Budget(0, 0) for state, budget in zip(states, budgets, strict=True)]
+    def propose(
+        self, states: Sequence[KangarooState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
+        fitting = [
+            budget if self._has_room(state) else Budget(0, 0) for state, budget in zip(states, budgets, strict=True)
+        ]
         trees = super().propose(states, fitting, so_far)
         self._wanted = any(tree is not EMPTY_TREE for tree in trees)
         for state, tree in zip(states, trees, strict=True):
@@ -103,7 +112,11 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         return trees
 
     def observe(
-        self, states: Sequence[KangarooState], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
+        self,
+        states: Sequence[KangarooState],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores | None,
     ) -> None:
         """Keep the states of the tokens that stood, where the scoring pass gave them."""
         self._wanted = False
@@ -129,7 +142,11 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         return self._drafting
 
     def _level(
-        self, states: Sequence[KangarooState], caches: Sequence[SequenceCache], inputs: Sequence[Sequence[int]], plan: LayerPlan
+        self,
+        states: Sequence[KangarooState],
+        caches: Sequence[SequenceCache],
+        inputs: Sequence[Sequence[int]],
+        plan: LayerPlan,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         first = len(inputs[0]) == 1
         if first:
@@ -138,7 +155,9 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         exits = self.drafts.step(caches, inputs, plan, states=True, logits=False)[1]
         own = [state.own for state in states]
         if first:
-            found = self.adapter.extend(own, [torch.cat((s.waiting, row[None])) for s, row in zip(states, exits, strict=True)])
+            found = self.adapter.extend(
+                own, [torch.cat((s.waiting, row[None])) for s, row in zip(states, exits, strict=True)]
+            )
             for state in states:
                 state.waiting = self._none
         else:

@@ -1,16 +1,17 @@
 """LayerSkip: the target's first layers, or evenly spaced ones, draft; all of them verify.
 
-In: contexts. Out: chains from a fixed part of the layers. Not here: exits (`dynamic_exit`) and sub-layers (`swift`) chosen while
-decoding, the training that makes early exits good (recipes/bundled_pair/early_exit.py).
+In: contexts. Out: chains from a fixed part of the layers. Not here: exits (`dynamic_exit`) and sub-layers (`swift`)
+chosen while decoding, the training that makes early exits good (recipes/bundled_pair/early_exit.py).
 
-The exit's state goes through the target's final norm and head, as in training. Checkpoints trained for it (facebook/layerskip-*)
-have the layout of their family and load as such; on others early exits are rarely right.
+The exit's state goes through the target's final norm and head, as in training. Checkpoints trained for it
+(facebook/layerskip-*) have the layout of their family and load as such; on others early exits are rarely right.
 
-Sources: LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710); the evenly spaced layers are
-those of Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy (arXiv:2404.06954), which decodes
-with them alone. Mixture of Multi-Rate Residuals (arXiv:2502.02040) runs a faster stream through every R-th layer over the keys and
-values of the slow one, with adapters of its own training; without these it is the same pass, `target_speedup` R. Both are
-approximate where such a pass decides; here it only drafts, and all layers verify, so that nothing is lost.
+Sources: LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710); the evenly spaced
+layers are those of Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy
+(arXiv:2404.06954), which decodes with them alone. Mixture of Multi-Rate Residuals (arXiv:2502.02040) runs a faster
+stream through every R-th layer over the keys and values of the slow one, with adapters of its own training; without
+these it is the same pass, `target_speedup` R. Both are approximate where such a pass decides; here it only drafts, and
+all layers verify, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
     Args:
         exit_layer: layers that run, from 1 to one less than the target has; None is a quarter of them.
         assistant_early_exit: the same, as transformers calls it.
-        target_speedup: instead of an exit, run one of so many layers: the first, the last and evenly spaced ones between, as
-            Unified Layer Skipping keeps them. From 1, which runs all, to half the number of layers.
+        target_speedup: instead of an exit, run one of so many layers: the first, the last and evenly spaced ones
+            between, as Unified Layer Skipping keeps them. From 1, which runs all, to half the number of layers.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its most likely
-            tokens. By default it draws, but for requests with a seed of their own.
-        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there already; by
-            default where a measurement finds that faster.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
+            most likely tokens. By default it draws, but for requests with a seed of their own.
+        resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
+            already; by default where a measurement finds that faster.
     Raises:
         ConfigError: a layer that the target does not have, two different ones, an exit or resuming beside a speed-up.
         CapabilityError: a target whose layers cannot be run alone.
@@ -59,15 +60,20 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
             args,
             num_speculative_tokens=num_speculative_tokens,
             draft_sample_method=draft_sample_method,
-            resume_verification=False if target_speedup is not None and resume_verification is None else resume_verification,
+            resume_verification=False
+            if target_speedup is not None and resume_verification is None
+            else resume_verification,
         )
         if exit_layer is not None and assistant_early_exit is not None and exit_layer != assistant_early_exit:
             raise ConfigError(
-                f"exit_layer and assistant_early_exit name one thing, got {exit_layer} and {assistant_early_exit}; leave one out"
+                f"exit_layer and assistant_early_exit name one thing, got {exit_layer} and {assistant_early_exit}; "
+                f"leave one out"
             )
         layers = self.target.info.num_layers
         name, chosen = (
-            ("exit_layer", exit_layer) if assistant_early_exit is None else ("assistant_early_exit", assistant_early_exit)
+            ("exit_layer", exit_layer)
+            if assistant_early_exit is None
+            else ("assistant_early_exit", assistant_early_exit)
         )
         self.exit_layer = max(1, layers // 4) if chosen is None else chosen
         integer(name, self.exit_layer, 1, layers - 1)
@@ -76,11 +82,13 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
             number("target_speedup", target_speedup, 1.0, layers / 2, f"be in 1..{layers / 2:g}")
             if chosen is not None:
                 raise ConfigError(
-                    f"{name} and target_speedup are two ways to choose layers, got {chosen} and {target_speedup}; leave one out"
+                    f"{name} and target_speedup are two ways to choose layers, got {chosen} and {target_speedup}; "
+                    f"leave one out"
                 )
             if resume_verification:
                 raise ConfigError(
-                    "scoring cannot go on behind layers that were left out; leave out resume_verification or target_speedup"
+                    "scoring cannot go on behind layers that were left out; leave out resume_verification or "
+                    "target_speedup"
                 )
             self.exit_layer, self._drafting = layers, Way(unified_plan(layers, target_speedup), UNLIMITED)
 

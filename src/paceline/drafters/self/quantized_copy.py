@@ -1,11 +1,11 @@
 """The target drafts for itself with rounded weights: an int8 or int4 copy of it, made when it is loaded.
 
-In: contexts, the target's own files. Out: chains or trees, as of any draft model. Not here: rounding (models.loading.quantization),
-drafting (`draft_model`).
+In: contexts, the target's own files. Out: chains or trees, as of any draft model. Not here: rounding
+(models.loading.quantization), drafting (`draft_model`).
 
-Decoding one row reads every weight once, so a copy of a half or a quarter of the bytes takes about that share of the time, and its
-next token is nearly always the target's. It needs no other checkpoint and no training, but memory for both; whether there is enough
-is decided before anything is read.
+Decoding one row reads every weight once, so a copy of a half or a quarter of the bytes takes about that share of the
+time, and its next token is nearly always the target's. It needs no other checkpoint and no training, but memory for
+both; whether there is enough is decided before anything is read.
 
 Source: weight-only quantisation as torchao's int8_weight_only and int4_weight_only; drafts from a quantised copy: QSpec
 (arXiv:2410.11305), SpecMQuant (arXiv:2505.22179).
@@ -29,8 +29,9 @@ class QuantizedCopyDrafter(DraftModelDrafter):
     """Drafts with a copy of the target whose weights are rounded.
 
     Args:
-        quantization: "int8" (the default) or "int4", or torchao's names for them, "int8_weight_only" and "int4_weight_only".
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree,
+        quantization: "int8" (the default) or "int4", or torchao's names for them, "int8_weight_only" and
+        "int4_weight_only". num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
+        speculative_token_tree,
             draft_vocab_size, draft_vocab_file: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range; a target that is rounded so itself. OutOfMemoryError: no room for both.

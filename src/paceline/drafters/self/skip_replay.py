@@ -3,8 +3,9 @@
 In: a running sequence's cache, tokens, a plan. Out: hidden states after each of the tokens. Not here: what they are for
 (`swift`, `kangaroo`).
 
-The tokens see the target's own keys and values of the text before them, and among each other those of the plan's layers, as
-drafted tokens do. All this happens in a copy that shares the text's beginning, so that the sequence itself is not touched.
+The tokens see the target's own keys and values of the text before them, and among each other those of the plan's
+layers, as drafted tokens do. All this happens in a copy that shares the text's beginning, so that the sequence itself
+is not touched.
 """
 
 from __future__ import annotations
@@ -62,5 +63,7 @@ def _passed(runner: RunsLayers, own: SequenceCache, tokens: Sequence[int], plan:
 
 
 def has_room(runner: Runner, tokens: int) -> bool:
-    """Whether a copy of a text of so many tokens takes nothing from others: the copy moves to a run of up to twice its size."""
+    """Whether a copy of a text of so many tokens takes nothing from others: the copy moves to a run of up to twice its
+    size.
+    """
     return not isinstance(runner, HasMemory) or 3 * runner.memory.blocks_for(tokens) <= runner.memory.spare()

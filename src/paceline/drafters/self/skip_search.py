@@ -1,13 +1,15 @@
-"""SWIFT's search for the sub-layers to leave out: random sets, and every so often one that a Gaussian process expects most of.
+"""SWIFT's search for the sub-layers to leave out: random sets, and every so often one that a Gaussian process expects
+most of.
 
-In: scores of sets that were tried. Out: the set to try next, the best one so far, whether to go on. Not here: how a set is scored
-(`swift`), what a set means (`skip_sets`).
+In: scores of sets that were tried. Out: the set to try next, the best one so far, whether to go on. Not here: how a set
+is scored (`swift`), what a set means (`skip_sets`).
 
-A search holds for many texts. Each measures the best set anew when it has a context of its own. Where that scores far less than
-before, the texts are of another kind, and the search begins again, from the set that it has.
+A search holds for many texts. Each measures the best set anew when it has a context of its own. Where that scores far
+less than before, the texts are of another kind, and the search begins again, from the set that it has.
 
-Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916): process noise 0.01, upper
-bounds of 2.5 standard deviations, every 25th step. The kernel is Matern's of 5/2, as in the library that its code uses.
+Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916): process noise
+0.01, upper bounds of 2.5 standard deviations, every 25th step. The kernel is Matern's of 5/2, as in the library that
+its code uses.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class SearchRules:
 
     Attributes:
         stop_score: it ends when the best set scores this. max_steps: sets that it tries at most.
-        patience: it ends when so many sets in a row were no better. bayes_every: steps from one set of the process to the next.
+        patience: it ends when so many sets in a row were no better. bayes_every: steps from one set of the process to
+        the next.
     """
 
     stop_score: float = 0.95
@@ -58,7 +61,8 @@ class SkipSearch:
 
     Attributes:
         best: the best set so far, at first every second layer. score: its score, below 0 before it was measured.
-        steps: sets tried since the search began. idle: of these, those in a row that were no better. begun: times it began.
+        steps: sets tried since the search began. idle: of these, those in a row that were no better. begun: times it
+        began.
     """
 
     def __init__(self, layers: int, count: int, rules: SearchRules, seed: int = 0) -> None:
@@ -140,8 +144,8 @@ def upper_bounds(known: Array, scores: Array, asked: Array, *, noise: float = NO
     """Mean plus `kappa` standard deviations of a Gaussian process given scores.
 
     Args:
-        known: (n, d) places. scores: (n,) there, n of 1 or more. asked: (m, d) places. noise: variance of a score, as a share of
-            the scores' variance.
+        known: (n, d) places. scores: (n,) there, n of 1 or more. asked: (m, d) places. noise: variance of a score, as a
+            share of the scores' variance.
     Returns:
         (m,) bounds, in units of the scores.
     """

@@ -5,8 +5,8 @@ In: a number of layers, a share or a speed-up. Out: sets, plans. Not here: which
 
 Sub-layer 2 i is the attention of layer i, 2 i + 1 its MLP. The first and the last layer always stay.
 
-Sources: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916); Accelerating Inference in
-Large Language Models with a Unified Layer Skipping Strategy (arXiv:2404.06954).
+Sources: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916); Accelerating
+Inference in Large Language Models with a Unified Layer Skipping Strategy (arXiv:2404.06954).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def plan_of(skipped: SubLayers) -> LayerPlan:
 
 
 def unified_layers(layers: int, speedup: float) -> list[int]:
-    """The layers that Unified Layer Skipping keeps for a target speed-up: the first, the last, and evenly spaced ones between.
+    """The layers that Unified Layer Skipping keeps for a target speed-up: the first, the last, and evenly spaced ones
+    between.
 
     Raises:
         ConfigError: a speed-up below 1, or one at which fewer than two layers would stay.

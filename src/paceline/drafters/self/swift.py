@@ -1,11 +1,12 @@
 """SWIFT: the target drafts for itself without some of its attention and MLP sub-layers, chosen while it decodes.
 
-In: contexts with their caches. Out: chains of the thinned target, or trees around them. Not here: which set is tried next
-(`skip_search`), passes over past tokens (`skip_replay`), trees cut by confidence (controller "swift").
+In: contexts with their caches. Out: chains of the thinned target, or trees around them. Not here: which set is tried
+next (`skip_search`), passes over past tokens (`skip_replay`), trees cut by confidence (controller "swift").
 
-A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target would have said, in one pass
-over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences. What it found holds for
-all texts of the tenant; each text measures it once on tokens of its own, which may begin the search again.
+A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target would have said,
+in one pass over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences.
+What it found holds for all texts of the tenant; each text measures it once on tokens of its own, which may begin the
+search again.
 
 Side branches all hang off the main chain: trees for a drafter that looks at one token a level.
 
@@ -60,11 +61,11 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         search_patience: the search ends when so many sets in a row were no better.
         bayes_every: every so many steps the set comes from a Gaussian process; the others are random.
         search_seed: of the random sets.
-        tree_width: candidates of a level, where tokens are not drawn: above 1, others are verified beside each of the chain's. The
-            paper keeps 10 and lets the chain's confidence choose among them, as controller "swift" does.
+        tree_width: candidates of a level, where tokens are not drawn: above 1, others are verified beside each of the
+            chain's. The paper keeps 10 and lets the chain's confidence choose among them, as controller "swift" does.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's law, "greedy" takes its most
-            likely tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's law, "greedy" takes
+            its most likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
         ConfigError: a value outside its range; a share that comes to no sub-layer.
         CapabilityError: a target whose layers cannot be run alone, or that has none between the first and the last.
@@ -112,7 +113,9 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         self._searches: OrderedDict[str, SkipSearch] = OrderedDict()
         self._plans: dict[SubLayers, LayerPlan] = {}
 
-    def propose(self, states: Sequence[SwiftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+    def propose(
+        self, states: Sequence[SwiftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         """Try a set for each tenant that still searches, then draft."""
         ready: dict[int, SwiftState] = {}
         for state, budget in zip(states, budgets, strict=True):
@@ -141,7 +144,9 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         return found
 
     def matchness(self, state: SwiftState, skipped: SubLayers) -> float:
-        """Share of the last `context_window` tokens of the text that the target without these sub-layers would have said."""
+        """Share of the last `context_window` tokens of the text that the target without these sub-layers would have
+        said.
+        """
         text = state.context.tokens
         start = len(text) - 1 - self.window
         states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))
@@ -187,7 +192,9 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         return branched(asked.levels, asked.budget.nodes, self.index) if asked.levels else super()._tree(asked)
 
     def _is_ready(self, state: SwiftState) -> bool:
-        """Whether a set is to be tried on this text: it has enough tokens of its own, and they were not all looked at before."""
+        """Whether a set is to be tried on this text: it has enough tokens of its own, and they were not all looked at
+        before.
+        """
         context, length = state.context, len(state.context.tokens)
         if self.rules.max_steps < 1 or (state.replays and state.search.done):
             return False
@@ -208,38 +215,45 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         """Candidates of a level, where the runner scores trees."""
         info = self.target.info
         if width > 1 and not self.target.capabilities.trees:
-            raise CapabilityError(f"tree_width must be 1, since the runner of {info.name} scores chains only, got {width}")
+            raise CapabilityError(
+                f"tree_width must be 1, since the runner of {info.name} scores chains only, got {width}"
+            )
         return width
 
     def _count(self, ratio: float) -> int:
         """Sub-layers to leave out."""
         if not choices(self.layers):
             raise CapabilityError(
-                f"method 'swift' leaves out sub-layers between the first and the last layer, but {self.target.info.name} has "
-                f"{self.layers} layers; use another method"
+                f"method 'swift' leaves out sub-layers between the first and the last layer, but "
+                f"{self.target.info.name} has {self.layers} layers; use another method"
             )
         count = count_of(self.layers, ratio)
         if count < 1:
             raise ConfigError(
-                f"skip_ratio must be at least {1 / len(choices(self.layers)):.3g}, one of {len(choices(self.layers))} sub-layers, "
-                f"got {ratio:g}"
+                f"skip_ratio must be at least {1 / len(choices(self.layers)):.3g}, one of {len(choices(self.layers))} "
+                f"sub-layers, got {ratio:g}"
             )
         return count
 
 
 def branched(levels: Sequence[tuple[Sequence[int], Sequence[float]]], nodes: int, source: int) -> TokenTree:
-    """The chain of the best tokens, and of the others as many as there is room for, those with most chance of being reached first.
+    """The chain of the best tokens, and of the others as many as there is room for, those with most chance of being
+    reached first.
 
     Args:
-        levels: per level tokens and their chances after the best tokens of the levels before. nodes: most nodes, at least as many
-            as levels.
+        levels: per level tokens and their chances after the best tokens of the levels before. nodes: most nodes, at
+            least as many as levels.
     """
     tokens = [own[0] for own, _ in levels]
     chances = [own[0] for _, own in levels]
     parents, reach = list(range(-1, len(levels) - 1)), 1.0
     beside: list[tuple[float, int, int, float]] = []
     for parent, (own, each) in enumerate(levels, -1):
-        beside += [(reach * chance, parent, token, chance) for token, chance in zip(own[1:], each[1:], strict=True) if chance > 0.0]
+        beside += [
+            (reach * chance, parent, token, chance)
+            for token, chance in zip(own[1:], each[1:], strict=True)
+            if chance > 0.0
+        ]
         reach *= each[0]
     beside.sort(key=lambda one: (-one[0], one[1], one[2]))
     for _, parent, token, chance in beside[: nodes - len(levels)]:

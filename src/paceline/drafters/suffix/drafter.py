@@ -1,13 +1,13 @@
 """SuffixDecoding: what followed the last tokens in this text and in past ones, in the order of how often it did.
 
-In: the text so far; texts of past requests of the same tenant. Out: a chain or a tree of point proposals. Not here: the trees and
-their look-ups (`suffix_tree`, `suffix_lookup`), the store of past texts (`suffix_cache`).
+In: the text so far; texts of past requests of the same tenant. Out: a chain or a tree of point proposals. Not here: the
+trees and their look-ups (`suffix_tree`, `suffix_lookup`), the store of past texts (`suffix_cache`).
 
-Every request has a suffix tree of its prompt and output. When it ends, its output goes into the global tree, with as much of its
-prompt before it as a match can be long (or the whole, with `suffix_decoding_cache_prompts`). For every length of a match of the
-text's end the continuation is drafted that the counts favour, at most `suffix_decoding_max_spec_factor` tokens for each token
-matched; of all lengths and both trees the draft with the highest expected number of accepted tokens is proposed. Where nothing
-matches, nothing is drafted.
+Every request has a suffix tree of its prompt and output. When it ends, its output goes into the global tree, with as
+much of its prompt before it as a match can be long (or the whole, with `suffix_decoding_cache_prompts`). For every
+length of a match of the text's end the continuation is drafted that the counts favour, at most
+`suffix_decoding_max_spec_factor` tokens for each token matched; of all lengths and both trees the draft with the
+highest expected number of accepted tokens is proposed. Where nothing matches, nothing is drafted.
 
 Source: SuffixDecoding (arXiv:2411.04975); names and defaults of options are vLLM's.
 """
@@ -38,8 +38,9 @@ _SCARCE: Final = (4.3, 1.6, 1.0, 0.7, 0.59, 0.35, 0.2, 0.11, 0.064, 0.031)
 """By tokens matched: how many unseen continuations the counts of a match stand for."""
 
 ROOM: Final = 512
-"""Tokens beyond the prompt for which a text's own tree has room at once: to grow in the midst of a text takes as long as
-half a step of a small model."""
+"""Tokens beyond the prompt for which a text's own tree has room at once: to grow in the midst of a text takes as long
+as half a step of a small model.
+"""
 
 MAX_CACHED_TOKENS: Final = 500_000
 NO_TREE: Final = SuffixTree(1)
@@ -60,15 +61,16 @@ class SuffixDrafter(SingleDrafter[_State]):
     Args:
         num_speculative_tokens: most tokens to propose; None leaves it to the budget.
         suffix_decoding_max_tree_depth: longest match and its draft together, 2..255; 24 by default.
-        suffix_decoding_max_cached_requests: most past requests kept for each tenant, the oldest dropped first; 0 keeps none; 10000
-            by default.
+        suffix_decoding_max_cached_requests: most past requests kept for each tenant, the oldest dropped first; 0 keeps
+            none; 10000 by default.
         suffix_decoding_max_spec_factor: most tokens to draft for each token matched; 1 by default.
         suffix_decoding_min_token_prob: least probability of a drafted path, by counts; 0.1 by default.
         suffix_decoding_use_tree_spec: propose trees instead of chains.
         suffix_decoding_cache_prompts: keep whole prompts of past requests, not only outputs and the ends of prompts.
         max_cached_tokens: most tokens of past requests kept for each tenant (55 to 85 bytes each); 500000 by default.
         tables: folder where past texts are read at the start and written by `LLM.save_tables`.
-        shared_tables: one store for all tenants. max_tenants: most stores at a time (64), the least recently used goes first.
+        shared_tables: one store for all tenants. max_tenants: most stores at a time (64), the least recently used goes
+        first.
     Raises:
         ConfigError: a value outside its range, or a vocabulary of 2**23 tokens or more.
         DrafterError: a file in `tables` that is damaged or of another tokenizer.
@@ -107,7 +109,9 @@ class SuffixDrafter(SingleDrafter[_State]):
         self.depth, self.branches, self.whole = depth, suffix_decoding_use_tree_spec, suffix_decoding_cache_prompts
         self.keeps = requests > 0 and max_cached_tokens > 0
         new = partial(SuffixCache, depth, requests, max_cached_tokens, args.vocab_size)
-        self.tables: Tables[SuffixCache] = Tables("suffix", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants)
+        self.tables: Tables[SuffixCache] = Tables(
+            "suffix", args, new, folder=tables, shared=shared_tables, max_tenants=max_tenants
+        )
         self._limits = np.array([0, 0, MOST_CHILDREN if self.branches else 1, depth], np.int64)
         self._rules = np.array([factor, least], np.float64)
         self._make_room(64)

@@ -1,6 +1,7 @@
 """The global suffix tree: texts of past requests, the oldest forgotten first.
 
-In: a finished request's tokens. Out: a suffix tree over the latest requests, bounded in requests and tokens; arrays to keep on
+In: a finished request's tokens. Out: a suffix tree over the latest requests, bounded in requests and tokens; arrays to
+keep on
 disk. Not here: the tree of a running request, drafting.
 """
 
@@ -60,14 +61,19 @@ class SuffixCache:
 
     def to_arrays(self) -> Arrays:
         """The texts: `tokens` (n,) int32 and `lengths` (requests,) int64, oldest first."""
-        return {"tokens": self.tree.arrays.text[self.first : self.tree.size].copy(), "lengths": np.array(self.lengths, np.int64)}
+        return {
+            "tokens": self.tree.arrays.text[self.first : self.tree.size].copy(),
+            "lengths": np.array(self.lengths, np.int64),
+        }
 
     def read_arrays(self, arrays: Arrays) -> None:
         """Add what `to_arrays` gave; raises ValueError if it does not fit."""
         tokens, lengths = arrays["tokens"], arrays["lengths"]
         for name, array, dtype in (("tokens", tokens, np.int32), ("lengths", lengths, np.int64)):
             if array.ndim != 1 or array.dtype != dtype:
-                raise ValueError(f"{name} must be one row of {np.dtype(dtype)}, got {array.dtype} of shape {array.shape}")
+                raise ValueError(
+                    f"{name} must be one row of {np.dtype(dtype)}, got {array.dtype} of shape {array.shape}"
+                )
         outside = len(lengths) > 0 and not 1 <= int(lengths.min()) <= int(lengths.max()) <= len(tokens)
         if outside or int(lengths.sum()) != len(tokens):
             raise ValueError(f"the lengths of {len(lengths)} texts do not add up to {len(tokens)} tokens")

@@ -1,16 +1,18 @@
 """Growing and shrinking a suffix tree, token by token and sequence by sequence.
 
-In: the arrays of one tree (`suffix_nodes`) and a text. Out: the tree of all its suffixes, cut at a depth, with exact counts. Not
+In: the arrays of one tree (`suffix_nodes`) and a text. Out: the tree of all its suffixes, cut at a depth, with exact
+counts. Not
 here: allocation (`suffix_tree`).
 
-While a sequence grows, its suffixes that occurred before run along the edges of those occurrences: the *active points* (node,
-tokens matched on its edge), longest suffix first. They are always the suffixes of length 1..ACTIVE, since what follows a longer
-suffix has followed the shorter ones too. A point that meets another token splits the edge and ends in a leaf of its own, which
-then needs no further work: its edge reaches as far as the text will, up to the depth. So a token costs as much as the longest
-match is long, at most the depth. Every suffix makes at most two nodes.
+While a sequence grows, its suffixes that occurred before run along the edges of those occurrences: the *active points*
+(node, tokens matched on its edge), longest suffix first. They are always the suffixes of length 1..ACTIVE, since what
+follows a longer suffix has followed the shorter ones too. A point that meets another token splits the edge and ends in
+a leaf of its own, which then needs no further work: its edge reaches as far as the text will, up to the depth. So a
+token costs as much as the longest match is long, at most the depth. Every suffix makes at most two nodes.
 
-`close` ends a sequence: points within an edge split it, so that every suffix ends at a node and `remove` finds it again. Labels
-point to the latest sequence that ran along the whole edge; if sequences are removed oldest first, a label never outlives its text.
+`close` ends a sequence: points within an edge split it, so that every suffix ends at a node and `remove` finds it
+again. Labels point to the latest sequence that ran along the whole edge; if sequences are removed oldest first, a label
+never outlives its text.
 
 Source: Ukkonen, On-line construction of suffix trees (1995), with counts, a depth and removal added.
 """
@@ -53,7 +55,9 @@ OPEN: Final = 2**31 - 1
 
 @compiled
 def extend(tree: Arrays, start: Int, stop: Int, end: Int, depth: Int) -> None:
-    """Take in `text[start:stop]`; the sequence will not reach beyond `end`. There must be two free rows a token and point."""
+    """Take in `text[start:stop]`; the sequence will not reach beyond `end`. There must be two free rows a token and
+    point.
+    """
     text, nodes, heads, meta, active = tree
     for at in range(start, stop):
         token, points, kept = np.int64(text[at]), meta[ACTIVE] + 1, 0

@@ -1,17 +1,18 @@
 """What to draft from suffix trees: for every match length a draft as long as the match is worth, and the best of them.
 
-In: the arrays of two trees, or their records. Out: tokens, parents, chances. Not here: growing a tree, checking options, making a
-`TokenTree`.
+In: the arrays of two trees, or their records. Out: tokens, parents, chances. Not here: growing a tree, checking
+options, making a `TokenTree`.
 
-From a match of m tokens at most `factor * m` tokens are drafted, depth of the tree and budget permitting. A path starts with
-probability 1, which is multiplied by count(child) / count(node) where edges meet and stays as it is inside an edge; paths below
-`min_prob` are not followed. A draft's score is the sum of its probabilities, an estimate of how many tokens will be accepted; of
-equal scores the longer match counts. With width 1 only the most frequent child is followed, which makes a chain; otherwise the most
-probable of all open paths goes on, which makes a tree. An edge that reaches the end of the text goes on with what has been drafted
-from it, so that periodic text is continued periodically.
+From a match of m tokens at most `factor * m` tokens are drafted, depth of the tree and budget permitting. A path starts
+with probability 1, which is multiplied by count(child) / count(node) where edges meet and stays as it is inside an
+edge; paths below `min_prob` are not followed. A draft's score is the sum of its probabilities, an estimate of how many
+tokens will be accepted; of equal scores the longer match counts. With width 1 only the most frequent child is followed,
+which makes a chain; otherwise the most probable of all open paths goes on, which makes a tree. An edge that reaches the
+end of the text goes on with what has been drafted from it, so that periodic text is continued periodically.
 
-A node's chance is its probability at its parent, corrected for how little a count can say: count / (count of the parent +
-scarce[tokens matched]), times PARTED where the text went on in more than one way before, which says that more is to come.
+A node's chance is its probability at its parent, corrected for how little a count can say: count / (count of the parent
++ scarce[tokens matched]), times PARTED where the text went on in more than one way before, which says that more is to
+come.
 
 Source: SuffixDecoding (arXiv:2411.04975).
 """
@@ -40,7 +41,9 @@ CHANCE: Final = 1
 MOST_CHILDREN: Final = 16
 """Children that are looked at where a node branches, most frequent first."""
 PARTED: Final = 0.6
-"""Fitted with the numbers of `suffix` on Python sources and Markdown: 29,000 drafted tokens; chances within 0.07 of the truth."""
+"""Fitted with the numbers of `suffix` on Python sources and Markdown: 29,000 drafted tokens; chances within 0.07 of the
+truth.
+"""
 NODES: Final = 0
 """In limits: most nodes, most levels, children to follow, depth of the trees."""
 LEVELS: Final = 1
@@ -61,7 +64,8 @@ class Desk(NamedTuple):
         points: (depth + 1, 2) int32, nodes and tokens matched on their edges, longest match first.
         best, best_f: (rows, 5) int32 and (rows, 2) float64: row 0 is the root of the draft, then come its nodes.
         work, work_f: the same for the draft being made; behind its nodes come the paths that are still open.
-        tokens, parents, chances: (rows,) int32, int32, float32 of the best draft's nodes, as a `TokenTree` has them; by `step`.
+        tokens, parents, chances: (rows,) int32, int32, float32 of the best draft's nodes, as a `TokenTree` has them; by
+        `step`.
     """
 
     limits: Longs
@@ -78,7 +82,9 @@ class Desk(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is read of one tree: `points` of the matches; the first `waiting` of them are suffixes that nothing has followed yet."""
+    """What is read of one tree: `points` of the matches; the first `waiting` of them are suffixes that nothing has
+    followed yet.
+    """
 
     text: Ints
     nodes: Ints
@@ -91,7 +97,8 @@ class View(NamedTuple):
 def step(  # noqa: PLR0917 - compiled code has no keyword arguments
     own: Longs, start: Int, size: Int, past: Longs, past_size: Int, desk: Longs, nodes: Int, levels: Int
 ) -> Int:
-    """Take `text[start:size]` into the tree of a text, then `draft` within limits: a step of a decoding loop in one call.
+    """Take `text[start:size]` into the tree of a text, then `draft` within limits: a step of a decoding loop in one
+    call.
 
     `own`, `past` and `desk` are records (`suffix_record`) of `Arrays` and of a `Desk`.
     """
@@ -147,7 +154,9 @@ def draft_from_trees(own: Arrays, size: Int, past: Arrays, past_size: Int, desk:
 
 @compiled
 def find_points(text: Ints, size: Int, past: Arrays, points: Ints, longest: Int) -> Int:
-    """Where the last 1, 2, 3, ... tokens of `text[:size]` stand in a tree, into `points`; returns how many there are."""
+    """Where the last 1, 2, 3, ... tokens of `text[:size]` stand in a tree, into `points`; returns how many there
+    are.
+    """
     nodes, found, longest = past.nodes, 0, min(longest, size)
     while found < longest:
         node: Int = np.int64(0)
@@ -255,7 +264,9 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
         if prob * count / seen < desk.rules[LEAST]:
             break
         token = np.int64(nodes[child, EDGE] >> 8)
-        known = put(desk, known, row, (token, child, np.int64(1)), (prob * count / seen, trust * count / (seen + doubt)))
+        known = put(
+            desk, known, row, (token, child, np.int64(1)), (prob * count / seen, trust * count / (seen + doubt))
+        )
         child = np.int64(nodes[child, NEXT])
         tried += 1
     return known
@@ -263,7 +274,9 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
 
 @compiled
 def put(desk: Desk, row: Int, above: Int, place: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
-    """Write a row of `work`: token, node and tokens matched on its edge; probability and chance. Returns the next row."""
+    """Write a row of `work`: token, node and tokens matched on its edge; probability and chance. Returns the next
+    row.
+    """
     work = desk.work
     work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1
     work[row, TOKEN], work[row, AT], work[row, MATCHED] = place

@@ -1,11 +1,12 @@
 """The nodes of a suffix tree in flat arrays: edges found by hashing, children in order of their counts.
 
-In: the arrays of one tree. Out: the same arrays, changed in place by compiled functions. Not here: which suffixes a tree holds
-(`suffix_grow`), what is read from it (`suffix_lookup`), who allocates (`suffix_tree`).
+In: the arrays of one tree. Out: the same arrays, changed in place by compiled functions. Not here: which suffixes a
+tree holds (`suffix_grow`), what is read from it (`suffix_lookup`), who allocates (`suffix_tree`).
 
-A node stands for an edge of one or more tokens and its lower end; node 0 is the root. Its tokens are `text[POS : POS + length]`, an
-occurrence of them. Children of a node form a list with the most frequent first: exactly in order up to REACH children, beyond that
-the first is still the most frequent as long as nothing is removed. An edge is found by its parent and first token.
+A node stands for an edge of one or more tokens and its lower end; node 0 is the root. Its tokens are `text[POS : POS +
+length]`, an occurrence of them. Children of a node form a list with the most frequent first: exactly in order up to
+REACH children, beyond that the first is still the most frequent as long as nothing is removed. An edge is found by its
+parent and first token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Several arrays handed to compiled code as one: where each lies and how large it is.
 
-In: arrays. Out: a record of their addresses and shapes; inside compiled code the arrays again. Not here: what they hold.
+In: arrays. Out: a record of their addresses and shapes; inside compiled code the arrays again. Not here: what they
+hold.
 
-Every array that is passed costs a step as much as copying some hundred tokens, and a tuple of arrays as much again. Whoever makes a
-record keeps its arrays alive, and makes a new one where an array is replaced.
+Every array that is passed costs a step as much as copying some hundred tokens, and a tuple of arrays as much again.
+Whoever makes a record keeps its arrays alive, and makes a new one where an array is replaced.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def _pointer(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-_int32, _int64, _float32, _float64 = (_pointer(kind) for kind in (types.int32, types.int64, types.float32, types.float64))
+_int32, _int64, _float32, _float64 = (
+    _pointer(kind) for kind in (types.int32, types.int64, types.float32, types.float64)
+)
 
 
 @compiled

@@ -1,10 +1,10 @@
 """A suffix tree of fixed depth with counts: grows token by token, forgets its oldest sequence exactly.
 
-In: token ids. Out: the arrays that `suffix_lookup` reads. Not here: how nodes are made (`suffix_grow`), which sequences are kept
-(`suffix_cache`), what is drafted.
+In: token ids. Out: the arrays that `suffix_lookup` reads. Not here: how nodes are made (`suffix_grow`), which sequences
+are kept (`suffix_cache`), what is drafted.
 
-Every suffix of a sequence is in the tree with its first `depth` tokens. The count at the root is the number of suffixes; a child is
-never more frequent than its parent.
+Every suffix of a sequence is in the tree with its first `depth` tokens. The count at the root is the number of
+suffixes; a child is never more frequent than its parent.
 """
 
 from __future__ import annotations

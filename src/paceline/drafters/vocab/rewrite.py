@@ -1,6 +1,7 @@
 """Tokens that one vocabulary drafted, in those of another.
 
-In: the text so far in the target's tokens, drafted tokens of another vocabulary with their chances. Out: the target's tokens of
+In: the text so far in the target's tokens, drafted tokens of another vocabulary with their chances. Out: the target's
+tokens of
 what was drafted, with theirs. Not here: drafting (`slem`), the way back (`retokenize`).
 """
 
@@ -30,9 +31,12 @@ class Writer:
         self._mine, self._theirs = token_bytes(target)[:vocab_size], token_bytes(draft)
         self._encode, self._end, self._their_end = encoder_of(target), target.eos_id, draft.eos_id
 
-    def rewrite(self, text: Sequence[int], drafted: Sequence[int], chances: Sequence[float]) -> tuple[list[int], list[float]]:
-        """The target's tokens of what was drafted after `text`, and the chance of each at its place as the draft sees it: that of
-        the drafted tokens which it ends or touches first."""
+    def rewrite(
+        self, text: Sequence[int], drafted: Sequence[int], chances: Sequence[float]
+    ) -> tuple[list[int], list[float]]:
+        """The target's tokens of what was drafted after `text`, and the chance of each at its place as the draft sees
+        it: that of the drafted tokens which it ends or touches first.
+        """
         data, reach, end = self._read(drafted, chances)
         size = whole_characters(data)
         tokens = self._tokens(text, data[:size]) if size else []
@@ -47,7 +51,9 @@ class Writer:
         return tokens, found
 
     def _read(self, drafted: Sequence[int], chances: Sequence[float]) -> tuple[bytes, list[float], float | None]:
-        """Bytes up to the first special token, the chance that the draft gets to the token of each, and that of an end there."""
+        """Bytes up to the first special token, the chance that the draft gets to the token of each, and that of an end
+        there.
+        """
         data, reach, now = b"", list[float](), 1.0
         for token, chance in zip(drafted, chances, strict=True):
             written = self._theirs[token] if token < len(self._theirs) else None

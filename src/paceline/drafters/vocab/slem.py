@@ -1,14 +1,16 @@
 """A draft model with another tokenizer that drafts text: string-level exact match.
 
-In: contexts, a draft model, both tokenizers. Out: chains of points, the target's tokens of what the draft model wrote. Not here:
-the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting (`draft_chain`).
+In: contexts, a draft model, both tokenizers. Out: chains of points, the target's tokens of what the draft model wrote.
+Not here: the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting
+(`draft_chain`).
 
-The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with the last few
-tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where the target itself says it.
-The vocabularies need not have tokens of more than a character in common. A character without its last bytes is not offered.
+The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with
+the last few tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where
+the target itself says it. The vocabularies need not have tokens of more than a character in common. A character without
+its last bytes is not offered.
 
-Source: string-level exact match (SLEM), Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
-vocabularies (arXiv:2502.05202); universal assisted generation of transformers.
+Source: string-level exact match (SLEM), Accelerating LLM inference with lossless speculative decoding algorithms for
+heterogeneous vocabularies (arXiv:2502.05202); universal assisted generation of transformers.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class SlemDrafter(Drafter):
     def begin(self, contexts: Sequence[Context]) -> list[TranslatedState]:
         return [TranslatedState(context, self._retokenizer.open(), self.runner.open()) for context in contexts]
 
-    def propose(self, states: Sequence[TranslatedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+    def propose(
+        self, states: Sequence[TranslatedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         asked = [(i, state, _Voice(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
         asked = [(i, state, voice) for i, state, voice in asked if self._steps(state, voice.budget) > 0]
@@ -92,7 +96,11 @@ class SlemDrafter(Drafter):
         if steps <= 0:
             return 0
         state.follow(self.runner, list)
-        return min(steps, self.limit, self.runner.info.max_context - len(state.inner.context.tokens) + 1) if state.ready else 0
+        return (
+            min(steps, self.limit, self.runner.info.max_context - len(state.inner.context.tokens) + 1)
+            if state.ready
+            else 0
+        )
 
     def _draft(self, states: Sequence[TranslatedState], voices: Sequence[_Voice]) -> list[TokenTree]:
         """Greedy chains in the draft's tokens."""

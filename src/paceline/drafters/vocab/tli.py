@@ -1,14 +1,16 @@
 """A draft model with another tokenizer, exact under sampling: it draws from the tokens that both vocabularies have.
 
-In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given that its token
-is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting (`draft_model`).
+In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given
+that its token
+is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting
+(`draft_model`).
 
-The text is handed to the draft model in its own tokens; what it drafts is in tokens of both, so that every drafted token has an id
-and a probability of the target's, and the verifier's test is the usual one. A native draft model computes the shared rows of its
-head alone. While a character lacks its last bytes, nothing is drafted.
+The text is handed to the draft model in its own tokens; what it drafts is in tokens of both, so that every drafted
+token has an id and a probability of the target's, and the verifier's test is the usual one. A native draft model
+computes the shared rows of its head alone. While a character lacks its last bytes, nothing is drafted.
 
-Source: token-level intersection (TLI), Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
-vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
+Source: token-level intersection (TLI), Accelerating LLM inference with lossless speculative decoding algorithms for
+heterogeneous vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ class TliDrafter(DraftModelDrafter):
 
     Args:
         model: folder or hub id of the draft model.
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree, draft_device:
-            as for `draft_model`.
+        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree,
+            draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common. CapabilityError: a tree from a
-            draft model whose runner scores chains only.
+        ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common. CapabilityError: a tree
+            from a draft model whose runner scores chains only.
     """
 
     name = "tli"

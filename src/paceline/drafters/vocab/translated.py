@@ -1,10 +1,10 @@
 """What a draft model with another tokenizer knows of one sequence: the text in its own tokens, and a cache of it.
 
-In: the target's tokens, as they come. Out: a `DraftState` over the draft's tokens. Not here: translation (`retokenize`), drafting
-(`tli`, `slem`).
+In: the target's tokens, as they come. Out: a `DraftState` over the draft's tokens. Not here: translation
+(`retokenize`), drafting (`tli`, `slem`).
 
-The draft's tokens of a text that grows are not those of the shorter text with some more behind: its last few may become others. The
-cache keeps what stays the same.
+The draft's tokens of a text that grows are not those of the shorter text with some more behind: its last few may become
+others. The cache keeps what stays the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class TranslatedState:
 
     __slots__ = ("_closed", "context", "inner", "reading")
 
-    def __init__(self, context: Context, reading: Reading, cache: SequenceCache, inner: DraftState | None = None) -> None:
+    def __init__(
+        self, context: Context, reading: Reading, cache: SequenceCache, inner: DraftState | None = None
+    ) -> None:
         self.context, self.reading = context, reading
         tokens = [] if inner is None else list(inner.context.tokens)
         own = replace(context, tokens=tokens, prompt_length=0, shape=None, taps={}, prediction=())
@@ -50,8 +52,8 @@ class TranslatedState:
     def follow(self, runner: Runner, number: Callable[[Sequence[int]], list[int]]) -> None:
         """Bring the draft's text up to the target's.
 
-        The seed of a step is a function of the request's and of the target's position: draft texts of different steps may be
-        equally long, and two steps must not share their noise.
+        The seed of a step is a function of the request's and of the target's position: draft texts of different steps
+        may be equally long, and two steps must not share their noise.
 
         Args:
             number: the draft's tokens as `runner` knows them.

@@ -1,11 +1,12 @@
-"""Which tokens a draft model's head keeps: the most frequent ones of a corpus, and those that nothing can be written without.
+"""Which tokens a draft model's head keeps: the most frequent ones of a corpus, and those that nothing can be written
+without.
 
 In: how many, a file of counts or of text, the target's tokenizer. Out: token ids. Not here: the head itself
 (models.decoder.head_rows), drafting.
 
-Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's law stays the target's. Kept in any
-case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the target itself wrote tell more
-than other corpora. Source: VocabTrim (arXiv:2506.22694).
+Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's law stays the target's.
+Kept in any case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the target
+itself wrote tell more than other corpora. Source: VocabTrim (arXiv:2506.22694).
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def kept_tokens(size: int, file: str | None, tokenizer: Tokenizer, vocab_size: i
 
 def indispensable(tokenizer: Tokenizer) -> set[int]:
     """Special tokens, the end token, and all that write one byte."""
-    single = {index for index, written in enumerate(token_bytes(tokenizer)) if written is not None and len(written) == 1}
+    single = {
+        index for index, written in enumerate(token_bytes(tokenizer)) if written is not None and len(written) == 1
+    }
     ends = {index for index in (tokenizer.bos_id, tokenizer.eos_id) if index is not None}
     return single | set(tokenizer.special_ids) | ends
 
@@ -70,7 +73,8 @@ def indispensable(tokenizer: Tokenizer) -> set[int]:
 def read_counts(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Counts:
     """(v,) how often each token occurs, from a file of one of these kinds.
 
-    A JSON object {"token id": count}; a JSON list of token ids, most frequent first; or any other UTF-8 text, which is encoded.
+    A JSON object {"token id": count}; a JSON list of token ids, most frequent first; or any other UTF-8 text, which is
+    encoded.
 
     Raises:
         ConfigError: no such file, no UTF-8, or JSON of another form.
@@ -79,7 +83,9 @@ def read_counts(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Counts:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"draft_vocab_file {str(path)!r} cannot be read ({why}); give JSON counts or a UTF-8 text") from None
+        raise ConfigError(
+            f"draft_vocab_file {str(path)!r} cannot be read ({why}); give JSON counts or a UTF-8 text"
+        ) from None
     found = _json(text) if text.lstrip()[:1] in ("{", "[") else None
     if isinstance(found, dict):
         pairs = [(_id(path, key), _count(path, value)) for key, value in found.items()]
@@ -107,7 +113,8 @@ def _id(path: Path, given: object) -> int:
     text = str(given)
     if isinstance(given, bool) or not text.isdecimal() or len(text) > 12:
         raise ConfigError(
-            f"draft_vocab_file {str(path)!r} must hold token ids, got {text[:60]!r}; give {{id: count}} or a list of ids"
+            f"draft_vocab_file {str(path)!r} must hold token ids, got {text[:60]!r}; give {{id: count}} or a list of "
+            f"ids"
         )
     return int(text)
 

@@ -1,14 +1,14 @@
 """What two vocabularies have in common, and one numbering for both.
 
-In: the tokenizers of target and draft. Out: tokens that both have, special ones included; a runner of the draft model that speaks
-the target's ids where it can. Not here: texts (`retokenize`), drafting (`tli`, `slem`).
+In: the tokenizers of target and draft. Out: tokens that both have, special ones included; a runner of the draft model
+that speaks the target's ids where it can. Not here: texts (`retokenize`), drafting (`tli`, `slem`).
 
-Two tokens are the same where they write the same bytes into a text, however their vocabularies spell them; special tokens where
-they have the same name, or the same office (start, end). In the common numbering a shared token has the target's id, and one that
-only the draft has, V plus its own, V being the target's vocabulary.
+Two tokens are the same where they write the same bytes into a text, however their vocabularies spell them; special
+tokens where they have the same name, or the same office (start, end). In the common numbering a shared token has the
+target's id, and one that only the draft has, V plus its own, V being the target's vocabulary.
 
-Source: token-level intersection, Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
-vocabularies (arXiv:2502.05202).
+Source: token-level intersection, Accelerating LLM inference with lossless speculative decoding algorithms for
+heterogeneous vocabularies (arXiv:2502.05202).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Shared:
     """Tokens of both vocabularies.
 
     Attributes:
-        target_of: the draft's id -> the target's; specials: those of special tokens among them, the target's id -> the draft's.
+        target_of: the draft's id -> the target's; specials: those of special tokens among them, the target's id -> the
+        draft's.
     """
 
     target_of: dict[int, int]
@@ -58,7 +59,9 @@ def shared_tokens(target: Tokenizer, draft: Tokenizer) -> Shared:
 
 
 def _by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """Bytes -> the token that writes them: the lowest, and one that is more than a lonely byte where there is a choice."""
+    """Bytes -> the token that writes them: the lowest, and one that is more than a lonely byte where there is a
+    choice.
+    """
     spelled, found = tokenizer.tokens(), dict[bytes, int]()
     lonely = []
     for index, written in enumerate(token_bytes(tokenizer)):
@@ -109,7 +112,9 @@ class Numbering:
 
     def __init__(self, shared: Shared, vocab_size: int, draft_size: int) -> None:
         self.vocab_size = vocab_size
-        pairs = sorted((own, other) for own, other in shared.target_of.items() if own < draft_size and other < vocab_size)
+        pairs = sorted(
+            (own, other) for own, other in shared.target_of.items() if own < draft_size and other < vocab_size
+        )
         self.own = np.array([own for own, _ in pairs], np.int64)
         self.names: Ids = np.full(draft_size, -1, np.int64)
         self.names[self.own] = [other for _, other in pairs]

@@ -1,4 +1,6 @@
-"""The decoder's forward pass on the CPU as compiled code: vectors, tiles, matrices, attention, the pass, and who calls it."""
+"""The decoder's forward pass on the CPU as compiled code: vectors, tiles, matrices, attention, the pass, and who calls
+it.
+"""
 
 import lazy_loader
 

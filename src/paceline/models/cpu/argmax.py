@@ -1,7 +1,8 @@
 """The best token of every row of logits, found where the logits are made.
 
-In: the logits of a pass in the model's type (models.cpu.ends). Out: per row the lowest token id that holds the largest logit,
-or -1 where some logit is not finite. Not here: what is done about such a row (its reader looks at the logits themselves).
+In: the logits of a pass in the model's type (models.cpu.ends). Out: per row the lowest token id that holds the largest
+logit, or -1 where some logit is not finite. Not here: what is done about such a row (its reader looks at the logits
+themselves).
 
 Every thread looks through the logits that it has just written; one of them then compares what all of them found.
 """
@@ -31,7 +32,9 @@ from paceline.models.cpu.vectors import (
 LOWEST = np.float32(-np.inf)
 
 PART = 128
-"""Bytes of what one thread knows of one row: its largest logit in all lanes, NaN where one is not finite; then its token id."""
+"""Bytes of what one thread knows of one row: its largest logit in all lanes, NaN where one is not finite; then its
+token id.
+"""
 
 
 @njit(error_model="numpy")

@@ -1,11 +1,12 @@
 """Attention of the rows of one pass over cache slots, compiled.
 
-In: float32 projections of all rows, lists of visible slots. Out: keys and values in their slots, mixed values of every row. Not
+In: float32 projections of all rows, lists of visible slots. Out: keys and values in their slots, mixed values of every
+row. Not
 here: the inner loops (models.cpu.attention_tiles), what a row sees (models.cpu.visible_slots).
 
-Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the tree) follows
-as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its keys are shared as well.
-Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
+Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the
+tree) follows as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its
+keys are shared as well. Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ def _turn(head: int, rope: int, row: int) -> None:
     cosine, sine = read(rope + at.COSINE) + 4 * dims * place, read(rope + at.SINE) + 4 * dims * place
     half = dims // 2
     for i in range(0, half, LANES):
-        low, high, c, s = load(head + 4 * i), load(head + 4 * (half + i)), load(cosine + 4 * i), load(sine + 4 * (half + i))
+        low, high, c, s = (
+            load(head + 4 * i),
+            load(head + 4 * (half + i)),
+            load(cosine + 4 * i),
+            load(sine + 4 * (half + i)),
+        )
         store(head + 4 * i, sub(mul(low, c), mul(high, s)))
         store(head + 4 * (half + i), fma(low, s, mul(high, c)))
 
@@ -109,7 +115,9 @@ def _remember(frame: int, layer: int, first: int, stop: int) -> None:
 
 @njit(error_model="numpy")
 def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
-    """Replace scores by exp(scale * (score - largest)); returns their sum. Sixteen scores behind the last are overwritten."""
+    """Replace scores by exp(scale * (score - largest)); returns their sum. Sixteen scores behind the last are
+    overwritten.
+    """
     store(scores + 4 * count, broadcast(LOWEST))
     top = broadcast(LOWEST)
     for i in range(0, count, LANES):
@@ -136,7 +144,9 @@ def _shared(seen: int, row: int) -> tuple[int, int]:
 
 @njit(error_model="numpy")
 def _joint(seen: int, row: int, stop: int) -> tuple[int, int]:
-    """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the shared one."""
+    """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the
+    shared one.
+    """
     shared, count = _shared(seen, row)
     _, least = _own(seen, row)
     most = least
@@ -153,7 +163,8 @@ def _scores(
     frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
     query: int, pitch: int, scores: int, most: int, ahead: bool,
 ) -> None:  # fmt: skip
-    """Scores of queries first .. first + queries - 1 (row by row, group by group, from `row` on) with all that they see.
+    """Scores of queries first .. first + queries - 1 (row by row, group by group, from `row` on) with all that they
+    see.
 
     `most`: of `_joint`. `ahead`: whether to fetch keys and values ahead.
     """
@@ -184,7 +195,9 @@ def _mix(
     frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
     scores: int, sums: int, part: int, width: int, least: int,
 ) -> None:  # fmt: skip
-    """Weighted sums of `width` dimensions (from `part` on) of visible values, to sums (queries, width). `least`: of `_joint`."""
+    """Weighted sums of `width` dimensions (from `part` on) of visible values, to sums (queries, width). `least`: of
+    `_joint`.
+    """
     size, slot_pitch, pitch = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(frame + at.SCORES_PITCH)
     groups, wide = read(frame + at.HEADS) // read(frame + at.KV_HEADS), 1 - read(frame + at.NARROW)
     values = read(layer + at.CACHE) + ((read(frame + at.KV_HEADS) + kv_head) * size + part) * (4 if wide == 1 else 2)
@@ -197,14 +210,28 @@ def _mix(
         slots, more = _own(seen, row + (first + q) // groups)
         if more > least:
             own = scores + q * pitch + 4 * (count + least)
-            weigh(wide, 1, own, pitch, values, slots + 8 * least, more - least, slot_pitch, sums + 4 * width * q, 4 * width)
+            weigh(
+                wide,
+                1,
+                own,
+                pitch,
+                values,
+                slots + 8 * least,
+                more - least,
+                slot_pitch,
+                sums + 4 * width * q,
+                4 * width,
+            )
 
 
 @njit(error_model="numpy")
 def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
     """Bring keys and values of the first slots that a row sees into the caches."""
     if row < read(frame + at.ROWS):
-        pitch, width = read(frame + at.SLOT_PITCH), read(frame + at.HEAD_DIM) * (2 if read(frame + at.NARROW) == 1 else 4)
+        pitch, width = (
+            read(frame + at.SLOT_PITCH),
+            read(frame + at.HEAD_DIM) * (2 if read(frame + at.NARROW) == 1 else 4),
+        )
         shared, count = _shared(read(layer + at.SEEN), row)
         for i in range(0, min(count, AHEAD), LANES):
             fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, pitch // 2)
@@ -212,7 +239,9 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
 
 @njit(error_model="numpy")
 def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, coming: int) -> None:
-    """One block of queries of one kv head, to its place in the mixed values. `coming`: the row whose block comes next."""
+    """One block of queries of one kv head, to its place in the mixed values. `coming`: the row whose block comes
+    next.
+    """
     size, kv_heads = read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
     groups, half = read(frame + at.HEADS) // kv_heads, read(frame + at.KIND) == DOT
     item = 2 if half else 4

@@ -1,9 +1,12 @@
-"""The inner loops of attention over scattered cache slots: sixteen scores at a time, weighted sums of values, fetching ahead.
+"""The inner loops of attention over scattered cache slots: sixteen scores at a time, weighted sums of values, fetching
+ahead.
 
-In: a list of slots (int64), a query or weights. Out: scores, sums. Not here: softmax, which slots (models.cpu.attention).
+In: a list of slots (int64), a query or weights. Out: scores, sums. Not here: softmax, which slots
+(models.cpu.attention).
 
-A score is summed within one key's lanes, in the same tree whichever of the sixteen places the key takes; a weighted sum runs
-through the keys in the order of the list. So a result depends on the sequence of visible keys alone, not on where they lie.
+A score is summed within one key's lanes, in the same tree whichever of the sixteen places the key takes; a weighted sum
+runs through the keys in the order of the list. So a result depends on the sequence of visible keys alone, not on where
+they lie.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ from paceline.models.cpu.vectors import (
 MOST_QUERIES = 8
 """Sixteen sums, eight weights and two values fit into the 32 registers of AVX-512."""
 HALF_QUERIES = MOST_QUERIES // 2
-"""With these the same registers hold twice the dimensions, so that fewer queries are not slowed down by waiting for their sums."""
+"""With these the same registers hold twice the dimensions, so that fewer queries are not slowed down by waiting for
+their sums.
+"""
 FETCHED = 8
 """How many slots ahead values are fetched; a guess that slots lie in order."""
 
@@ -123,7 +128,9 @@ def score(
                     if kind_ == DOT:
                         found.append(dot_pairs(builder, total, mine, load_at(builder, at, F32V)))
                     else:
-                        key = widen(builder, load_at(builder, at, I16V)) if kind_ == HALF else load_at(builder, at, F32V)
+                        key = (
+                            widen(builder, load_at(builder, at, I16V)) if kind_ == HALF else load_at(builder, at, F32V)
+                        )
                         found.append(fused(builder, mine, key, total))
                 return found
 
@@ -145,8 +152,8 @@ def weigh(
 ) -> Any:  # fmt: skip
     """Add weights (queries, count) float32 times the values in `count` slots to `sums` (queries, dimensions), float32.
 
-    `wide` is 1 for float32 values, 0 for bfloat16. `sums_pitch` says how many dimensions there are: 128 for 32 of them, `queries`
-    being 1 to MOST_QUERIES, or 256 for 64, `queries` being 1 to HALF_QUERIES.
+    `wide` is 1 for float32 values, 0 for bfloat16. `sums_pitch` says how many dimensions there are: 128 for 32 of them,
+    `queries` being 1 to MOST_QUERIES, or 256 for 64, `queries` being 1 to HALF_QUERIES.
     """
 
     def emit(wide_: int, lines: int, queries_: int) -> None:
@@ -166,7 +173,11 @@ def weigh(
             return [fused(builder, shares[i // pieces], values[i % pieces], total) for i, total in enumerate(state)]
 
         order = _in_order if wide_ else _apart
-        start = [value for out in outs for value in order(builder, [load_at(builder, out, F32V, 64 * i) for i in range(pieces)])]
+        start = [
+            value
+            for out in outs
+            for value in order(builder, [load_at(builder, out, F32V, 64 * i) for i in range(pieces)])
+        ]
         found = _loop(builder, count, start, one)
         order = _in_order if wide_ else _together
         for query, out in enumerate(outs):
@@ -174,7 +185,9 @@ def weigh(
                 store_at(builder, out, value, 64 * i)
 
     code = builder.add(builder.add(builder.mul(wide, _constant(512)), sums_pitch), queries)
-    kinds = [(w, n, q) for w in (0, 1) for n, most in ((1, MOST_QUERIES), (2, HALF_QUERIES)) for q in range(1, most + 1)]
+    kinds = [
+        (w, n, q) for w in (0, 1) for n, most in ((1, MOST_QUERIES), (2, HALF_QUERIES)) for q in range(1, most + 1)
+    ]
     switch(builder, code, {512 * w + 128 * n + q: lambda w=w, n=n, q=q: emit(w, n, q) for w, n, q in kinds})
 
 
@@ -201,7 +214,9 @@ def fetch(builder: Builder, base: Value, slots: Value, slot_pitch: Value, size: 
 
 
 def _values(builder: Builder, at: Value, wide: int, lines: int) -> list[Value]:
-    """Emit 32 float32 values a line; those of bfloat16 come as even places, odd places, which takes half the instructions."""
+    """Emit 32 float32 values a line; those of bfloat16 come as even places, odd places, which takes half the
+    instructions.
+    """
     if wide:
         return [load_at(builder, at, F32V, 64 * i) for i in range(2 * lines)]
     pairs = [load_at(builder, at, I32V, 64 * i) for i in range(lines)]
@@ -216,7 +231,9 @@ def _in_order(_: Builder, values: list[Value]) -> list[Value]:
 def _apart(builder: Builder, values: list[Value]) -> list[Value]:
     """Emit even and odd places of each 32."""
     masks = [range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)]
-    return [shuffle(builder, a, b, list(mask)) for a, b in zip(values[::2], values[1::2], strict=True) for mask in masks]
+    return [
+        shuffle(builder, a, b, list(mask)) for a, b in zip(values[::2], values[1::2], strict=True) for mask in masks
+    ]
 
 
 def _together(builder: Builder, values: list[Value]) -> list[Value]:

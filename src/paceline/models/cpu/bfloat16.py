@@ -23,5 +23,7 @@ class Bfloat(ir.Type):
 
 
 def has_bfloat() -> bool:
-    """Whether this CPU rounds sixteen float32 to bfloat16, and multiplies pairs of bfloat16, in one instruction (avx512bf16)."""
+    """Whether this CPU rounds sixteen float32 to bfloat16, and multiplies pairs of bfloat16, in one instruction
+    (avx512bf16).
+    """
     return bool(binding.get_host_cpu_features().get("avx512bf16"))

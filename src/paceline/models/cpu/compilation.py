@@ -1,7 +1,7 @@
 """The entries of compiled code: made for this CPU, announced, kept on disk.
 
-In: a function of one address. Out: machine code that any thread can call by its address. Not here: what the functions do
-(models.cpu.forward).
+In: a function of one address. Out: machine code that any thread can call by its address. Not here: what the functions
+do (models.cpu.forward).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ log = logging.getLogger("paceline")
 
 HINT = "which takes {}; where they can be kept on disk, once a machine"
 PATIENCE, LONGEST_WAIT = 5.0, 600.0
-"""Seconds after which a process says that it waits for another one, since reading takes a moment too; and after which it compiles
-what that one seems to be compiling still."""
+"""Seconds after which a process says that it waits for another one, since reading takes a moment too; and after which
+it compiles what that one seems to be compiling still.
+"""
 
 
 def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
@@ -57,7 +58,9 @@ def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
 
 @contextmanager
 def one_process_at_a_time(source: Path, name: str) -> Iterator[None]:
-    """While one process compiles a file, others wait for what it will leave on disk. Where no lock can be made, none waits."""
+    """While one process compiles a file, others wait for what it will leave on disk. Where no lock can be made, none
+    waits.
+    """
     lock = FileLock(source.parent / "__pycache__" / f"{source.stem}.lock")
     try:
         lock.acquire(timeout=PATIENCE)

@@ -1,7 +1,8 @@
-"""The decoder on the CPU in compiled passes: a drop-in for models.decoder.decoder.Decoder where the model and the machine allow it.
+"""The decoder on the CPU in compiled passes: a drop-in for models.decoder.decoder.Decoder where the model and the
+machine allow it.
 
-In: a ModelSpec with canonical weights, an arena; segments with their tokens. Out: logits, hidden states, taps. Not here: compiled
-code (models.cpu.forward), packing (models.cpu.tables).
+In: a ModelSpec with canonical weights, an arena; segments with their tokens. Out: logits, hidden states, taps. Not
+here: compiled code (models.cpu.forward), packing (models.cpu.tables).
 
 Every row of every pass goes through the same code: its bits depend on the text before it, not on how it was fed.
 """
@@ -62,9 +63,13 @@ class FusedDecoder:
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
-        self._rows = np.zeros((4, ROWS), np.int64)  # addresses of inputs, slots, places in the rope tables, rows of the head
+        self._rows = np.zeros(
+            (4, ROWS), np.int64
+        )  # addresses of inputs, slots, places in the rope tables, rows of the head
         self._best = np.zeros(ROWS, np.int64)
-        self.frame.put(constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends())
+        self.frame.put(
+            constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends()
+        )
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
@@ -80,9 +85,13 @@ class FusedDecoder:
         start, size = address(self.seen), self.seen[0].nbytes
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
-            self.layers.put(self._packing.record(index) | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index]}, index)
+            self.layers.put(
+                self._packing.record(index) | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index]}, index
+            )
         rows = address(self._rows)
-        self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS})
+        self.frame.put(
+            {at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS}
+        )
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
 
@@ -235,7 +244,9 @@ class FusedDecoder:
         if self._rotary.depends_on_length:
             each = [length for rows, length in lengths for _ in range(rows)][done : done + count]
             for key, (cos, sin) in self._rotary.by_length(positions.tolist(), [(1, length) for length in each]).items():
-                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr(), at.PLACE: address(self._iota)})
+                self._ropes[key].put(
+                    {at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr(), at.PLACE: address(self._iota)}
+                )
                 kept.append((cos, sin))
         return kept
 

@@ -77,7 +77,12 @@ def head_inputs(frame: int, me: int) -> int:
 @njit(error_model="numpy")
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
-    x, pitch, kind, rows = head_inputs(frame, me), read(frame + at.NORMED_PITCH), head_product(frame), read(frame + at.HEAD_ROWS)
+    x, pitch, kind, rows = (
+        head_inputs(frame, me),
+        read(frame + at.NORMED_PITCH),
+        head_product(frame),
+        read(frame + at.HEAD_ROWS),
+    )
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):

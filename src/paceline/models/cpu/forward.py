@@ -1,11 +1,13 @@
 """One pass of the decoder as one compiled function, which every thread of the team runs from end to end.
 
-In: the tables of models.cpu.layout. Out: keys and values in the cache; hidden states, taps and logits at their addresses. Not
+In: the tables of models.cpu.layout. Out: keys and values in the cache; hidden states, taps and logits at their
+addresses. Not
 here: who fills the tables (models.cpu.compiled_decoder).
 
-Threads divide the strips of each matrix and the heads of the attention, and meet at a barrier where one needs what another wrote:
-five times a layer. Norms are computed by every thread for itself, which costs less than a meeting. The residual stream is float32
-within a layer and rounded to the model's type behind it, so that a pass may stop and go on at any layer with the same bits.
+Threads divide the strips of each matrix and the heads of the attention, and meet at a barrier where one needs what
+another wrote: five times a layer. Norms are computed by every thread for itself, which costs less than a meeting. The
+residual stream is float32 within a layer and rounded to the model's type behind it, so that a pass may stop and go on
+at any layer with the same bits.
 """
 
 from __future__ import annotations
@@ -62,7 +64,12 @@ def _biased(sums: int, rows: int, bias: int) -> None:
 def _normed(frame: int, me: int, weight: int) -> int:
     """This thread's own normed copy of all rows."""
     target, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    hidden, epsilon, kind, spare = read(frame + at.HIDDEN), read_float(frame + at.EPSILON), product(frame), read(frame + at.SPARE)
+    hidden, epsilon, kind, spare = (
+        read(frame + at.HIDDEN),
+        read_float(frame + at.EPSILON),
+        product(frame),
+        read(frame + at.SPARE),
+    )
     for row in range(read(frame + at.ROWS)):
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
         if kind >= BYTES:
@@ -115,7 +122,10 @@ def put_gated(frame: int, sums: int, column: int) -> None:
 
 @njit(error_model="numpy")
 def _qkv(frame: int, layer: int, me: int, team: int) -> None:
-    x, sums = _normed(frame, me, read(layer + at.ATTENTION_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    x, sums = (
+        _normed(frame, me, read(layer + at.ATTENTION_NORM)),
+        read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE),
+    )
     outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
     strips, rows, kind = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), product(frame)
     steps = steps_of(kind, read(frame + at.HIDDEN))

@@ -1,12 +1,13 @@
 """Integer products with weights of half a byte: sixteen values, a scale for every 32 inputs of an output.
 
-In: rows of bytes as `quantized.to_bytes` leaves them, with the sums of their groups; int4 weights with bfloat16 scales. Out: blocks
-of strips; sums as float32. Not here: threads (models.cpu.forward), rounding weights (models.loading.quantization).
+In: rows of bytes as `quantized.to_bytes` leaves them, with the sums of their groups; int4 weights with bfloat16 scales.
+Out: blocks of strips; sums as float32. Not here: threads (models.cpu.forward), rounding weights
+(models.loading.quantization).
 
-A block holds 64 outputs of one group: their scales, then four steps of 256 bytes, a byte being two inputs of an output, four inputs
-apart. Two instructions unpack sixteen outputs. Within a group sums are int32 without rounding, and begin at -8 times the sum of the
-group's activations, since weights are kept plus 8. Groups are added in float32 from the first to the last, for each row of bytes
-by itself, so that neither the number of rows nor the width of vectors changes a bit.
+A block holds 64 outputs of one group: their scales, then four steps of 256 bytes, a byte being two inputs of an output,
+four inputs apart. Two instructions unpack sixteen outputs. Within a group sums are int32 without rounding, and begin at
+-8 times the sum of the group's activations, since weights are kept plus 8. Groups are added in float32 from the first
+to the last, for each row of bytes by itself, so that neither the number of rows nor the width of vectors changes a bit.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ LOW = integers(0x0F0F0F0F)
 
 
 def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
-    """Blocks of pairs (out, in / 2) uint8 with scales (out, groups) bfloat16 (models.loading.quantization), both in the order of
-    strips.
+    """Blocks of pairs (out, in / 2) uint8 with scales (out, groups) bfloat16 (models.loading.quantization), both in the
+    order of strips.
 
     Returns:
         (strips, groups, BLOCK) uint8.
@@ -83,7 +84,9 @@ class _Loop:
     def __init__(self, builder: Builder, rows: int, lines: int) -> None:
         self.builder, self.rows, self.lines, self.native = builder, rows, lines, has_dot_bytes()
 
-    def emit(self, weights: Value, groups: Value, x: Value, x_sums: Value, stride: Value, sums: Value, ahead: Value) -> None:
+    def emit(
+        self, weights: Value, groups: Value, x: Value, x_sums: Value, stride: Value, sums: Value, ahead: Value
+    ) -> None:
         builder, zero = self.builder, ir.Constant(I64, 0)
         offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(self.rows)]
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
@@ -142,7 +145,9 @@ def _accumulate(
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(I64, 2 * count + only), block)
             builder.position_at_end(block)
-            _Loop(builder, count, BLOCK // 64 if only else BLOCK // 128).emit(weights, groups, x, x_sums, stride, sums, ahead)
+            _Loop(builder, count, BLOCK // 64 if only else BLOCK // 128).emit(
+                weights, groups, x, x_sums, stride, sums, ahead
+            )
             builder.branch(done)
     builder.position_at_end(nothing)
     builder.branch(done)

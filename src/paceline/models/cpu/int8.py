@@ -1,12 +1,13 @@
 """Integer products: weights of one byte, activations of two, sums that are exact.
 
-In: rows of float32 activations; an int8 weight with a float32 scale per output. Out: rows as two rows of bytes behind their scale;
-strips of bytes; sums as float32. Not here: the loop over a strip (models.cpu.tiles), rounding weights
+In: rows of float32 activations; an int8 weight with a float32 scale per output. Out: rows as two rows of bytes behind
+their scale; strips of bytes; sums as float32. Not here: the loop over a strip (models.cpu.tiles), rounding weights
 (models.loading.quantization).
 
-A row x is kept as scale * (256 * high + low), high and low being signed bytes: 16 bits relative to its largest element, which errs
-less than rounding to bfloat16. Weights are kept plus 128, since the instruction multiplies unsigned by signed bytes; 128 times the
-sums of high and low are taken away at the end. Sums are int32 without rounding, so that neither order nor width changes a bit.
+A row x is kept as scale * (256 * high + low), high and low being signed bytes: 16 bits relative to its largest element,
+which errs less than rounding to bfloat16. Weights are kept plus 128, since the instruction multiplies unsigned by
+signed bytes; 128 times the sums of high and low are taken away at the end. Sums are int32 without rounding, so that
+neither order nor width changes a bit.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ TOP, ZERO = 32512, 128
 """Largest activation, 127 * 256; the stored byte of weight 0."""
 
 HEADER = 64
-"""Bytes before the bytes of a row: float32 scale, sums of its high and its low bytes. Behind them may be sums of groups."""
+"""Bytes before the bytes of a row: float32 scale, sums of its high and its low bytes. Behind them may be sums of
+groups.
+"""
 
 WHOLE = INPUTS[BYTES] * GROUP
 """Rows of bytes are filled up to a multiple of this."""
@@ -73,7 +76,8 @@ def half_pitch(inputs: int) -> int:
 
 
 def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
-    """Strips of an int8 weight (out, in) with scales (out,) float32, already in the order of strips and padded to whole ones.
+    """Strips of an int8 weight (out, in) with scales (out,) float32, already in the order of strips and padded to whole
+    ones.
 
     Returns:
         (strips, steps + 1, 256) uint8: per step 64 outputs of 4 inputs, then the scales of the strip's 64 outputs.
@@ -153,10 +157,12 @@ def _sum_groups(row: int, size: int) -> None:
 
 @njit(error_model="numpy")
 def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = False) -> None:
-    """One row of float32 as two rows of bytes: header and high bytes at `target`, low bytes half a `pitch` on, behind a gap.
+    """One row of float32 as two rows of bytes: header and high bytes at `target`, low bytes half a `pitch` on, behind a
+    gap.
 
-    The row is read up to a multiple of sixteen; what lies there must be zero. Where a value is not finite, the scale is NaN. With
-    `grouped`, bytes are filled up to whole groups of WIDTH, and behind them go int32 sums of each group times -8.
+    The row is read up to a multiple of sixteen; what lies there must be zero. Where a value is not finite, the scale is
+    NaN. With `grouped`, bytes are filled up to whole groups of WIDTH, and behind them go int32 sums of each group times
+    -8.
     """
     zero = broadcast(np.float32(0.0))
     top, odd = zero, zero

@@ -1,9 +1,10 @@
 """Where compiled code finds what it works on: byte offsets into three tables of 8-byte fields.
 
-In: nothing. Out: offsets. Not here: who fills the tables (models.cpu.compiled_decoder), who reads them (models.cpu.forward).
+In: nothing. Out: offsets. Not here: who fills the tables (models.cpu.compiled_decoder), who reads them
+(models.cpu.forward).
 
-The *frame* describes one pass, a *layer* record one decoder layer, a *rope* record one kind of rotary embedding. Pointers and
-counts are int64; a float32 takes the first half of its field.
+The *frame* describes one pass, a *layer* record one decoder layer, a *rope* record one kind of rotary embedding.
+Pointers and counts are int64; a float32 takes the first half of its field.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ FIELD = 8
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
     X, X_PITCH,  # (rows, hidden) float32 residual stream
     NORMED, NORMED_PITCH, NORMED_SIZE,  # (rows, hidden) activations, one copy a thread
-    QKV, QKV_PITCH, MIXED, MIXED_PITCH, INNER, INNER_PITCH,  # float32 projections, attention's output, the MLP's inner activations
+    # float32 projections, attention's output, the MLP's inner activations
+    QKV, QKV_PITCH, MIXED, MIXED_PITCH, INNER, INNER_PITCH,
     SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
     SCORES, SCORES_PITCH, SCORES_SIZE, QUERY, QUERY_SIZE,  # scores and queries of a block, one copy a thread
     HEADS, KV_HEADS, HEAD_DIM, ATTENTION_SCALE, SLOT_PITCH,
@@ -25,9 +27,12 @@ FIELD = 8
     SLOT,  # (rows,) slots that keys and values go to
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
-    HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,  # the head's strips, count and (rows,) indices of its rows, result
-    QUANTIZED, SPARE,  # 1 where weights are bytes, KIND then says how attention multiplies; a thread's float32 row behind NORMED
-    BEST, PARTS, PARTS_ROWS,  # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
+    # the head's strips, count and (rows,) indices of its rows, result
+    HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,
+    # 1 where weights are bytes, KIND then says how attention multiplies; a thread's float32 row behind NORMED
+    QUANTIZED, SPARE,
+    # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
+    BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
 ) = range(0, 54 * FIELD, FIELD)  # fmt: skip
 
@@ -48,6 +53,7 @@ FIELD = 8
 ) = range(0, 5 * FIELD, FIELD)  # fmt: skip
 
 (
-    SHARED, SHARED_COUNT, OWN, OWN_COUNT,  # lists of visible slots: those of the sequence, and the row's own behind them
+    # lists of visible slots: those of the sequence, and the row's own behind them
+    SHARED, SHARED_COUNT, OWN, OWN_COUNT,
     SEEN_FIELDS,
 ) = range(0, 5 * FIELD, FIELD)  # fmt: skip

@@ -1,8 +1,8 @@
 """Packed matrices, and their product with rows of activations strip by strip.
 
-In: a dense weight (out, in) in float32 or bfloat16, or int8 or int4 with scales. Out: its strips in the order that the inner loop
-reads them, and compiled functions over a range of strips. Not here: the inner loop (models.cpu.tiles), threads
-(models.cpu.threads).
+In: a dense weight (out, in) in float32 or bfloat16, or int8 or int4 with scales. Out: its strips in the order that the
+inner loop reads them, and compiled functions over a range of strips. Not here: the inner loop (models.cpu.tiles),
+threads (models.cpu.threads).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from paceline.models.cpu.vectors import broadcast, read, store
 from paceline.models.loading.quantization import GROUP as WIDTH
 
 CHUNK = 64
-"""Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level cache."""
+"""Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level
+cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,11 @@ def packable(inputs: int) -> bool:
 
 
 def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
-    """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with theirs.
+    """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with
+    theirs.
 
-    With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both at hand.
+    With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both
+    at hand.
     """
     outputs, inputs = weight.shape
     if scale is not None and weight.dtype is torch.uint8:
@@ -71,7 +75,9 @@ def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: tor
 def _in_strips(weight: torch.Tensor, *, paired: bool) -> torch.Tensor:
     """Rows in the order of strips, filled up to whole ones."""
     if paired:
-        halves = [_padded(half, STRIP // 2).view(-1, STRIP // 2, weight.shape[1]) for half in weight.split(len(weight) // 2)]
+        halves = [
+            _padded(half, STRIP // 2).view(-1, STRIP // 2, weight.shape[1]) for half in weight.split(len(weight) // 2)
+        ]
         weight = torch.cat(halves, 1).view(-1, weight.shape[1])
     return _padded(weight, STRIP)
 
@@ -85,8 +91,8 @@ def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
 def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Products of one strip with all rows: sums (rows, 64) float32.
 
-    Rows of BYTES and NIBBLES are those of `quantized.to_bytes`; `sums` then needs twice the room. Scales of bytes lie behind the
-    strip's steps.
+    Rows of BYTES and NIBBLES are those of `quantized.to_bytes`; `sums` then needs twice the room. Scales of bytes lie
+    behind the strip's steps.
     """
     if kind == NIBBLES:
         nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
@@ -109,7 +115,11 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
         done = 0
         for turn in range(passes):
             take = (rows - done + passes - turn - 1) // (passes - turn)
-            ahead = weights + at * STEP + AHEAD if passes == 1 else weights + (at + count) * STEP + (turn & 1) * (count * STEP // 2)
+            ahead = (
+                weights + at * STEP + AHEAD
+                if passes == 1
+                else weights + (at + count) * STEP + (turn & 1) * (count * STEP // 2)
+            )
             accumulate(
                 kind, take, 1 if passes == 1 else 0, weights + at * STEP, count // GROUP,
                 x + done * pitch + at * step_bytes, pitch, sums + done * (4 * STRIP), ahead,

@@ -2,9 +2,9 @@
 
 In: sizes. Out: byte tensors, zeros. Not here: what they hold (models.cpu.matrix, models.decoder.arena).
 
-A pass reads every weight once, and every key and value that is visible, so each small page costs a look-up of its address that
-nothing else shares; Linux gives pages of 2 MiB to memory that asks for them. Elsewhere, and where the kernel refuses, the memory is
-ordinary.
+A pass reads every weight once, and every key and value that is visible, so each small page costs a look-up of its
+address that nothing else shares; Linux gives pages of 2 MiB to memory that asks for them. Elsewhere, and where the
+kernel refuses, the memory is ordinary.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
 SIZE, HEAD, INNER, VOCABULARY, LENGTH = 64, 32, 80, 80, 9
 SPEC = ModelSpec(
     family="self-test", vocab_size=VOCABULARY, hidden_size=SIZE, num_heads=4, num_kv_heads=2, head_dim=HEAD,
-    intermediate_size=INNER, layers=(LayerSpec(),), ropes={"default": RopeSpec(theta=10000.0, dims=HEAD)}, max_context=64,
+    intermediate_size=INNER, layers=(LayerSpec(),), ropes={"default": RopeSpec(theta=10000.0, dims=HEAD)},
+    max_context=64,
     tied=True,
 )  # fmt: skip
 
@@ -31,7 +32,9 @@ def random_weights(dtype: torch.dtype) -> Weights:
         "embed": (VOCABULARY, SIZE), "layers.0.qkv": (8 * HEAD, SIZE), "layers.0.o": (SIZE, 4 * HEAD),
         "layers.0.gate_up": (2 * INNER, SIZE), "layers.0.down": (SIZE, INNER),
     }  # fmt: skip
-    weights = {f"{name}.weight": torch.randn(shape, generator=generator) / shape[1] ** 0.5 for name, shape in shapes.items()}
+    weights = {
+        f"{name}.weight": torch.randn(shape, generator=generator) / shape[1] ** 0.5 for name, shape in shapes.items()
+    }
     for name in ("layers.0.attn_norm", "layers.0.mlp_norm", "final_norm"):
         weights[f"{name}.weight"] = 1 + 0.1 * torch.randn(SIZE, generator=generator)
     return {name: weight.to(dtype) for name, weight in weights.items()}
@@ -64,6 +67,10 @@ def agrees(dtype: torch.dtype, kind: int | None = None, *, quantization: Form | 
     weights = quantize(weights, SPEC, quantization) if quantization else weights
     wanted = expected(dequantized(weights), tokens)
     arena = Arena(1, SPEC.num_kv_heads, HEAD, dtype=dtype, device=torch.device("cpu"), slots=64)
-    logits, _, _ = FusedDecoder(SPEC, dict(weights), arena, kind=kind).run([chunk(NativeCache(arena), LENGTH)], tokens, ())
+    logits, _, _ = FusedDecoder(SPEC, dict(weights), arena, kind=kind).run(
+        [chunk(NativeCache(arena), LENGTH)], tokens, ()
+    )
     error = float((logits.double() - wanted).abs().max())
-    return error < (0.1 if dtype is torch.bfloat16 else 4e-3 if quantization else 1e-4)  # activations of 16 bits lie between
+    return error < (
+        0.1 if dtype is torch.bfloat16 else 4e-3 if quantization else 1e-4
+    )  # activations of 16 bits lie between

@@ -1,6 +1,7 @@
 """The tables that compiled code reads for one model: layer records, rope records, workspace, all packed once.
 
-In: a ModelSpec with canonical weights. Out: a `Program`: packed weights, the layers' records, the frame with everything that does
+In: a ModelSpec with canonical weights. Out: a `Program`: packed weights, the layers' records, the frame with everything
+that does
 not change from pass to pass. Not here: passes (models.cpu.compiled_decoder), offsets (models.cpu.layout).
 """
 
@@ -116,7 +117,10 @@ class Packing:
         if vector is None:
             return 0
         if paired:
-            gate, up = (torch.nn.functional.pad(half, (0, -len(half) % 32)).view(-1, 32) for half in vector.split(len(vector) // 2))
+            gate, up = (
+                torch.nn.functional.pad(half, (0, -len(half) % 32)).view(-1, 32)
+                for half in vector.split(len(vector) // 2)
+            )
             vector = torch.cat((gate, up), 1).flatten()
         own = torch.zeros(-(-len(vector) // STRIP) * STRIP)
         own[: len(vector)] = vector
@@ -131,7 +135,8 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: int 
         at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
-        at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps), at.RESIDUAL: float(spec.residual_multiplier),
+        at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
+        at.RESIDUAL: float(spec.residual_multiplier),
         at.LOGIT_SCALE: float(spec.logit_multiplier), at.GELU: int(spec.activation == "gelu_tanh"),
     }  # fmt: skip
 
@@ -152,7 +157,10 @@ class Workspace:
         if quantized:
             pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, spec.intermediate_size))
         spare = ROWS * pitches[at.NORMED]
-        normed, sums = spare + (-(-4 * spec.hidden_size // 64) * 64 if quantized else 0), ROWS * 4 * STRIP * (1 + bool(quantized))
+        normed, sums = (
+            spare + (-(-4 * spec.hidden_size // 64) * 64 if quantized else 0),
+            ROWS * 4 * STRIP * (1 + bool(quantized)),
+        )
         query = MOST_QUERIES * (4 * spec.head_dim + 128 + 64)
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.NORMED: threads * normed, at.SUMS: threads * sums, at.QUERY: threads * query}
@@ -163,7 +171,9 @@ class Workspace:
             self.fields[field] = start
             start += size
         pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
-        self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {at.INNER_PITCH: pitches[at.INNER]}
+        self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {
+            at.INNER_PITCH: pitches[at.INNER]
+        }
         self.fields |= {at.NORMED_SIZE: normed, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}
 
 

@@ -1,9 +1,10 @@
 """PyTorch's own threads for compiled code: the OpenMP runtime that PyTorch loaded, by its GNU entry points.
 
-In: the address of a compiled function `void f(int64 data)`. Out: its run on all threads of the pool. Not here: what it computes.
+In: the address of a compiled function `void f(int64 data)`. Out: its run on all threads of the pool. Not here: what it
+computes.
 
-A second pool beside PyTorch's would fight it for the cores, since idle workers of both spin. Where no such runtime is found (none
-on Windows), there is no team.
+A second pool beside PyTorch's would fight it for the cores, since idle workers of both spin. Where no such runtime is
+found (none on Windows), there is no team.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NAMES = ("libgomp", "libomp", "libiomp5")
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, and the function that starts a parallel region."""
+    """Addresses of omp_get_thread_num, omp_get_num_threads and GOMP_barrier, and the function that starts a parallel
+    region.
+    """
 
     thread: int
     size: int

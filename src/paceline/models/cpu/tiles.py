@@ -1,12 +1,14 @@
 """The inner loop of every matrix product: up to six rows of activations times one strip of 64 outputs.
 
-In: a strip of packed weights, rows of activations, sums so far. Out: sums. Not here: which strips and rows (models.cpu.matrix).
+In: a strip of packed weights, rows of activations, sums so far. Out: sums. Not here: which strips and rows
+(models.cpu.matrix).
 
-Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a pair of bfloat16 inputs. An output's sum lives in
-one lane from the first input to the last, so its bits depend neither on the number of rows nor on the neighbours. Kinds:
-DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the weights and keeps float32
-activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes (models.cpu.int8), whose
-int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own (models.cpu.int4).
+Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a pair of bfloat16 inputs. An output's sum
+lives in one lane from the first input to the last, so its bits depend neither on the number of rows nor on the
+neighbours. Kinds: DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the
+weights and keeps float32 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes
+(models.cpu.int8), whose int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own
+(models.cpu.int4).
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
 
 
 def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, native: bool) -> Value:
-    """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32; `native`: by one instruction."""
+    """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32; `native`: by one
+    instruction.
+    """
     if native:
         return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)
     for place in range(4):
@@ -133,7 +137,10 @@ class Loop:
         if self.kind == BYTES:
             four, native = splat(builder, load_at(builder, row, I32, offset)), has_dot_bytes()
             whole = [builder.bitcast(total, I32V) for total in sums]
-            whole = [dot_bytes(builder, total, weight, four, native=native) for total, weight in zip(whole, strip, strict=True)]
+            whole = [
+                dot_bytes(builder, total, weight, four, native=native)
+                for total, weight in zip(whole, strip, strict=True)
+            ]
             return [builder.bitcast(total, F32V) for total in whole]
         x = splat(builder, load_at(builder, row, FLOAT, offset))
         if self.kind == FULL:
@@ -154,7 +161,12 @@ def prefetch(builder: Builder, address: Value, offset: int, level: int) -> None:
 
 def _variants() -> list[tuple[int, int, int]]:
     kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
-    return [(kind, rows, lines) for kind in kinds for rows in range(1, MOST_ROWS + 1) for lines in ((16, 8) if rows > 2 else (16,))]
+    return [
+        (kind, rows, lines)
+        for kind in kinds
+        for rows in range(1, MOST_ROWS + 1)
+        for lines in ((16, 8) if rows > 2 else (16,))
+    ]
 
 
 @lowered(Nothing, Int, Int, Int, Int, Int, Int, Int, Int, Int, outlined=True)
@@ -164,8 +176,9 @@ def accumulate(
 ) -> Any:  # fmt: skip
     """Add a stretch of a strip to sums (rows, 64) float32.
 
-    `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the memory ahead is
-    fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between rows of activations.
+    `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the
+    memory ahead is fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between
+    rows of activations.
     """
     done, nothing = builder.append_basic_block(), builder.append_basic_block()
     code = builder.add(builder.mul(kind, ir.Constant(I64, 16)), builder.mul(rows, ir.Constant(I64, 2)))

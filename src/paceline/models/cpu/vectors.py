@@ -1,10 +1,11 @@
 """Sixteen float32 lanes as a value of compiled code, and memory by address.
 
-In: addresses (int64) and lanes, inside functions that numba compiles. Out: LLVM vector instructions, which every CPU gets in the
+In: addresses (int64) and lanes, inside functions that numba compiles. Out: LLVM vector instructions, which every CPU
+gets in the
 width it has. Not here: loops (models.cpu.tiles and the modules that compose them).
 
-Vectorising by hand, not by the optimiser, is what makes a row's result independent of the rows beside it: the lanes and the order
-of every sum are written down.
+Vectorising by hand, not by the optimiser, is what makes a row's result independent of the rows beside it: the lanes and
+the order of every sum are written down.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class _LanesModel(models.PrimitiveModel):
 def lowered(result: Any, *kinds: Any, outlined: bool = False) -> Callable[[Callable[..., Value]], Any]:
     """Decorator: a function (builder, *values) that emits LLVM instructions becomes callable from compiled code.
 
-    With `outlined` (and no result) the instructions are emitted once, as a function of their own, however often it is called: long
-    ones would otherwise be copied to each caller and compiled there.
+    With `outlined` (and no result) the instructions are emitted once, as a function of their own, however often it is
+    called: long ones would otherwise be copied to each caller and compiled there.
     """
 
     def decorate(emit: Callable[..., Value]) -> Any:
@@ -143,7 +144,9 @@ def widen(builder: Builder, halves: Value) -> Value:
 
 
 def narrow(builder: Builder, lanes: Value) -> Value:
-    """Emit sixteen bfloat16 as integers, rounded to nearest even; NaN stays NaN. By one instruction, subnormals become 0."""
+    """Emit sixteen bfloat16 as integers, rounded to nearest even; NaN stays NaN. By one instruction, subnormals become
+    0.
+    """
     if has_bfloat():
         halves = call_named(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(Bfloat(), LANES), lanes)
         return builder.bitcast(halves, I16V)
@@ -245,7 +248,9 @@ _EXP = (1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0)
 
 @lowered(Lanes, Lanes)
 def exponential(builder: Builder, lanes: Value) -> Value:
-    """e^x to 2 units in the last place: 2^n times a polynomial of what is left. 0 below -87.3; above 88 its value at 88."""
+    """e^x to 2 units in the last place: 2^n times a polynomial of what is left. 0 below -87.3; above 88 its value at
+    88.
+    """
     top = builder.select(builder.fcmp_ordered(">", lanes, floats(88.0)), floats(88.0), lanes)
     low = builder.fcmp_ordered("<", top, floats(-87.3))
     x = builder.select(low, floats(0.0), top)

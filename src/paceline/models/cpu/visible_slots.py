@@ -1,10 +1,11 @@
 """What each row of a pass sees, as lists of cache slots for compiled code.
 
-In: segments of models.decoder.segments, cut into blocks of rows. Out: per row the slots that its sequence shares and the row's own
+In: segments of models.decoder.segments, cut into blocks of rows. Out: per row the slots that its sequence shares and
+the row's own
 behind them. Not here: attention itself (models.cpu.attention).
 
-The order of a row's slots is the order of its positions, whether a chain, a tree or a prompt is fed: so its result has the same
-bits in all of them.
+The order of a row's slots is the order of its positions, whether a chain, a tree or a prompt is fed: so its result has
+the same bits in all of them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def parts_of(segments: Sequence[Segment], most: int) -> list[list[Part]]:
 
 
 def fill(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
-    """Fill (rows, 4) with address and count of the shared list, address and count of the own list, for one kind of window."""
+    """Fill (rows, 4) with address and count of the shared list, address and count of the own list, for one kind of
+    window.
+    """
     segment, length, start = part.segment, part.segment.cache.length, slots[1]
     if segment.sees is not None:
         _fill_tree(part, window, slots, out, kept)

@@ -1,14 +1,15 @@
-"""Attention at fixed shapes over long contexts: the cached prefix in chunks, the fed inputs apart, merged by log-sum-exp.
+"""Attention at fixed shapes over long contexts: the cached prefix in chunks, the fed inputs apart, merged by
+log-sum-exp.
 
-In: the uploaded buffers of a bucket (models.cuda.graphs). Out: a `Step` that gives what models.decoder.tree_attention.PaddedStep
-    gives.
+In: the uploaded buffers of a bucket (models.cuda.graphs). Out: a `Step` that gives what
+    models.decoder.tree_attention.PaddedStep gives.
 Not here: capture (models.cuda.graphs), the form that keeps a row's bits on the CPU (models.decoder.strict_attention).
 
-Every row of a sequence sees the same committed slots, so the prefix needs one mask a sequence instead of one a row; only the
-inputs, 64 at most, need who sees whom. The prefix is cut at multiples of CHUNK positions, whatever the rows are, and all chunks are
-computed at once, each giving an output o and the logarithm of its sum of weights l; o is added up from left to right with weights
-exp(l - max l). Layers with a window read only the chunks that it can reach.
-Sources: online softmax (arXiv:1805.02867), Flash-Decoding (Dao et al. 2023), cascade inference over shared prefixes (Ye et al.).
+Every row of a sequence sees the same committed slots, so the prefix needs one mask a sequence instead of one a row;
+only the inputs, 64 at most, need who sees whom. The prefix is cut at multiples of CHUNK positions, whatever the rows
+are, and all chunks are computed at once, each giving an output o and the logarithm of its sum of weights l; o is added
+up from left to right with weights exp(l - max l). Layers with a window read only the chunks that it can reach. Sources:
+online softmax (arXiv:1805.02867), Flash-Decoding (Dao et al. 2023), cascade inference over shared prefixes (Ye et al.).
 
 Axes: b sequences, n rows and m inputs of one, g query heads per kv head, h kv heads, c chunks, d head dim.
 """
@@ -39,7 +40,9 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Of one window kind: slots of the prefix (b, c, CHUNK), masks of prefix and inputs (b * c or b, 1, 1 or n * g, keys)."""
+    """Of one window kind: slots of the prefix (b, c, CHUNK), masks of prefix and inputs (b * c or b, 1, 1 or n * g,
+    keys).
+    """
 
     slots: torch.Tensor
     prefix: torch.Tensor
@@ -51,7 +54,8 @@ class ApartStep:
 
     Args:
         layers: the arena's keys and values, (slots, 2 h, d) each.
-        given: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables (b, slots / BLOCK), int64.
+        given: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables (b, slots / BLOCK),
+        int64.
         dtype: of the masks, the model's.
     """
 
@@ -67,7 +71,9 @@ class ApartStep:
         lengths, positions = given["lengths"], given["positions"]
         batch, whole = len(slots), slots.shape[1] // CHUNK
         count = whole if window is None else min(whole, -(-window // CHUNK) + 1)
-        first = torch.zeros_like(lengths) if window is None else ((lengths + 1 - window) // CHUNK).clamp(0, whole - count)
+        first = (
+            torch.zeros_like(lengths) if window is None else ((lengths + 1 - window) // CHUNK).clamp(0, whole - count)
+        )
         chunks = first.unsqueeze(1) + torch.arange(count, device=slots.device)
         keys = chunks.unsqueeze(-1) * CHUNK + torch.arange(CHUNK, device=slots.device)
         seen = (keys < lengths.view(-1, 1, 1)).unsqueeze(2)
@@ -95,7 +101,10 @@ class ApartStep:
         many = queries.unsqueeze(1).expand(-1, count, -1, -1, -1).flatten(0, 1)
         outs, sums = part(many, *self._read(cached, kind.slots.flatten(0, 1)), kind.prefix, shape)
         tree = by_definition(queries, *self._read(cached, self._inputs), kind.inputs, shape)
-        parts = [(out, own) for out, own in zip(*(x.unflatten(0, (batch, count)).unbind(1) for x in (outs, sums)), strict=True)]
+        parts = [
+            (out, own)
+            for out, own in zip(*(x.unflatten(0, (batch, count)).unbind(1) for x in (outs, sums)), strict=True)
+        ]
         return merged([*parts, tree]).to(qkv.dtype).transpose(1, 2).reshape(len(qkv), -1)
 
     def _read(self, cached: torch.Tensor, slots: torch.Tensor) -> Part:
@@ -105,7 +114,9 @@ class ApartStep:
 
 
 def merged(parts: Sequence[Part]) -> torch.Tensor:
-    """One attention output (b, h, r, d) float32 of outputs of its parts with their log-sums (b, h, r, 1), added in their order."""
+    """One attention output (b, h, r, d) float32 of outputs of its parts with their log-sums (b, h, r, 1), added in
+    their order.
+    """
     sums = torch.stack([own for _, own in parts])
     weights = (sums - sums.amax(0)).exp_()
     out = parts[0][0] * weights[0]
@@ -115,7 +126,9 @@ def merged(parts: Sequence[Part]) -> torch.Tensor:
 
 
 def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
-    """softmax(scale * q k^T [soft-capped] + mask) v over (x, h, r, d) and (x, h, s, d), and the log-sums (x, h, r, 1) float32."""
+    """softmax(scale * q k^T [soft-capped] + mask) v over (x, h, r, d) and (x, h, s, d), and the log-sums (x, h, r, 1)
+    float32.
+    """
     scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(shape.scale)
     if shape.softcap is not None:
         scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
@@ -145,7 +158,10 @@ def by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
 @functools.cache
 def kernel_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, one_mask: bool) -> bool:
     """Whether `by_kernel` gives what the definition gives, for one mask for all rows or one each."""
-    generator, shape = torch.Generator().manual_seed(0), AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,))
+    generator, shape = (
+        torch.Generator().manual_seed(0),
+        AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,)),
+    )
     q, k, v = (torch.randn(3, 2, n, head_dim, generator=generator).to(device, dtype) for n in (5, CHUNK, CHUNK))
     seen = torch.rand(3, 1, 1 if one_mask else 5, CHUNK, generator=generator) < 0.5
     seen[1] = False

@@ -1,14 +1,16 @@
-"""Scoring at fixed shapes, captured as CUDA graphs: one upload, one replay, whatever the batch, the trees and the contexts are.
+"""Scoring at fixed shapes, captured as CUDA graphs: one upload, one replay, whatever the batch, the trees and the
+contexts are.
 
-In: segments and their tokens. Out: logits and taps of the fed rows, or None where no bucket fits, which sends the caller to the
-eager path (also the oracle of the tests: without capture the same body runs on any device). Not here: allocation of slots, prefill.
+In: segments and their tokens. Out: logits and taps of the fed rows, or None where no bucket fits, which sends the
+caller to the eager path (also the oracle of the tests: without capture the same body runs on any device). Not here:
+allocation of slots, prefill.
 
-A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into one int64
-buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks and rotations from
-it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
-(models.cuda.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs die when the
-arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device is the current one; on
-more than one GPU this has never run.
+A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into
+one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks
+and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
+(models.cuda.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs die
+when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device is
+the current one; on more than one GPU this has never run.
 """
 
 from __future__ import annotations
@@ -193,7 +195,9 @@ class _Pass:
         return self._out
 
 
-def padded_masks(given: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def padded_masks(
+    given: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype
+) -> list[torch.Tensor]:
     """Additive masks (b, 1, n * g, s), one per window kind, from the uploaded lengths, depths and visibility."""
     lengths, depths, sees, positions = (given[name] for name in ("lengths", "depths", "sees", "positions"))
     batch, rows, inputs = sees.shape
@@ -207,5 +211,7 @@ def padded_masks(given: dict[str, torch.Tensor], shape: AttentionShape, slots: i
     for window in shape.windows:
         near = visible if window is None else visible & (key.unsqueeze(1) > positions.unsqueeze(2) - window)
         mask = torch.zeros(near.shape, dtype=dtype, device=slot.device).masked_fill_(~near, -torch.inf)
-        masks.append(mask.unsqueeze(2).expand(batch, rows, shape.groups, slots).reshape(batch, 1, rows * shape.groups, slots))
+        masks.append(
+            mask.unsqueeze(2).expand(batch, rows, shape.groups, slots).reshape(batch, 1, rows * shape.groups, slots)
+        )
     return masks

@@ -1,11 +1,11 @@
 """A layer of attention alone that goes on from the states of an early exit: the adapter of Kangaroo.
 
-In: an adapter's folder, states behind the exit layer of running texts. Out: normed states that the target's head reads. Not here:
-the layers before the exit (models.decoder.layer_drafts), drafting (drafters.kangaroo).
+In: an adapter's folder, states behind the exit layer of running texts. Out: normed states that the target's head reads.
+Not here: the layers before the exit (models.decoder.layer_drafts), drafting (drafters.kangaroo).
 
-The published layout: a config.json of a Llama of one layer, and of its weights `layers.N.self_attn.{q,k,v,o}_proj.weight`,
-`layers.N.input_layernorm.weight` and `norm.weight`; no embedding, no MLP, no head. The adapter sees every token of the text, so it
-has keys and values of its own, and a cache for each sequence.
+The published layout: a config.json of a Llama of one layer, and of its weights
+`layers.N.self_attn.{q,k,v,o}_proj.weight`, `layers.N.input_layernorm.weight` and `norm.weight`; no embedding, no MLP,
+no head. The adapter sees every token of the text, so it has keys and values of its own, and a cache for each sequence.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911), section 3.1.
 """
@@ -46,7 +46,9 @@ class Adapter:
         weights: canonical names, but for `LACKING`.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, *, name: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
         spec = replace(spec, vocab_size=UNUSED, intermediate_size=UNUSED, tied=True)
         self._runner = NativeRunner(
             spec, _filled(spec, weights, device, dtype), name=name, device=device, dtype=dtype, row_invariant=False
@@ -66,7 +68,8 @@ class Adapter:
         spec = spec_from_config(read_config(folder))
         if spec.hidden_size != target.hidden_size:
             raise CheckpointError(
-                f"the adapter {model} reads states of width {spec.hidden_size}, but {target.name} has {target.hidden_size}; "
+                f"the adapter {model} reads states of width {spec.hidden_size}, but {target.name} has "
+                f"{target.hidden_size}; "
                 "take one that was trained for this model"
             )
         weights = load_weights(Checkpoint(folder), spec, device=target.device, dtype=target.dtype, lacking=LACKING)
@@ -89,18 +92,23 @@ class Adapter:
         self._runner.truncate(cache, length)
 
     def extend(self, caches: Sequence[NativeCache], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Append states (n, hidden) of known tokens to each sequence; (r, hidden) normed states after each one's last."""
+        """Append states (n, hidden) of known tokens to each sequence; (r, hidden) normed states after each one's
+        last.
+        """
         counts = [len(own) for own in states]
         found = self._run(caches, counts, [0] * len(counts), torch.cat(list(states)))
         self._runner.commit(caches, [tuple(range(count - 1)) for count in counts])
         return found[torch.tensor(list(accumulate(counts)), device=found.device) - 1]
 
     def ahead(self, caches: Sequence[NativeCache], depths: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        """(r, hidden) normed states after drafted token number `depths`, from 1 on, of each sequence, from its state (r, hidden);
-        those of the tokens drafted before it were given by earlier calls."""
+        """(r, hidden) normed states after drafted token number `depths`, from 1 on, of each sequence, from its state
+        (r, hidden); those of the tokens drafted before it were given by earlier calls.
+        """
         return self._run(caches, depths, [depth - 1 for depth in depths], states)
 
-    def _run(self, caches: Sequence[NativeCache], inputs: Sequence[int], done: Sequence[int], states: torch.Tensor) -> torch.Tensor:
+    def _run(
+        self, caches: Sequence[NativeCache], inputs: Sequence[int], done: Sequence[int], states: torch.Tensor
+    ) -> torch.Tensor:
         trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in inputs]
         _, kept = self._runner.run_layers(
             caches, [0] * len(trees), trees, plan=self._plan, hidden=states, taps=(self._last,), computed=done

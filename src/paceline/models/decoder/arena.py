@@ -1,8 +1,8 @@
 """The memory of a key-value cache: one tensor of slots for all sequences of a model, cut into blocks.
 
-In: how many blocks somebody needs. Out: block numbers; layers, keys and values as views. Not here: which sequence holds which block
-and how it moves (models.decoder.cache), reference counts (models.decoder.blocks), which blocks outlive their sequence
-(models.decoder.prefixes).
+In: how many blocks somebody needs. Out: block numbers; layers, keys and values as views. Not here: which sequence holds
+which block and how it moves (models.decoder.cache), reference counts (models.decoder.blocks), which blocks outlive
+their sequence (models.decoder.prefixes).
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from paceline.models.decoder.prefixes import PrefixIndex
 
 
 class Arena:
-    """Keys and values of all sequences of a model: one tensor (layers, slots, 2 * kv heads, head dim), keys before values.
+    """Keys and values of all sequences of a model: one tensor (layers, slots, 2 * kv heads, head dim), keys before
+    values.
 
-    Block 0 belongs to nobody: fixed-shape steps write their padding rows there. Grows by doubling; `version` counts the times,
-    since views into the old tensor are then stale.
+    Block 0 belongs to nobody: fixed-shape steps write their padding rows there. Grows by doubling; `version` counts the
+    times, since views into the old tensor are then stale.
 
     Attributes:
-        limit: most blocks, block 0 included; None for no limit. A step that needs more gets them all the same: it is for the engine
-            to see that none does (engine.room).
+        limit: most blocks, block 0 included; None for no limit. A step that needs more gets them all the same: it is
+            for the engine to see that none does (engine.room).
         lean: room is short: take the blocks that are needed and no more.
         widest: most inputs that one step of a sequence has had.
-        masked: passes read slots that nobody sees, through masks, so that these must hold numbers; False where they do not.
+        masked: passes read slots that nobody sees, through masks, so that these must hold numbers; False where they do
+        not.
         prefixes: blocks of ended sequences, kept until their room is needed.
     """
 
@@ -72,14 +74,17 @@ class Arena:
 
     @torch.inference_mode()
     def allocate(self, count: int, at: int | None = None) -> Sequence[int]:
-        """Take `count` blocks (from block `at` on, if they are free); adjacent ones, unless the limit leaves no such run.
+        """Take `count` blocks (from block `at` on, if they are free); adjacent ones, unless the limit leaves no such
+        run.
 
         Between `begin` and `pool.end`, and the blocks must be in a sequence's list before that end.
         """
         start = at if at is not None and self.pool.is_free(at, count) else self._run(count)
         blocks = self._single(count) if start is None else range(start, start + count)
         self.pool.share(blocks)
-        if self.masked and self.pool.used_before[list(blocks)].any():  # stale NaN of a past sequence would leak through masks
+        if (
+            self.masked and self.pool.used_before[list(blocks)].any()
+        ):  # stale NaN of a past sequence would leak through masks
             self.kv[:, self._slots(blocks)] = 0
         return blocks
 

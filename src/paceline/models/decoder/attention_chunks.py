@@ -1,11 +1,13 @@
-"""Which slots each row's attention is summed over, in which order: chunks at fixed positions, then the last one with a mask.
+"""Which slots each row's attention is summed over, in which order: chunks at fixed positions, then the last one with a
+mask.
 
 In: one sequence's part of a pass. Out: groups of rows that share their chunks. Not here: arithmetic
     (models.decoder.strict_attention).
 
-All rows whose positions lie in one chunk form a group. The slots of chunks before it are in the order of positions unless the
-committed tokens end before the chunk of the group begins and a tree, not a chain, follows: then every row beyond that border gets a
-group of its own, whose slots are gathered in the order of its own path. That happens at one border in CHUNK positions.
+All rows whose positions lie in one chunk form a group. The slots of chunks before it are in the order of positions
+unless the committed tokens end before the chunk of the group begins and a tree, not a chain, follows: then every row
+beyond that border gets a group of its own, whose slots are gathered in the order of its own path. That happens at one
+border in CHUNK positions.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from paceline.models.decoder.cache import BLOCK
 from paceline.models.decoder.segments import Segment
 
 CHUNK = 512
-"""Positions of a chunk: 2 MB of widened keys and values for 8 heads of 64, which stay in the second and third level cache."""
+"""Positions of a chunk: 2 MB of widened keys and values for 8 heads of 64, which stay in the second and third level
+cache.
+"""
 
 PIECE, SLACK = 128, 64
-"""Sums over the last chunk go on at multiples of PIECE positions; a piece that holds nodes is up to SLACK slots wider. Products of
-that width add in order; wider ones need not."""
+"""Sums over the last chunk go on at multiples of PIECE positions; a piece that holds nodes is up to SLACK slots wider.
+Products of that width add in order; wider ones need not.
+"""
 
 FAR = -1e30
 """Mask value: finite, so that a row that sees nothing of a chunk gives it the weight 0 and no NaN."""
@@ -35,7 +40,9 @@ Bools = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Slots `start` .. `start + count - 1` of the arena, or the slots `index`; what its rows see of them as mask (n, count)."""
+    """Slots `start` .. `start + count - 1` of the arena, or the slots `index`; what its rows see of them as mask (n,
+    count).
+    """
 
     start: int
     count: int
@@ -45,7 +52,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Slots of the last part that are summed in one product; `within` (n, count) is 1 where the position belongs to the piece."""
+    """Slots of the last part that are summed in one product; `within` (n, count) is 1 where the position belongs to the
+    piece.
+    """
 
     start: int
     count: int
@@ -148,7 +157,9 @@ class _Planner:
         return Part(int(own[0]), count, None if adjacent else torch.from_numpy(own), mask)
 
     def _pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
-        """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a factor if not."""
+        """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a
+        factor if not.
+        """
         if self.segment.sees is None or self.positions.max() // PIECE == self.length // PIECE:
             edges = [*range(0, len(keys), PIECE)]
             if self.segment.sees is not None:

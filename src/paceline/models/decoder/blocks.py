@@ -2,9 +2,9 @@
 
 In: runs of blocks taken, shared and dropped. Out: counts, free runs. Not here: tensors, tokens (models.decoder.cache).
 
-An exception may come between any two operations (Ctrl-C, an error while memory grows), and a handle may be lost on its way to
-whoever asked for it. So counts are only a summary: every change stands between `begin` and `end`, and where the last change did not
-reach its end, or a holder died with blocks, the counts are made anew from the holders' own lists.
+An exception may come between any two operations (Ctrl-C, an error while memory grows), and a handle may be lost on its
+way to whoever asked for it. So counts are only a summary: every change stands between `begin` and `end`, and where the
+last change did not reach its end, or a holder died with blocks, the counts are made anew from the holders' own lists.
 """
 
 from __future__ import annotations

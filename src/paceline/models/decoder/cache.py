@@ -1,14 +1,17 @@
 """The key-value cache: one arena per model, cut into reference-counted blocks; a sequence is a list of blocks.
 
-In: lengths to make room for, forks, paths to keep. Out: slot numbers, and key and value *views* of the arena, so that scoring a
-sequence copies nothing. Not here: what is written (models.decoder.decoder), who may see what (models.decoder.tree_attention).
+In: lengths to make room for, forks, paths to keep. Out: slot numbers, and key and value *views* of the arena, so that
+scoring a
+sequence copies nothing. Not here: what is written (models.decoder.decoder), who may see what
+(models.decoder.tree_attention).
 
-A sequence's committed tokens fill its first `length` slots; the root and tree nodes of a step use the slots right behind them as
-scratch. A sequence that shares nothing stays physically contiguous: it grows in place, or moves to a free run of twice its size
-(amortised). Sequences that share a prefix after `fork` part where the first of them writes: the last, partial block is copied
-(copy-on-write), or the whole sequence if it is at most `copy_limit` tokens long, which makes it contiguous again. Where memory is
-limited and short, sequences take single blocks from wherever one is free instead. A change that an exception cuts short (Ctrl-C)
-leaks nothing: the next one starts from what the sequences say they hold (models.decoder.blocks).
+A sequence's committed tokens fill its first `length` slots; the root and tree nodes of a step use the slots right
+behind them as scratch. A sequence that shares nothing stays physically contiguous: it grows in place, or moves to a
+free run of twice its size (amortised). Sequences that share a prefix after `fork` part where the first of them writes:
+the last, partial block is copied (copy-on-write), or the whole sequence if it is at most `copy_limit` tokens long,
+which makes it contiguous again. Where memory is limited and short, sequences take single blocks from wherever one is
+free instead. A change that an exception cuts short (Ctrl-C) leaks nothing: the next one starts from what the sequences
+say they hold (models.decoder.blocks).
 Source: PagedAttention (arXiv:2309.06180).
 """
 
@@ -38,7 +41,18 @@ class NativeCache:
         base: physical slot of position 0 if the blocks are adjacent, else -1.
     """
 
-    __slots__ = ("__weakref__", "_places", "_views", "_views_of", "arena", "base", "blocks", "length", "released", "scratch")
+    __slots__ = (
+        "__weakref__",
+        "_places",
+        "_views",
+        "_views_of",
+        "arena",
+        "base",
+        "blocks",
+        "length",
+        "released",
+        "scratch",
+    )
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -77,7 +91,9 @@ class NativeCache:
         self.base = (self.blocks[0] * BLOCK if adjacent(self.blocks) else -1) if self.blocks else 0
 
     def _extend_in_place(self, need: int) -> bool:
-        """Take free blocks behind the own ones: half as many again as there are where there is room, else what is needed."""
+        """Take free blocks behind the own ones: half as many again as there are where there is room, else what is
+        needed.
+        """
         if not self.blocks:
             return False
         held, pool = len(self.blocks), self.arena.pool
@@ -94,8 +110,9 @@ class NativeCache:
         return True
 
     def _relocate(self, need: int, shared: int) -> None:
-        """Move to a run of twice the size: everything, or, for a long sequence with a shared prefix, all behind block `shared`.
-        Where room is short, only what is behind block `shared`, and no further than needed."""
+        """Move to a run of twice the size: everything, or, for a long sequence with a shared prefix, all behind block
+        `shared`. Where room is short, only what is behind block `shared`, and no further than needed.
+        """
         self.arena.begin()
         private = bool((self.arena.pool.counts[self.blocks] == 1).all())
         keep = 0 if private or self.length <= self.arena.copy_limit else shared
@@ -117,8 +134,10 @@ class NativeCache:
         return self._places[start:stop]
 
     def views(self, start: int, stop: int) -> Views:
-        """Per layer the keys and values of positions start .. stop - 1, each (1, kv heads, stop - start, head dim): views of the
-        arena, remembered until the sequence or the arena moves. Only for a contiguous sequence (`base` >= 0)."""
+        """Per layer the keys and values of positions start .. stop - 1, each (1, kv heads, stop - start, head dim):
+        views of the arena, remembered until the sequence or the arena moves. Only for a contiguous sequence (`base` >=
+        0).
+        """
         current = (self.arena.version, self.base)
         if current != self._views_of or len(self._views) > 8:
             self._views.clear()
@@ -134,7 +153,8 @@ class NativeCache:
         """Commit the root and the nodes of `path` out of the scratch slots; the rest of the scratch is forgotten.
 
         Raises:
-            ConfigError: nothing is scored, or a node was not part of the tree last scored, or the path does not go downwards.
+            ConfigError: nothing is scored, or a node was not part of the tree last scored, or the path does not go
+            downwards.
         """
         scratch, count, arena = self.scratch, len(path), self.arena
         in_place = path == first_nodes(count) and count < scratch
@@ -148,7 +168,9 @@ class NativeCache:
     def _collect(self, path: Sequence[int]) -> None:
         """Move the nodes of a path to the slots where they belong."""
         if not self.scratch or any(not 0 <= node < self.scratch - 1 for node in path):
-            raise ConfigError(f"commit: path {list(path)} does not lie in the {self.scratch} inputs last scored; score first")
+            raise ConfigError(
+                f"commit: path {list(path)} does not lie in the {self.scratch} inputs last scored; score first"
+            )
         first = next((i for i, node in enumerate(path) if node != i), len(path))
         if first < len(path):
             at = self.length + 1

@@ -1,4 +1,5 @@
-"""The memory of a model's caches as the engine sees it: how many blocks there may be, who needs more, which prefixes are kept.
+"""The memory of a model's caches as the engine sees it: how many blocks there may be, who needs more, which prefixes
+are kept.
 
 In: an arena. Out: `models.base.CacheMemory`. Not here: who runs, waits or shares (engine.room, engine.prefix_cache).
 """
@@ -65,7 +66,9 @@ class ArenaMemory:
             arena.prefixes.most = min(self.capacity // 2, KEPT // block)
             return
         if size < 3 * block:
-            raise ConfigError(f"kv_cache_memory_bytes must be at least {3 * block}, which holds {2 * BLOCK} tokens, got {size}")
+            raise ConfigError(
+                f"kv_cache_memory_bytes must be at least {3 * block}, which holds {2 * BLOCK} tokens, got {size}"
+            )
         arena.limit, arena.prefixes.most = size // block, None
         arena.shrink(arena.limit)
 

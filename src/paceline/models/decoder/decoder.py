@@ -1,11 +1,12 @@
 """The decoder-only transformer, one implementation for all families, driven by a ModelSpec.
 
-In: canonical weights, hidden states, a `Step` (what the rows attend to). Out: hidden states, logits. Not here: caches and masks
-(models.decoder.cache, models.decoder.tree_attention), tokens and sequences (models.decoder.native), checkpoints
-(models.loading.families).
+In: canonical weights, hidden states, a `Step` (what the rows attend to). Out: hidden states, logits. Not here: caches
+and masks (models.decoder.cache, models.decoder.tree_attention), tokens and sequences (models.decoder.native),
+checkpoints (models.loading.families).
 
-Layers work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
-models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU (arXiv:2002.05202).
+Layers work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h),
+see models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU
+(arXiv:2002.05202).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class LayerPlan:
     """Which part of the stack a pass runs.
 
     Attributes:
-        first, stop: layers first .. stop - 1 (None: all that follow); the input is the hidden state before layer `first`.
+        first, stop: layers first .. stop - 1 (None: all that follow); the input is the hidden state before layer
+        `first`.
         skip_attention, skip_mlp: layers whose sub-layer is left out; a layer in both is skipped as a whole.
     """
 
@@ -63,7 +65,8 @@ def attention_shape(spec: ModelSpec) -> AttentionShape:
 class Rotary:
     """Cosines and signed sines for given positions, in the model's dtype, each (r, 1, dims).
 
-    Tables are kept for the kinds whose angles depend on the position alone; dynamic and longrope also depend on the length.
+    Tables are kept for the kinds whose angles depend on the position alone; dynamic and longrope also depend on the
+    length.
     """
 
     def __init__(self, specs: Mapping[str, RopeSpec], device: torch.device, dtype: torch.dtype) -> None:
@@ -93,14 +96,18 @@ class Rotary:
         self.reserve((positions[-1] if isinstance(positions, range) else max(positions)) + 1)
         if isinstance(positions, range):
             start, count = positions[0], len(positions)
-            found = {key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()}
+            found = {
+                key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()
+            }
         else:
             found = self.select(torch.tensor(positions, device=self._device))
         return found | self.by_length(positions, lengths)
 
     def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
         """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""
-        return {key: (c.index_select(0, positions), s.index_select(0, positions)) for key, (c, s) in self._tables.items()}
+        return {
+            key: (c.index_select(0, positions), s.index_select(0, positions)) for key, (c, s) in self._tables.items()
+        }
 
     def reserve(self, size: int) -> None:
         """Grow the tables to at least `size` positions."""
@@ -115,7 +122,8 @@ class Rotary:
     def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
         index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
         parts = [
-            rope.cos_sin(part, length) for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)
+            rope.cos_sin(part, length)
+            for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)
         ]
         return self._cast((torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])))
 
@@ -127,7 +135,9 @@ class Rotary:
 
 
 def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
-    """Rotary embedding in place on (r, heads, head dim), pairs being (i, i + dims / 2); dims beyond the table pass unchanged."""
+    """Rotary embedding in place on (r, heads, head dim), pairs being (i, i + dims / 2); dims beyond the table pass
+    unchanged.
+    """
     cos, signed_sin = rotation
     dims = cos.shape[-1]
     if dims != heads.shape[-1]:
@@ -140,7 +150,8 @@ class DecoderLayer:
     """One layer; takes its weights out of `own` as it packs them."""
 
     __slots__ = (
-        "_attn_norm", "_heads", "_index", "_mlp", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm", "_qk_norm", "_qkv",
+        "_attn_norm", "_heads", "_index", "_mlp", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm",
+        "_qk_norm", "_qkv",
         "_residual", "_rope", "_rotated", "_shape",
     )  # fmt: skip
 
@@ -206,7 +217,10 @@ class Decoder:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
-        self._head, self._norm = head_of(spec, weights, self.embedding, row_invariant or True), _final_norm(spec, weights)
+        self._head, self._norm = (
+            head_of(spec, weights, self.embedding, row_invariant or True),
+            _final_norm(spec, weights),
+        )
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [
             DecoderLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
@@ -238,9 +252,16 @@ class Decoder:
         return self._norm(hidden)
 
     def run(
-        self, x: torch.Tensor, step: Step, rotations: Rotations, plan: LayerPlan = ALL_LAYERS, taps: Collection[int] = ()
+        self,
+        x: torch.Tensor,
+        step: Step,
+        rotations: Rotations,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden); returns copies of x after the layers in `taps` (-1: before all)."""
+        """Run the planned layers in place on x (r, hidden); returns copies of x after the layers in `taps` (-1: before
+        all).
+        """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
                 layer.attention(x, step, rotations)

@@ -1,7 +1,8 @@
 """A forward pass by PyTorch's operators: the readable form, the oracle, and what runs wherever compiled passes do not.
 
-In: segments with their tokens or hidden states. Out: logits, hidden states, taps. Not here: the layers (models.decoder.decoder),
-attention (models.decoder.tree_attention), compiled passes (models.cpu.compiled_decoder), which take the same arguments.
+In: segments with their tokens or hidden states. Out: logits, hidden states, taps. Not here: the layers
+(models.decoder.decoder), attention (models.decoder.tree_attention), compiled passes (models.cpu.compiled_decoder),
+which take the same arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Passes(Protocol):
     """Forward passes of one model.
 
     Attributes:
-        row_invariant: built so that a row's bits depend on its own text alone; `models.decoder.invariance` puts it to the test.
+        row_invariant: built so that a row's bits depend on its own text alone; `models.decoder.invariance` puts it to
+        the test.
     """
 
     row_invariant: bool
@@ -47,13 +49,15 @@ class Passes(Protocol):
         """Run the planned layers over all rows of the segments.
 
         Args:
-            inputs: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not modified.
+            inputs: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not
+            modified.
             lengths: runs of (rows, sequence length), for rotary kinds that depend on it.
             taps: layers whose output is wanted; -1 is the embedding, the number of layers the normed output.
             logits: rows whose logits are wanted, in ascending order; None means all.
             states: whether the hidden states are wanted.
         Returns:
-            Logits, hidden states (r, hidden) behind the last layer (empty if not wanted) and taps, in the model's dtype.
+            Logits, hidden states (r, hidden) behind the last layer (empty if not wanted) and taps, in the model's
+            dtype.
         """
 
 

@@ -1,11 +1,12 @@
 """A runner whose fuzzy passes let neighbouring layers read the same state: EasySpec's way to draft.
 
-In: a ModelSpec with canonical weights, how many layers a group has; tokens and trees. Out: `Scores`. Not here: when passes may be
-fuzzy and what becomes of their keys and values (drafters.easyspec), the layers themselves (models.decoder.native).
+In: a ModelSpec with canonical weights, how many layers a group has; tokens and trees. Out: `Scores`. Not here: when
+passes may be fuzzy and what becomes of their keys and values (drafters.easyspec), the layers themselves
+(models.decoder.native).
 
-The layers but the first and the last lie in groups. In a *fuzzy* pass all attention sub-layers of a group read the hidden state
-before the group; then their outputs are added in order, each followed by its MLP. All other passes run one layer after the other,
-as everywhere.
+The layers but the first and the last lie in groups. In a *fuzzy* pass all attention sub-layers of a group read the
+hidden state before the group; then their outputs are added in order, each followed by its MLP. All other passes run one
+layer after the other, as everywhere.
 
 Source: EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493), section 3.
 """
@@ -62,7 +63,9 @@ class GroupedRunner(NativeRunner):
         compiled: bool = True,
     ) -> None:
         _refuse(spec, name)
-        super().__init__(spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled)
+        super().__init__(
+            spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled
+        )
         self.info = replace(self.info, fingerprint=f"{self.info.fingerprint}-by-{group_size}")
         self.fuzzy, self._blocks = False, groups_of(spec.num_layers, group_size)
 
@@ -98,8 +101,11 @@ class GroupedRunner(NativeRunner):
 def _refuse(spec: ModelSpec, name: str) -> None:
     if spec.num_layers < LEAST:
         raise ConfigError(
-            f"the draft model of method 'easyspec' must have {LEAST} layers or more, {name} has {spec.num_layers}; take method "
+            f"the draft model of method 'easyspec' must have {LEAST} layers or more, {name} has {spec.num_layers}; "
+            f"take method "
             "'draft_model'"
         )
     if any(rope.kind in {"dynamic", "longrope"} for rope in spec.ropes.values()):
-        raise UnsupportedModelError(f"{name}: its layers cannot run in groups, since its angles depend on the text's length")
+        raise UnsupportedModelError(
+            f"{name}: its layers cannot run in groups, since its angles depend on the text's length"
+        )

@@ -1,7 +1,8 @@
 """A head of fewer rows: weights of a draft model whose head knows some tokens only.
 
-In: canonical weights one by one, the ids to keep. Out: the same weights with a head of those rows. Not here: which tokens are worth
-keeping (drafters.vocab_trim), translation of ids (models.mapped). Source: VocabTrim (arXiv:2506.22694).
+In: canonical weights one by one, the ids to keep. Out: the same weights with a head of those rows. Not here: which
+tokens are worth keeping (drafters.vocab_trim), translation of ids (models.mapped). Source: VocabTrim
+(arXiv:2506.22694).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class HeadRows:
         kept = np.unique(np.asarray(tokens, np.int64))
         kept = kept[(kept >= 0) & (kept < vocab_size)]
         if not len(kept):
-            raise ConfigError(f"a head must keep at least one of the {vocab_size} tokens of its model, got none; name others")
+            raise ConfigError(
+                f"a head must keep at least one of the {vocab_size} tokens of its model, got none; name others"
+            )
         return cls(kept, vocab_size)
 
     def spec(self, spec: ModelSpec) -> ModelSpec:

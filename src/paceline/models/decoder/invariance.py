@@ -1,13 +1,14 @@
-"""The self-test of strict mode: has a row the same bits whatever is fed beside it, on this machine, for this model's shapes?
+"""The self-test of strict mode: has a row the same bits whatever is fed beside it, on this machine, for this model's
+shapes?
 
-In: a loaded native runner. Out: None, or the first thing that changed a row's bits, in words. Not here: what follows from it
-(engine.exactness).
+In: a loaded native runner. Out: None, or the first thing that changed a row's bits, in words. Not here: what follows
+from it (engine.exactness).
 
-A short random text is fed as plain decoding feeds it: a prompt, then token by token. Then the same text is fed in other ways: the
-prompt in other pieces, and beside other prompts; tokens in chains of every width, in trees, at every place among rows of other
-sequences, in forked sequences; accepted paths are committed and decoding goes on behind them. Hidden states, logits and the keys
-and values in the cache must be the same bits every time. The text crosses borders at which sums are cut
-(models.decoder.attention_chunks).
+A short random text is fed as plain decoding feeds it: a prompt, then token by token. Then the same text is fed in other
+ways: the prompt in other pieces, and beside other prompts; tokens in chains of every width, in trees, at every place
+among rows of other sequences, in forked sequences; accepted paths are committed and decoding goes on behind them.
+Hidden states, logits and the keys and values in the cache must be the same bits every time. The text crosses borders at
+which sums are cut (models.decoder.attention_chunks).
 
 Layers of one kind run the same code, so the pass stops behind the first layers among which every kind is found.
 """
@@ -42,7 +43,9 @@ Rows = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """What plain decoding left: states (STEPS, hidden), logits of the first rows (few, v), keys and values of all positions."""
+    """What plain decoding left: states (STEPS, hidden), logits of the first rows (few, v), keys and values of all
+    positions.
+    """
 
     states: Rows
     logits: Rows
@@ -124,7 +127,11 @@ class _Trial:
         self.close(start)
         yield from self._prompts(plain)
         again = self.open(length=self.prompt)
-        for cache, name in ((again, ""), (fork, " of a forked sequence"), (scattered, " of a sequence in scattered blocks")):
+        for cache, name in (
+            (again, ""),
+            (fork, " of a forked sequence"),
+            (scattered, " of a sequence in scattered blocks"),
+        ):
             for width in WIDTHS if cache is again else (1, 2, 5, 16):
                 if not torch.equal(self._chain(cache, width), plain.states[:width]):
                     yield f"a chain of {width} rows{name}"
@@ -135,7 +142,9 @@ class _Trial:
         yield from self._heads(plain)
 
     def _scattered(self, start: NativeCache) -> NativeCache:
-        """The same prompt, of which all full blocks are another sequence's, as behind a shared prefix; the rest is computed."""
+        """The same prompt, of which all full blocks are another sequence's, as behind a shared prefix; the rest is
+        computed.
+        """
         shared = (self.prompt - 1) // BLOCK * BLOCK
         cache, arena = start.beginning(shared), self.runner.arena
         self.opened.append(cache)
@@ -150,7 +159,9 @@ class _Trial:
         """The first rows behind the prompt in a chain of `width`; nothing is committed."""
         tokens = self.text[self.prompt : self.prompt + width]
         room = self.runner.info.max_context - self.prompt
-        return self.score([cache], tokens[:1], [TokenTree.chain(tokens[1:room]) if width > 1 else EMPTY_TREE])[: min(width, STEPS)]
+        return self.score([cache], tokens[:1], [TokenTree.chain(tokens[1:room]) if width > 1 else EMPTY_TREE])[
+            : min(width, STEPS)
+        ]
 
     def _prompts(self, plain: _Plain) -> Iterator[str]:
         cache, pieces, at = self.open(), cycle(PIECES), 0
@@ -186,7 +197,9 @@ class _Trial:
         self.close(first, second)
 
     def _trees(self, prompted: NativeCache, plain: _Plain) -> Iterator[str]:
-        """The text's own path through trees that hold other tokens as well, from several positions behind the prompt."""
+        """The text's own path through trees that hold other tokens as well, from several positions behind the
+        prompt.
+        """
         for back in (0, BEFORE - 2, BEFORE + 1):
             cache = self.copied(prompted)
             if back:

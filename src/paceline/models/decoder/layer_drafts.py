@@ -1,11 +1,11 @@
 """Drafting with part of the target's own layers over its own caches: the seam of every method of self-speculation.
 
-In: caches of running sequences, their roots, what was drafted behind them, a `LayerPlan`. Out: logits and hidden states. Not here:
-what is drafted from them (drafters).
+In: caches of running sequences, their roots, what was drafted behind them, a `LayerPlan`. Out: logits and hidden
+states. Not here: what is drafted from them (drafters).
 
-The text's keys and values are those of the cache, which every layer of the plan shares with the target. Drafted positions go to the
-scratch slots behind it, where the next scoring pass writes again all that it reads: nothing of a draft is visible to verification.
-A sequence's cache lacks its last token, the root; so a draft begins by feeding that.
+The text's keys and values are those of the cache, which every layer of the plan shares with the target. Drafted
+positions go to the scratch slots behind it, where the next scoring pass writes again all that it reads: nothing of a
+draft is visible to verification. A sequence's cache lacks its last token, the root; so a draft begins by feeding that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class LayerDrafts(Protocol):
     """Drafts by part of a model's layers."""
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
-        """(r, v) logits of the states (r, hidden) behind any layer, by the final norm, unless `norm` is False, and the head."""
+        """(r, v) logits of the states (r, hidden) behind any layer, by the final norm, unless `norm` is False, and the
+        head.
+        """
 
     def best(self, hidden: torch.Tensor) -> list[int]:
         """The likeliest tokens of the states (r, hidden) behind any layer; -1 where some logit is not finite."""
@@ -51,13 +53,13 @@ class LayerDrafts(Protocol):
         """One more token of every draft.
 
         Args:
-            inputs: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls with this plan
-                since the last scoring pass.
+            inputs: per sequence the root and what was drafted behind it; all but the last were fed by earlier calls
+                with this plan since the last scoring pass.
             plan: which layers run; it begins at layer 0.
             states, logits: whether the hidden states, and whether the logits are wanted.
         Returns:
-            (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind the last layer
-            of the plan, before that norm. Each empty unless wanted, in the model's dtype.
+            (r, v) logits after each sequence's last input, by the final norm and the head; (r, hidden) states behind
+            the last layer of the plan, before that norm. Each empty unless wanted, in the model's dtype.
         """
 
     def score(
@@ -68,12 +70,13 @@ class LayerDrafts(Protocol):
         known: Sequence[torch.Tensor],
         plan: LayerPlan,
     ) -> Scores:
-        """`Runner.score` of chains whose first inputs have been through the plan: only the layers behind it run for those.
+        """`Runner.score` of chains whose first inputs have been through the plan: only the layers behind it run for
+        those.
 
         Args:
             plan: the first layers, all sub-layers of each.
-            known: per sequence (n, hidden) the states of its first n inputs behind the plan's last layer, n from 0 to all; their
-                keys and values are in scratch since `step`.
+            known: per sequence (n, hidden) the states of its first n inputs behind the plan's last layer, n from 0 to
+                all; their keys and values are in scratch since `step`.
         """
 
 
@@ -117,7 +120,10 @@ class SteppedDrafts:
         plan: LayerPlan,
     ) -> Scores:
         """See `LayerDrafts.score`."""
-        late, whole = [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)], list(known)
+        late, whole = (
+            [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)],
+            list(known),
+        )
         if late:
             left = [1 + len(trees[i]) - len(known[i]) for i in late]
             own = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
@@ -140,8 +146,8 @@ def best_of(logits: torch.Tensor) -> list[int]:
 def resuming_pays(runner: Runner, drafts: LayerDrafts, plan: LayerPlan) -> bool:
     """Whether scoring a chain takes less time where it goes on behind the layers that drafted; a few passes tell.
 
-    A pass in two parts costs the host more, and layers whose weights must be read for one row are hardly dearer for many. In a
-    context that is too short to tell, it does not.
+    A pass in two parts costs the host more, and layers whose weights must be read for one row are hardly dearer for
+    many. In a context that is too short to tell, it does not.
     """
     nodes = 4
     length = min(128, runner.info.max_context - nodes - 2)
@@ -182,7 +188,8 @@ def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
 
     if not isinstance(runner, NativeRunner):
         raise CapabilityError(
-            f"method {method!r} drafts with some of the target's own layers, which the runner of {runner.info.name} cannot run "
+            f"method {method!r} drafts with some of the target's own layers, which the runner of {runner.info.name} "
+            f"cannot run "
             "alone; use another method"
         )
     return SteppedDrafts(runner)

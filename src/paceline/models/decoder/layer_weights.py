@@ -1,7 +1,8 @@
 """Canonical weights on their way into a decoder: each is taken out once and becomes a linear map or a norm.
 
-In: canonical weights (models.loading.weights), quantised (models.loading.quantization) or not. Out: maps over rows. Not here: what
-the maps compute (models.decoder.linear, models.decoder.quantized_linear), where they sit (models.decoder.decoder).
+In: canonical weights (models.loading.weights), quantised (models.loading.quantization) or not. Out: maps over rows. Not
+here: what the maps compute (models.decoder.linear, models.decoder.quantized_linear), where they sit
+(models.decoder.decoder).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class OwnWeights:
         dtype: of the activations.
     """
 
-    def __init__(self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance, dtype: torch.dtype
+    ) -> None:
         self._weights, self._prefix, self._spec = weights, prefix, spec
         self._row_invariant, self._dtype = row_invariant, dtype
 
@@ -65,7 +68,9 @@ class OwnWeights:
     ) -> Map:
         if scale is None:
             return make_linear(weight, bias, row_invariant=self._row_invariant)
-        return make_quantized_linear(weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns)
+        return make_quantized_linear(
+            weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
+        )
 
     def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
         """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""

@@ -1,10 +1,11 @@
 """Linear layers and norms as plain callables, in the form that is fastest on the device.
 
-In: dense weights. Out: closures `x -> x @ W.T + b` and `x -> norm(x)` without module overhead. Not here: which layer needs which.
+In: dense weights. Out: closures `x -> x @ W.T + b` and `x -> norm(x)` without module overhead. Not here: which layer
+needs which.
 
-On CPUs where it works, oneDNN reorders the weights once for few rows, which makes 8 rows cost about as much as one, and gives a row
-the same bits whatever number of rows stands beside it (bfloat16). The operators are internal ones of PyTorch, so a probe checks
-them at first use; where it fails, `F.linear` serves.
+On CPUs where it works, oneDNN reorders the weights once for few rows, which makes 8 rows cost about as much as one, and
+gives a row the same bits whatever number of rows stands beside it (bfloat16). The operators are internal ones of
+PyTorch, so a probe checks them at first use; where it fails, `F.linear` serves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ PACK_ROWS = 8
 
 
 SMALL = 2**17
-"""Float32 weights of fewer elements are multiplied faster densely: the packed operator costs about 9 microseconds a call."""
+"""Float32 weights of fewer elements are multiplied faster densely: the packed operator costs about 9 microseconds a
+call.
+"""
 
 
 PINNED = 16
@@ -32,13 +35,17 @@ PINNED = 16
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, packed: bool | None = None, row_invariant: RowInvariance = True
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    packed: bool | None = None,
+    row_invariant: RowInvariance = True,
 ) -> Map:
     """x (r, in) -> (r, out) for a weight (out, in); `packed` None packs where the probe passed.
 
-    A packed layer holds a copy of its own; the dense weight can be freed. Without `row_invariant`, small float32 weights stay
-    dense, which is faster, but the bits of a row then depend on the number of rows. With "proven", a layer whose rows depend on
-    their number here is multiplied in blocks of PINNED rows.
+    A packed layer holds a copy of its own; the dense weight can be freed. Without `row_invariant`, small float32
+    weights stay dense, which is faster, but the bits of a row then depend on the number of rows. With "proven", a layer
+    whose rows depend on their number here is multiplied in blocks of PINNED rows.
     """
     if packed is None:
         small = weight.dtype is torch.float32 and weight.numel() < SMALL
@@ -62,7 +69,9 @@ def keeping_rows(
 
 
 def pinned(linear: Map) -> Map:
-    """The same map in blocks of PINNED rows, the last one filled up: every row is computed in a product of one shape."""
+    """The same map in blocks of PINNED rows, the last one filled up: every row is computed in a product of one
+    shape.
+    """
 
     def blocks(x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
@@ -73,7 +82,9 @@ def pinned(linear: Map) -> Map:
 
 
 def _keeps_rows(linear: Map, weight: torch.Tensor, device: torch.device, kind: tuple[object, ...]) -> bool:
-    """Whether a row has the same bits in products of any number of rows; measured once per kind, shape, dtype and threads."""
+    """Whether a row has the same bits in products of any number of rows; measured once per kind, shape, dtype and
+    threads.
+    """
     key = (*kind, *weight.shape, weight.dtype, torch.get_num_threads())
     if key not in _KEEPS:
         x = torch.randn(512, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(device, weight.dtype)
@@ -142,7 +153,8 @@ def make_norm(weight: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     size = weight.shape[-1]
     if weight.device.type != "cpu":
         return _rms_norm(weight, size, eps)
-    # The layer norm of (x, -x) has mean 0 and the mean square of x as variance: one fused kernel, twice as fast as F.rms_norm.
+    # The layer norm of (x, -x) has mean 0 and the mean square of x as variance: one fused kernel, twice as fast as
+    # F.rms_norm.
     doubled, shape = torch.cat((weight, torch.zeros_like(weight))), (2 * size,)
     layer_norm, cat = torch.native_layer_norm, torch.cat
 

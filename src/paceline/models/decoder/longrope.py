@@ -1,12 +1,15 @@
-"""The native runner for longrope models, whose rotary angles change for the whole text where it outgrows the original context.
+"""The native runner for longrope models, whose rotary angles change for the whole text where it outgrows the original
+context.
 
-In:  what `models.decoder.native` takes, with a longrope table. Out: a runner whose logits after n tokens are those of one forward
-pass over the n tokens, as transformers' generation gives them too. Not here: the angles (models.decoder.rope).
+In:  what `models.decoder.native` takes, with a longrope table. Out: a runner whose logits after n tokens are those of
+one forward pass over the n tokens, as transformers' generation gives them too. Not here: the angles
+(models.decoder.rope).
 
-A cache is filled in one *regime*, short or long. Where a sequence enters the other one, its tokens are run through the model again,
-once; a tree that reaches over the border is scored in both regimes, and each row is taken from its own. The long copy made for
-that is kept, fed along, and becomes the sequence's cache when the sequence itself has crossed. A prompt fed in chunks ends in the
-regime of its full length (rows of earlier chunks keep that of theirs). Source: LongRoPE (arXiv:2402.13753).
+A cache is filled in one *regime*, short or long. Where a sequence enters the other one, its tokens are run through the
+model again, once; a tree that reaches over the border is scored in both regimes, and each row is taken from its own.
+The long copy made for that is kept, fed along, and becomes the sequence's cache when the sequence itself has crossed. A
+prompt fed in chunks ends in the regime of its full length (rows of earlier chunks keep that of theirs). Source:
+LongRoPE (arXiv:2402.13753).
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ class LongRopeCache(ReplayCache):
 
 
 class LongRopeRunner(ReplayRunner):
-    """See `NativeRunner`. `run_layers` works in the regime of the root; sequences fed with embeddings cannot change theirs."""
+    """See `NativeRunner`. `run_layers` works in the regime of the root; sequences fed with embeddings cannot change
+    theirs.
+    """
 
     def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
         super().__init__(spec, *args, **options)
@@ -123,7 +128,9 @@ class LongRopeRunner(ReplayRunner):
 
     @torch.inference_mode()
     def _replace_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> None:
-        """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from there."""
+        """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from
+        there.
+        """
         beyond = [i for i, depth in enumerate([0, *tree.depths.tolist()]) if cache.length + depth + 1 > self.original]
         rows = [i for i in beyond if i >= done]
         other = self._other_regime(cache)

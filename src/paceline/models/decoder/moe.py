@@ -37,7 +37,8 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
     """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
 
     Args:
-        route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down: back.
+        route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
+        back.
     Raises:
         ConfigError: the spec has no mixture.
     """

@@ -1,7 +1,9 @@
-"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of ModelSpec.
+"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of
+ModelSpec.
 
-In: a ModelSpec with canonical weights; sequences, prompt chunks, roots and trees. Out: `Scores`. It keeps the promise of
-`models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`) and from given hidden states, and
+In: a ModelSpec with canonical weights; sequences, prompt chunks, roots and trees. Out: `Scores`. It keeps the promise
+of `models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`) and from given
+hidden states, and
 the head on any hidden state. Not here: reading checkpoints (models.load), sampling, drafting.
 """
 
@@ -38,16 +40,25 @@ class NativeRunner:
         name: folder or hub id, for messages.
         max_context: most tokens of a sequence; None takes the checkpoint's.
         cache_slots: cache slots allocated at first; the cache grows by doubling.
-        row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is faster for
-            tiny float32 models, such as drafts. Compiled passes always keep it.
-        compiled: run in compiled passes where the model and the CPU allow it (models.cpu); False takes PyTorch's operators.
-        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and gather.
+        row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is
+            faster for tiny float32 models, such as drafts. Compiled passes always keep it.
+        compiled: run in compiled passes where the model and the CPU allow it (models.cpu); False takes PyTorch's
+        operators.
+        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
+        gather.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.decoder.strict).
     """
 
     capabilities = Capabilities(
-        trees=True, taps=True, layer_subsets=True, early_exit=True, head=True, input_embeddings=True, fork=True, blocks=True
+        trees=True,
+        taps=True,
+        layer_subsets=True,
+        early_exit=True,
+        head=True,
+        input_embeddings=True,
+        fork=True,
+        blocks=True,
     )
 
     def __init__(
@@ -74,7 +85,9 @@ class NativeRunner:
                 copy_limit=copy_limit,
             )  # fmt: skip
             self.memory = ArenaMemory(self.arena)
-            self.passes, self.graphs = self._prepare(weights, dtype, device, "proven" if strict else row_invariant, compiled)
+            self.passes, self.graphs = self._prepare(
+                weights, dtype, device, "proven" if strict else row_invariant, compiled
+            )
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -104,7 +117,9 @@ class NativeRunner:
         if row_invariant == "proven":
             from paceline.models.decoder.strict import InParts
 
-            return InParts(EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True)), self.spec), graphs
+            return InParts(
+                EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True)), self.spec
+            ), graphs
         return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
 
     def open(self) -> NativeCache:
@@ -171,12 +186,16 @@ class NativeRunner:
         """See `Runner.score`.
 
         Raises:
-            ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the context.
+            ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the
+            context.
         """
         check_score(self.info, caches, trees)
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
-            fed = [fed_tokens([root], [tree], [segment]) for root, tree, segment in zip(roots, trees, segments, strict=True)]
+            fed = [
+                fed_tokens([root], [tree], [segment])
+                for root, tree, segment in zip(roots, trees, segments, strict=True)
+            ]
             if (result := self.graphs.run(segments, fed, taps)) is not None:
                 return Scores(result[0], offsets(segments), result[1])
         logits, _, kept = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
@@ -199,8 +218,9 @@ class NativeRunner:
         Args:
             caches, roots, trees, computed: as for `score`; roots and tokens are not looked at when `hidden` is given.
             plan: which layers and sub-layers run.
-            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0 (see `embed`), or what
-                an earlier call returned that stopped there, whose keys and values are still in scratch. Not modified.
+            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0 (see
+                `embed`), or what an earlier call returned that stopped there, whose keys and values are still in
+                scratch. Not modified.
         Returns:
             (r, hidden) states behind the last layer that was run, before the final norm (see `head`), and the taps.
         Raises:
@@ -209,9 +229,13 @@ class NativeRunner:
         segments = self._segments(caches, trees, computed)
         rows = sum(segment.rows for segment in segments)
         if hidden is None and plan.first:
-            raise ConfigError(f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden=")
+            raise ConfigError(
+                f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden="
+            )
         if hidden is not None and hidden.shape != (rows, self.info.hidden_size):
-            raise ConfigError(f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}")
+            raise ConfigError(
+                f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}"
+            )
         given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
         _, states, kept = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
         return states, kept
@@ -243,13 +267,16 @@ class NativeRunner:
         """See `Runner.release`; a second release does nothing."""
         cache.release()
 
-    def _segments(self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None) -> list[Segment]:
+    def _segments(
+        self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None
+    ) -> list[Segment]:
         segments = []
         for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
             done = computed[i] if computed is not None else 0
             if not 0 <= done <= min(cache.scratch, len(tree)):
                 raise ConfigError(
-                    f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), got {done}"
+                    f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), "
+                    f"got {done}"
                 )
             segment = tree_segment(cache, tree, done)
             cache.reserve(segment.inputs)
@@ -273,6 +300,8 @@ class NativeRunner:
             lengths = self._lengths(segments, [p for s in segments for p in s.positions()], chunked)
         return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states)
 
-    def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
+    def _lengths(
+        self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool
+    ) -> Sequence[tuple[int, int]]:
         """Runs of (rows, length) for the rotary kinds that depend on it."""
         return run_lengths(segments, positions, chunked)

@@ -1,11 +1,13 @@
-"""Prefixes of ended sequences, found again by their tokens: an index of cache blocks, the least recently used given up first.
+"""Prefixes of ended sequences, found again by their tokens: an index of cache blocks, the least recently used given up
+first.
 
-In: full blocks of a sequence with their tokens. Out: the blocks of the longest known beginning of a text. Not here: who may use
-them (engine.prefix_cache), tensors.
+In: full blocks of a sequence with their tokens. Out: the blocks of the longest known beginning of a text. Not here: who
+may use them (engine.prefix_cache), tensors.
 
-A block is known by its own tokens and by the entry of the block before it, so an entry stands for the whole text up to its end; the
-first block of a text hangs on the tenant's name. Entries are looked up by hash and compared token by token: equal hashes of other
-tokens cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of its chain.
+A block is known by its own tokens and by the entry of the block before it, so an entry stands for the whole text up to
+its end; the first block of a text hangs on the tenant's name. Entries are looked up by hash and compared token by
+token: equal hashes of other tokens cannot meet. Using an entry makes those before it younger still, so the oldest entry
+is always the last one of its chain.
 Source: automatic prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
 """
 
@@ -41,8 +43,8 @@ def pieces_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 class PrefixIndex:
-    """A holder of blocks (models.decoder.blocks). Changes happen between `begin` and `end` of the pool; a change that was cut short
-    leaves entries that nobody finds at worst, and they go like all others.
+    """A holder of blocks (models.decoder.blocks). Changes happen between `begin` and `end` of the pool; a change that
+    was cut short leaves entries that nobody finds at worst, and they go like all others.
 
     Args:
         pool: where the blocks are counted.

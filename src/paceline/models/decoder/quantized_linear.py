@@ -1,11 +1,12 @@
 """Products with int8 and int4 weights by PyTorch's operators: the readable form, and what runs where no kernels serve.
 
-In: quantised weights (models.loading.quantization). Out: closures like those of models.decoder.linear. Not here: compiled passes of
-the CPU (models.cpu), which multiply whole numbers.
+In: quantised weights (models.loading.quantization). Out: closures like those of models.decoder.linear. Not here:
+compiled passes of the CPU (models.cpu), which multiply whole numbers.
 
-Weights are multiplied out to the dtype of the activations, block by block, for each product. That saves memory, not time: a step
-reads the small weights and writes and reads the large ones. PyTorch has operators that multiply small weights directly; they are
-internal, so each is compared with the readable form for every shape, dtype and device it would serve, and taken where it agrees.
+Weights are multiplied out to the dtype of the activations, block by block, for each product. That saves memory, not
+time: a step reads the small weights and writes and reads the large ones. PyTorch has operators that multiply small
+weights directly; they are internal, so each is compared with the readable form for every shape, dtype and device it
+would serve, and taken where it agrees.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ TILES = 8
 """Inner tiles of 16 inputs in PyTorch's layout of int4 weights."""
 
 PROBE_ROWS, TOLERANCE = 5, 2.0**-6
-"""Rows of the comparison; root mean square difference relative to the result that a direct operator may have in bfloat16."""
+"""Rows of the comparison; root mean square difference relative to the result that a direct operator may have in
+bfloat16.
+"""
 
 
 def dense(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -36,7 +39,10 @@ def dense(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torc
     if dtype is torch.float32:
         return unpacked(weight) * factors(scale.float(), weight)
     out = torch.empty(
-        *weight.shape[:-1], weight.shape[-1] * (1 if weight.dtype is torch.int8 else 2), dtype=dtype, device=weight.device
+        *weight.shape[:-1],
+        weight.shape[-1] * (1 if weight.dtype is torch.int8 else 2),
+        dtype=dtype,
+        device=weight.device,
     )
     return torch.mul(unpacked(weight), factors(scale.float(), weight), out=out)
 
@@ -54,8 +60,8 @@ def make_quantized_linear(
 
     Args:
         dtype: of the activations.
-        row_invariant: see `models.decoder.linear.make_linear`; "proven" multiplies in blocks of equally many rows where that is
-            needed.
+        row_invariant: see `models.decoder.linear.make_linear`; "proven" multiplies in blocks of equally many rows where
+            that is needed.
         columns: (in,) the input that each element of x is; None: in order.
     """
     linear = _direct(weight, scale, bias, dtype) or partial(_by_blocks, weight, scale, bias)
@@ -63,7 +69,9 @@ def make_quantized_linear(
         linear = _reordered(linear, columns.argsort().to(weight.device))
     inputs = weight.shape[1] * (1 if weight.dtype is torch.int8 else 2)
     kind = (weight.dtype, bias is None, columns is None)
-    return keeping_rows(linear, torch.empty(len(weight), inputs, dtype=dtype, device="meta"), weight.device, kind, row_invariant)
+    return keeping_rows(
+        linear, torch.empty(len(weight), inputs, dtype=dtype, device="meta"), weight.device, kind, row_invariant
+    )
 
 
 def _by_blocks(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +88,9 @@ def _reordered(linear: Map, order: torch.Tensor) -> Map:
 
 
 def _direct(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Map | None:
-    """The product by an operator that takes small weights, if this PyTorch has one that agrees with the readable form."""
+    """The product by an operator that takes small weights, if this PyTorch has one that agrees with the readable
+    form.
+    """
     if dtype is not torch.bfloat16:
         return None
     key = (weight.dtype, *weight.shape, weight.device)
@@ -101,10 +111,15 @@ _SERVES: dict[tuple[object, ...], bool] = {}
 
 
 def _direct_int8(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Map:
-    ones, offset = torch.ones(len(weight), dtype=torch.bfloat16, device=weight.device), None if bias is None else bias.float()
+    ones, offset = (
+        torch.ones(len(weight), dtype=torch.bfloat16, device=weight.device),
+        None if bias is None else bias.float(),
+    )
 
     def linear(x: torch.Tensor) -> torch.Tensor:
-        out = torch._weight_int8pack_mm(x, weight, ones).float().mul_(scale)  # scales in bfloat16 would err as much as int8 does
+        out = (
+            torch._weight_int8pack_mm(x, weight, ones).float().mul_(scale)
+        )  # scales in bfloat16 would err as much as int8 does
         return (out if offset is None else out.add_(offset)).to(x.dtype)
 
     return linear

@@ -1,12 +1,12 @@
 """The native runner for rotary embeddings whose angles depend on the length of the text (longrope, dynamic).
 
-In:  what `models.decoder.native` takes. Out: a runner that remembers each sequence's tokens and runs them through the model again
-where their cached angles no longer hold. Not here: the angles (models.decoder.rope), when longrope changes regime
-(models.decoder.longrope).
+In:  what `models.decoder.native` takes. Out: a runner that remembers each sequence's tokens and runs them through the
+model again where their cached angles no longer hold. Not here: the angles (models.decoder.rope), when longrope changes
+regime (models.decoder.longrope).
 
-*Dynamic*: the base grows with every token beyond the declared context, and what is cached keeps its angles, as in transformers,
-where a prompt is one pass. So a prompt that comes in chunks is run again for every chunk beyond that context, and ends as one pass
-over it would have left it; from the first scored step on, tokens count one by one.
+*Dynamic*: the base grows with every token beyond the declared context, and what is cached keeps its angles, as in
+transformers, where a prompt is one pass. So a prompt that comes in chunks is run again for every chunk beyond that
+context, and ends as one pass over it would have left it; from the first scored step on, tokens count one by one.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class ReplayCache(NativeCache):
 
 
 class ReplayRunner(NativeRunner):
-    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope. Keys depend on more than the text
-    before them, so that sequences cannot share what others left."""
+    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope. Keys depend on more
+    than the text before them, so that sequences cannot share what others left.
+    """
 
     capabilities = replace(NativeRunner.capabilities, blocks=False)
 
@@ -167,7 +168,8 @@ class ReplayRunner(NativeRunner):
         """A copy of the sequence's tokens, if they are known."""
         if UNKNOWN in cache.tokens:
             raise CapabilityError(
-                f"a sequence fed with embeddings cannot cross {limit} tokens, where the angles of {self.info.name} change; "
+                f"a sequence fed with embeddings cannot cross {limit} tokens, where the angles of {self.info.name} "
+                f"change; "
                 "feed tokens"
             )
         return cache.tokens.copy()
@@ -179,7 +181,9 @@ class ReplayRunner(NativeRunner):
             NativeRunner.extend(self, [cache], [chunk])
             cache.tokens.extend(chunk)
 
-    def _lengths(self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool) -> Sequence[tuple[int, int]]:
+    def _lengths(
+        self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool
+    ) -> Sequence[tuple[int, int]]:
         return [run for segment in segments for run in self._runs(segment, chunked)]
 
     def _runs(self, segment: Segment, chunked: bool) -> list[tuple[int, int]]:

@@ -1,14 +1,15 @@
 """Rotary position embedding: cosines and sines of positions, for every way of scaling that checkpoints ask for.
 
-In:  a RopeSpec, positions, the length of the sequence they belong to. Out: float32 tables in the half-duplicated convention (pair
-i is made of dimensions i and i + dims / 2), attention scaling multiplied in. Not here: applying them (models.decoder.decoder),
-reading configurations (models.loading.rope_keys).
+In:  a RopeSpec, positions, the length of the sequence they belong to. Out: float32 tables in the half-duplicated
+convention (pair i is made of dimensions i and i + dims / 2), attention scaling multiplied in. Not here: applying them
+(models.decoder.decoder), reading configurations (models.loading.rope_keys).
 
-The kinds default, linear, yarn and llama3 depend on the position alone and come from a table that grows on demand. Two kinds also
-depend on the length: *longrope* has one table for lengths up to `original_max_position_embeddings` and one beyond; *dynamic* has a
-base of its own for every length beyond `max_position`. What "length" means is the caller's choice; nothing is remembered here.
-Sources: RoFormer (arXiv:2104.09864), position interpolation (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE
-(arXiv:2402.13753), the Llama 3 models (arXiv:2407.21783); dynamic NTK scaling was published as a post without a paper.
+The kinds default, linear, yarn and llama3 depend on the position alone and come from a table that grows on demand. Two
+kinds also depend on the length: *longrope* has one table for lengths up to `original_max_position_embeddings` and one
+beyond; *dynamic* has a base of its own for every length beyond `max_position`. What "length" means is the caller's
+choice; nothing is remembered here. Sources: RoFormer (arXiv:2104.09864), position interpolation (arXiv:2306.15595),
+YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), the Llama 3 models (arXiv:2407.21783); dynamic NTK scaling was
+published as a post without a paper.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Rope:
 
     def __init__(self, spec: RopeSpec, device: torch.device) -> None:
         if spec.kind not in KINDS:
-            raise UnsupportedModelError(f"rope type {spec.kind!r} is not implemented; known are {', '.join(sorted(KINDS))}")
+            raise UnsupportedModelError(
+                f"rope type {spec.kind!r} is not implemented; known are {', '.join(sorted(KINDS))}"
+            )
         self.spec, self.device = spec, device
         self.attention_scaling = _attention_scaling(spec)
         self._tables: dict[int, Table] = {}
@@ -103,7 +106,9 @@ def _dynamic(spec: RopeSpec, length: int) -> torch.Tensor:
 
 
 def _yarn(spec: RopeSpec, length: int) -> torch.Tensor:
-    """Fast pairs keep their frequency, slow ones are interpolated, with a ramp between (arXiv:2309.00071, section 3.2)."""
+    """Fast pairs keep their frequency, slow ones are interpolated, with a ramp between (arXiv:2309.00071, section
+    3.2).
+    """
 
     def pair_of(rotations: float) -> float:
         ratio = _original(spec) / (rotations * 2 * math.pi)
@@ -126,7 +131,9 @@ def _longrope(spec: RopeSpec, length: int) -> torch.Tensor:
 
 
 def _llama3(spec: RopeSpec, length: int) -> torch.Tensor:
-    """Long waves are stretched, short ones kept, those between blended by their number of turns in the original context."""
+    """Long waves are stretched, short ones kept, those between blended by their number of turns in the original
+    context.
+    """
     low, high = _number(spec, "low_freq_factor"), _number(spec, "high_freq_factor")
     frequencies = 1.0 / _powers(spec)
     turns = _original(spec) * frequencies / (2 * math.pi)

@@ -1,6 +1,7 @@
 """What a loaded model's weights say about it: the bytes that one pass reads, and a name for its shape.
 
-In: a ModelSpec, canonical weights, a dtype. Out: numbers and names for `models.base.ModelInfo`. Not here: packing, running.
+In: a ModelSpec, canonical weights, a dtype. Out: numbers and names for `models.base.ModelInfo`. Not here: packing,
+running.
 """
 
 from __future__ import annotations

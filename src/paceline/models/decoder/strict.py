@@ -1,12 +1,14 @@
-"""What strict mode needs of a model's passes: which models can have it, and PyTorch's operators in a form that keeps a row's bits.
+"""What strict mode needs of a model's passes: which models can have it, and PyTorch's operators in a form that keeps a
+row's bits.
 
-In: a ModelSpec, passes of models.decoder.eager. Out: a refusal in words, or passes that feed at most so many rows at once. Not
-here: the proof (models.decoder.invariance), products of fixed width (models.decoder.linear), attention in the order of positions
-    (models.decoder.strict_attention).
+In: a ModelSpec, passes of models.decoder.eager. Out: a refusal in words, or passes that feed at most so many rows at
+once. Not
+here: the proof (models.decoder.invariance), products of fixed width (models.decoder.linear), attention in the order of
+    positions (models.decoder.strict_attention).
 
-Compiled passes (models.cpu) need nothing: every row goes through the same sums. PyTorch's matrix products choose their order of
-summation by the number of rows, so strict layers that do not keep a row's bits are multiplied in blocks of equally many rows, and
-attention is summed chunk by chunk at fixed positions.
+Compiled passes (models.cpu) need nothing: every row goes through the same sums. PyTorch's matrix products choose their
+order of summation by the number of rows, so strict layers that do not keep a row's bits are multiplied in blocks of
+equally many rows, and attention is summed chunk by chunk at fixed positions.
 """
 
 from __future__ import annotations
@@ -43,11 +45,12 @@ def refusal(spec: ModelSpec, device: torch.device) -> str | None:
 
 
 class InParts:
-    """Passes of PyTorch's operators that feed long inputs piece by piece, since attention beyond SPLIT_ROWS takes another form.
+    """Passes of PyTorch's operators that feed long inputs piece by piece, since attention beyond SPLIT_ROWS takes
+    another form.
 
     Attributes:
-        row_invariant: as of `models.decoder.eager.Passes`; False where this CPU's matrix products do not keep the order of their
-            sums.
+        row_invariant: as of `models.decoder.eager.Passes`; False where this CPU's matrix products do not keep the order
+            of their sums.
     """
 
     def __init__(self, passes: EagerPasses, spec: ModelSpec) -> None:
@@ -77,7 +80,9 @@ class InParts:
             count = sum(part.stop - part.first for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
             given = inputs[done : done + count]
-            found.append(self._passes.run([_cut(part) for part in parts], given, (), plan, taps, logits=picked, states=states))
+            found.append(
+                self._passes.run([_cut(part) for part in parts], given, (), plan, taps, logits=picked, states=states)
+            )
             done += count
         kept = {layer: torch.cat([one[2][layer] for one in found]) for layer in found[0][2]}
         return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found]), kept

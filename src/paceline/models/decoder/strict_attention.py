@@ -1,18 +1,22 @@
-"""Attention of PyTorch's operators on the CPU that keeps a row's bits: the prefix in chunks, the tree apart, merged by log-sum-exp.
+"""Attention of PyTorch's operators on the CPU that keeps a row's bits: the prefix in chunks, the tree apart, merged by
+log-sum-exp.
 
-In: one sequence's part of a pass, its cache (keys and values of the fed rows written already), query rows. Out: attention output.
+In: one sequence's part of a pass, its cache (keys and values of the fed rows written already), query rows. Out:
+attention output.
 Not here: the faster form whose bits may depend on other rows (models.decoder.tree_attention), the plan of chunks
 (models.decoder.attention_chunks), other devices (models.cuda.fixed_shape_attention).
 
-Chunk k holds the positions k * CHUNK .. (k + 1) * CHUNK - 1. A row at position t sees all chunks before its own as a whole, and of
-its own, the last, what a small mask says. Each chunk is widened to float32 while it is in the processor's cache, multiplied for all
-heads at once, and gives an output o, a maximum m and a sum l; o is merged from left to right with weights l * exp(m - max m).
+Chunk k holds the positions k * CHUNK .. (k + 1) * CHUNK - 1. A row at position t sees all chunks before its own as a
+whole, and of its own, the last, what a small mask says. Each chunk is widened to float32 while it is in the processor's
+cache, multiplied for all heads at once, and gives an output o, a maximum m and a sum l; o is merged from left to right
+with weights l * exp(m - max m).
 
 A row has the same bits whatever tree or batch it is part of. That rests on two properties of float32 matrix
-products, which `products_keep_order` checks on the machine at hand: in multiples of LEAST rows, a row does not depend on the
-others, and up to PIECE + SLACK summands are added in their order, so that zeros between them (nodes of other branches) change
-nothing. So sums over the last chunk go piece by piece at fixed positions, and the sum of the weights is a product with ones.
-Sources: online softmax (arXiv:1805.02867), FlashAttention-2 (arXiv:2307.08691), cascade inference over shared prefixes (Ye et al.).
+products, which `products_keep_order` checks on the machine at hand: in multiples of LEAST rows, a row does not depend
+on the others, and up to PIECE + SLACK summands are added in their order, so that zeros between them (nodes of other
+branches) change nothing. So sums over the last chunk go piece by piece at fixed positions, and the sum of the weights
+is a product with ones. Sources: online softmax (arXiv:1805.02867), FlashAttention-2 (arXiv:2307.08691), cascade
+inference over shared prefixes (Ye et al.).
 """
 
 from __future__ import annotations
@@ -76,10 +80,14 @@ class SplitAttention:
         self._plans = [plan(segment, window) for window in shape.windows]
 
     def attend(self, layer: int, qkv: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d); `cached` (slots, 2 * h, d) is the layer's arena."""
+        """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d); `cached` (slots, 2 * h, d) is the layer's
+        arena.
+        """
         shape, n = self._shape, self._count
         groups = self._plans[shape.kind_of[layer]]
-        queries = qkv.narrow(1, 0, shape.heads).view(n, shape.groups, shape.kv_heads, shape.head_dim).permute(2, 0, 1, 3)
+        queries = (
+            qkv.narrow(1, 0, shape.heads).view(n, shape.groups, shape.kv_heads, shape.head_dim).permute(2, 0, 1, 3)
+        )
         if len(groups) == 1:
             return self._group(groups[0], queries, cached).to(qkv.dtype).view(n, -1)
         out = torch.empty(n, shape.heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -121,7 +129,9 @@ class SplitAttention:
         slots = cached.narrow(0, part.start, part.count) if part.index is None else cached.index_select(0, part.index)
         return self._work.widen(slots, self._shape.kv_heads)
 
-    def _whole(self, q: torch.Tensor, part: Part, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    def _whole(
+        self, q: torch.Tensor, part: Part, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
+    ) -> torch.Tensor:
         """Normalised output of one part; writes its maximum and the largest weight, which is 1 / l."""
         keys, values = self._values(part, cached)
         scores = self._scores(q, keys, part.mask)
@@ -130,7 +140,9 @@ class SplitAttention:
         torch.amax(weights, -1, keepdim=True, out=top)
         return torch.bmm(weights, values)
 
-    def _pieced(self, q: torch.Tensor, group: Group, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    def _pieced(
+        self, q: torch.Tensor, group: Group, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
+    ) -> torch.Tensor:
         """The same for the last part, with sums that go on at fixed positions."""
         keys, values = self._values(group.tail, cached)
         scores = self._scores(q, keys, group.tail.mask)
@@ -150,7 +162,9 @@ class SplitAttention:
 
 @functools.cache
 def products_keep_order(kv_heads: int, head_dim: int) -> bool:
-    """Whether float32 matrix products on this machine have the two properties of the module's docstring, for these sizes."""
+    """Whether float32 matrix products on this machine have the two properties of the module's docstring, for these
+    sizes.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def rand(*size: int) -> torch.Tensor:
@@ -167,7 +181,9 @@ def products_keep_order(kv_heads: int, head_dim: int) -> bool:
     return same
 
 
-def _holes_are_nothing(rows: int, values: torch.Tensor, rand: Callable[..., torch.Tensor], generator: torch.Generator) -> bool:
+def _holes_are_nothing(
+    rows: int, values: torch.Tensor, rand: Callable[..., torch.Tensor], generator: torch.Generator
+) -> bool:
     heads, _, dim = values.shape
     ones, same = torch.ones(1, PIECE + SLACK, ONES).expand(heads, -1, -1), True
     for used in (1, 16, 100, PIECE):

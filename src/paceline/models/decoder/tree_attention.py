@@ -1,13 +1,15 @@
 """Who attends to whom in one forward pass, and the attention itself.
 
-In: sequences with the tokens that are fed (a prompt chunk, or a root with its tree). Out: `Step` objects whose `attend` writes the
-new keys and values into the cache and returns the attention output. Masks are built once a step and window kind, shared by layers.
+In: sequences with the tokens that are fed (a prompt chunk, or a root with its tree). Out: `Step` objects whose `attend`
+writes the new keys and values into the cache and returns the attention output. Masks are built once a step and window
+kind, shared by layers.
 Not here: projections, rotary embedding, norms (models.decoder.decoder).
 
-Axes: r = rows fed in this pass, n = rows of one sequence, s = cache slots seen, g = query heads per kv head, h = kv heads, d = head
-dim. Query heads come ordered (g, h): the heads of all groups for kv head order, so that (r, g * h, d) read as (r * g, h, d) needs
-no copy, neither in nor out; the packing of the weights sees to that order.
-Sources: SpecInfer's tree attention (arXiv:2305.09781), grouped queries (arXiv:2305.13245), soft caps of Gemma 2 (arXiv:2408.00118).
+Axes: r = rows fed in this pass, n = rows of one sequence, s = cache slots seen, g = query heads per kv head, h = kv
+heads, d = head dim. Query heads come ordered (g, h): the heads of all groups for kv head order, so that (r, g * h, d)
+read as (r * g, h, d) needs no copy, neither in nor out; the packing of the weights sees to that order.
+Sources: SpecInfer's tree attention (arXiv:2305.09781), grouped queries (arXiv:2305.13245), soft caps of Gemma 2
+(arXiv:2408.00118).
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ from paceline.models.decoder.segments import Segment, reach, span
 from paceline.models.decoder.strict_attention import SplitAttention, Workspace
 
 FOLD_ROWS = 64
-"""Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared mask)."""
+"""Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared
+mask).
+"""
 
 SPLIT_ROWS = 1024
-"""Most query rows of one kv head in a pass that is computed in the order of positions; larger ones are prompts, not trees."""
+"""Most query rows of one kv head in a pass that is computed in the order of positions; larger ones are prompts, not
+trees.
+"""
 
 TILE, LEAST = 32, 4
-"""The CPU kernel works on tiles of 32 query rows, and a tile of 1 to 3 rows rounds differently from all others. Spare rows fill it
-up to 4, so that a row has the same bits whatever number of rows is scored with it."""
+"""The CPU kernel works on tiles of 32 query rows, and a tile of 1 to 3 rows rounds differently from all others. Spare
+rows fill it up to 4, so that a row has the same bits whatever number of rows is scored with it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,9 @@ class Masks:
     """Additive masks in the model's dtype, with constant parts made once.
 
     Args:
-        row_invariant: on the CPU, sum every row's attention in the order of positions (see models.decoder.strict_attention), so
-            that its bits depend on its own path alone; False takes the fastest form, whose bits may depend on the tree beside a
-            row.
+        row_invariant: on the CPU, sum every row's attention in the order of positions (see
+            models.decoder.strict_attention), so that its bits depend on its own path alone; False takes the fastest
+            form, whose bits may depend on the tree beside a row.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, row_invariant: bool = False) -> None:
@@ -247,9 +254,11 @@ def attention(
 
 
 class PaddedStep:
-    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots): the GPU's form, fit for capture.
+    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots): the GPU's form, fit for
+    capture.
 
-    All tensors are buffers that a captured graph reads; padding rows write to the arena's spare block and see one slot of it.
+    All tensors are buffers that a captured graph reads; padding rows write to the arena's spare block and see one slot
+    of it.
     """
 
     def __init__(

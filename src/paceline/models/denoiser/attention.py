@@ -1,9 +1,11 @@
 """Who sees whom in one pass of a denoiser, and attention by it.
 
-In: a Call's slots. Out: groups of queries with the keys they see; attention over them. Not here: layers (`models.denoiser.layers`).
+In: a Call's slots. Out: groups of queries with the keys they see; attention over them. Not here: layers
+(`models.denoiser.layers`).
 
-Where attention is block-causal, every block is computed by a product of its own, over keys in the order of their slots. So a
-block's bits are the same whether the blocks before it are computed in the same pass or read from a cache: only the reuse differs.
+Where attention is block-causal, every block is computed by a product of its own, over keys in the order of their slots.
+So a block's bits are the same whether the blocks before it are computed in the same pass or read from a cache: only the
+reuse differs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What a denoiser is: one bidirectional (or block-causal) pass over slots of a canvas, with keys and values kept by slot.
+"""What a denoiser is: one bidirectional (or block-causal) pass over slots of a canvas, with keys and values kept by
+slot.
 
-In: token ids at slots of one canvas each. Out: logits of the slots computed. Not here: which slots are written, in which order,
-when a cache is refreshed (`paceline.diffusion`).
+In: token ids at slots of one canvas each. Out: logits of the slots computed. Not here: which slots are written, in
+which order, when a cache is refreshed (`paceline.diffusion`).
 
-A call computes an arbitrary subset of a canvas' slots against stored keys and values of another subset, so that every cache policy
-and every layout of drafts is one kind of call. Each call is computed on its own, whatever stands beside it in the list: the bits of
-a canvas do not depend on how many others are decoded with it.
+A call computes an arbitrary subset of a canvas' slots against stored keys and values of another subset, so that every
+cache policy and every layout of drafts is one kind of call. Each call is computed on its own, whatever stands beside it
+in the list: the bits of a canvas do not depend on how many others are decoded with it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Flags = NDArray[np.bool_]
 
 
 class SlotCache(Protocol):
-    """Keys and values of one canvas by slot, all layers; slots may be stored, overwritten and forgotten in any order."""
+    """Keys and values of one canvas by slot, all layers; slots may be stored, overwritten and forgotten in any
+    order.
+    """
 
     @property
     def stored(self) -> Ints:
@@ -44,13 +47,14 @@ class Call:
 
     Attributes:
         ids: (q,) tokens, the mask token where a slot is masked.
-        slots: (q,) the canvas slot of each, its rotary position too. A slot may occur several times (copies of a window); then
-            `mask` says who sees whom.
+        slots: (q,) the canvas slot of each, its rotary position too. A slot may occur several times (copies of a
+            window); then `mask` says who sees whom.
         cache: of this canvas; None computes without one.
-        read: (r,) stored slots whose keys and values are attended besides those computed now; none of them is in `slots`.
+        read: (r,) stored slots whose keys and values are attended besides those computed now; none of them is in
+        `slots`.
         write: store the keys and values computed now at `slots`, over what is there.
-        mask: (q, r + q) True where a query sees a key, keys in the order `read`, `slots`; None leaves it to the layout: everything
-            where attention is full, blocks up to its own where it is block-causal.
+        mask: (q, r + q) True where a query sees a key, keys in the order `read`, `slots`; None leaves it to the layout:
+            everything where attention is full, blocks up to its own where it is block-causal.
         wanted: (k,) rows of `slots` whose logits are wanted; None wants all.
     """
 
@@ -73,8 +77,8 @@ class Denoiser(Protocol):
         max_length: most slots of a canvas.
         attention: "full" sees the whole canvas, "block" the own block and those before it.
         block_length: of a block-causal layout; None for full attention.
-        needs_left: the logits of a slot come from the pass at the slot left of it (layouts adapted from autoregressive models,
-            "shifted logits"): a slot has logits only if the one left of it is computed by the same call.
+        needs_left: the logits of a slot come from the pass at the slot left of it (layouts adapted from autoregressive
+            models, "shifted logits"): a slot has logits only if the one left of it is computed by the same call.
         slot_bytes: keys and values of one slot in a cache, all layers.
     """
 
@@ -96,7 +100,7 @@ class Denoiser(Protocol):
         """One pass for each call.
 
         Returns:
-            For each call (q, vocab_size) logits, float32 (float64 for a float64 model); row i belongs to `slots[i]`, shifted
-            already. Rows that the layout gives no logits (`needs_left`) are NaN. Of a call with `wanted` these rows alone;
-            their last bits may depend on how many they are.
+            For each call (q, vocab_size) logits, float32 (float64 for a float64 model); row i belongs to `slots[i]`,
+            shifted already. Rows that the layout gives no logits (`needs_left`) are NaN. Of a call with `wanted` these
+            rows alone; their last bits may depend on how many they are.
         """

@@ -19,7 +19,9 @@ class NativeSlotCache:
         layers, length, heads, size: of the tensors (layers, length, heads, size).
     """
 
-    def __init__(self, layers: int, length: int, heads: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, length: int, heads: int, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.keys = torch.empty((layers, length, heads, size), dtype=dtype, device=device)
         self.values = torch.empty_like(self.keys)
         self._holds = np.zeros(length, np.bool_)

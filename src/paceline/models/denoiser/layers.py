@@ -1,11 +1,11 @@
 """The layers of a denoiser: pre-norm transformer blocks over the rows of one pass.
 
-In: weights under the names of `models.loading.weights`, rows of hidden states. Out: queries, keys, values; hidden states. Not here:
-who sees whom (`models.denoiser.attention`), caches and tokens (`models.denoiser.native`).
+In: weights under the names of `models.loading.weights`, rows of hidden states. Out: queries, keys, values; hidden
+states. Not here: who sees whom (`models.denoiser.attention`), caches and tokens (`models.denoiser.native`).
 
 Besides those names a mixture of experts may have `layers.N.router.bias` (e,), `layers.N.shared.gate_up.weight` and
-`layers.N.shared.down.weight`. Angles are computed in float64 from float32 frequencies, and applied in float32 (float64 for a
-float64 model), so that long canvases lose nothing to bfloat16.
+`layers.N.shared.down.weight`. Angles are computed in float64 from float32 frequencies, and applied in float32 (float64
+for a float64 model), so that long canvases lose nothing to bfloat16.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def norm(weight: torch.Tensor, eps: float) -> Map:
 def choose_experts(
     scores: torch.Tensor, prefer: torch.Tensor | None, moe: MoeSpec, routing: RoutingSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,) of the choice."""
+    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,) of the
+    choice.
+    """
     ranked = scores if prefer is None else scores + prefer
     grouped = ranked.view(len(scores), routing.groups, -1)
     best = grouped.topk(min(2, grouped.shape[-1]), -1)[0].sum(-1)

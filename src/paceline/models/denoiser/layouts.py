@@ -100,7 +100,14 @@ _COMMON = (
     "partial_rotary_factor",
 )
 _QWEN = ("intermediate_size", "use_sliding_window", "sliding_window", "max_window_layers", "attention_bias")
-_MOE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
+_MOE = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+)
 
 
 def _llada(keys: ConfigKeys) -> DenoiserSpec:
@@ -158,7 +165,9 @@ def _sdar(keys: ConfigKeys) -> DenoiserSpec:
 def _llada2(keys: ConfigKeys) -> DenoiserSpec:
     _only(keys, LLADA2_NEUTRAL)
     dense = keys.count("first_k_dense_replace")
-    model = _family(keys, "qwen3_moe", {"mlp_only_layers": list(range(dense))}, *_COMMON, "intermediate_size", *_MOE[:4])
+    model = _family(
+        keys, "qwen3_moe", {"mlp_only_layers": list(range(dense))}, *_COMMON, "intermediate_size", *_MOE[:4]
+    )
     experts, groups, open_ = keys.size("num_experts"), keys.size("n_group"), keys.size("topk_group")
     if experts % groups or open_ > groups or open_ * (experts // groups) < keys.size("num_experts_per_tok"):
         raise CheckpointError(
@@ -188,7 +197,10 @@ _LLADA_BLOCK = {
     "ff_norm": "post_attention_layernorm",
 } | {f"{x}_proj": f"self_attn.{x}_proj" for x in "qkv"}
 _LLADA_NAMES: Rename = (
-    *((re.compile(rf"^model\.transformer\.blocks\.(\d+)\.{old}\."), rf"layers.\1.{new}.") for old, new in _LLADA_BLOCK.items()),
+    *(
+        (re.compile(rf"^model\.transformer\.blocks\.(\d+)\.{old}\."), rf"layers.\1.{new}.")
+        for old, new in _LLADA_BLOCK.items()
+    ),
     (re.compile(r"^model\.transformer\.wte\."), "embed_tokens."),
     (re.compile(r"^model\.transformer\.ln_f\."), "norm."),
     (re.compile(r"^model\.transformer\.ff_out\."), "lm_head."),
@@ -257,11 +269,14 @@ def denoiser_spec(config: Config, *, mask_token_id: int | None, eos_token_ids: t
     spec = LAYOUTS[name].spec(ConfigKeys(config, _defaults(name), name))
     if mask_token_id is None:
         raise UnsupportedModelError(
-            f"a {name} checkpoint without a mask token cannot be decoded by diffusion; set mask_token_id in its config.json"
+            f"a {name} checkpoint without a mask token cannot be decoded by diffusion; set mask_token_id in its "
+            f"config.json"
         )
     vocab = spec.model.vocab_size
     if not 0 <= mask_token_id < vocab:
-        raise CheckpointError(f"config.json: the mask token is {mask_token_id}, but there are {vocab} tokens; repair it")
+        raise CheckpointError(
+            f"config.json: the mask token is {mask_token_id}, but there are {vocab} tokens; repair it"
+        )
     model = replace(spec.model, dtype=declared_dtype(config) or "float32")
     return replace(spec, model=model, mask_token_id=mask_token_id, eos_token_ids=eos_token_ids)
 

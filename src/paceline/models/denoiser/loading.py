@@ -1,7 +1,8 @@
 """From a folder or hub id to a running denoiser.
 
-In: what the user calls the model, dtype, device. Out: a NativeDenoiser. Not here: the layouts (`models.denoiser.layouts`), tensors
-(`models.denoiser.weights`). Weights are safetensors; no code of a checkpoint is ever run.
+In: what the user calls the model, dtype, device. Out: a NativeDenoiser. Not here: the layouts
+(`models.denoiser.layouts`), tensors (`models.denoiser.weights`). Weights are safetensors; no code of a checkpoint is
+ever run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ MASK_NAMES = ("<|mask|>", "<|MASK|>", "[MASK]", "<|mdm_mask|>", "<mask>")
 
 
 def load_denoiser(
-    model: str | Path, *, dtype: str = "auto", device: str = "auto", name: str | None = None, revision: str | None = None
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+    revision: str | None = None,
 ) -> NativeDenoiser:
     """Load a masked diffusion language model.
 
@@ -38,7 +44,8 @@ def load_denoiser(
         name: for messages, where `model` is the folder that a name was resolved to.
         revision: branch, tag or commit on the hub.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name, or without a mask token.
+        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name, or without a
+        mask token.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
     if dtype not in (*DTYPES, "auto", "float64"):
@@ -50,11 +57,15 @@ def load_denoiser(
     most = fit_context(spec.model, name=name or str(model), dtype=wanted, device=target, max_context=None)
     spec = replace(spec, model=replace(spec.model, max_context=most))
     layout = LAYOUTS[str(layout_name(config))]
-    return NativeDenoiser(spec, load_denoiser_weights(Checkpoint(folder), spec, layout.names, device=target, dtype=wanted))
+    return NativeDenoiser(
+        spec, load_denoiser_weights(Checkpoint(folder), spec, layout.names, device=target, dtype=wanted)
+    )
 
 
 def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """The mask token of a checkpoint: as its configuration, generation defaults or tokenizer say; None where none does."""
+    """The mask token of a checkpoint: as its configuration, generation defaults or tokenizer say; None where none
+    does.
+    """
     for source in (config, read_json(folder / "generation_config.json")):
         found = source.get("mask_token_id")
         if isinstance(found, int) and not isinstance(found, bool):
@@ -79,7 +90,11 @@ def _added_tokens(folder: Path) -> dict[str, int]:
     """Tokens that stand apart from the vocabulary, by text."""
     listed = read_json(folder / "tokenizer.json").get("added_tokens")
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    found = {str(token.get("content")): int(token["id"]) for token in listed or [] if isinstance(token, Mapping) and "id" in token}
+    found = {
+        str(token.get("content")): int(token["id"])
+        for token in listed or []
+        if isinstance(token, Mapping) and "id" in token
+    }
     for index, token in (decoder if isinstance(decoder, Mapping) else {}).items():
         if isinstance(token, Mapping) and str(index).isdecimal():
             found.setdefault(str(token.get("content")), int(index))

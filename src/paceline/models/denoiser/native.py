@@ -1,11 +1,12 @@
 """The native denoiser: one readable transformer for all layouts of diffusion language models.
 
-In: a DenoiserSpec and canonical weights; Calls. Out: logits. Not here: files (`models.denoiser.loading`), the rules of decoding
-(`paceline.diffusion`).
+In: a DenoiserSpec and canonical weights; Calls. Out: logits. Not here: files (`models.denoiser.loading`), the rules of
+decoding (`paceline.diffusion`).
 
-Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on its company.
-Where attention is block-causal, rows keep their bits whatever number of rows stands beside them, and each block's attention is a
-product of its own (`models.denoiser.attention`): decoding with the exact block cache is bit-equal to decoding without.
+Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on
+its company. Where attention is block-causal, rows keep their bits whatever number of rows stands beside them, and each
+block's attention is a product of its own (`models.denoiser.attention`): decoding with the exact block cache is
+bit-equal to decoding without.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class NativeDenoiser:
     def __init__(self, spec: DenoiserSpec, weights: Mapping[str, torch.Tensor]) -> None:
         self.spec = spec
         model = spec.model
-        self.vocab_size, self.mask_token_id, self.eos_token_ids = model.vocab_size, spec.mask_token_id, spec.eos_token_ids
+        self.vocab_size, self.mask_token_id, self.eos_token_ids = (
+            model.vocab_size,
+            spec.mask_token_id,
+            spec.eos_token_ids,
+        )
         self.max_length, self.attention, self.block_length = model.max_context, spec.attention, spec.block_length
         self.needs_left = spec.shifted
         self._table = weights["embed.weight"]
@@ -53,7 +58,9 @@ class NativeDenoiser:
     def new_cache(self, length: int) -> NativeSlotCache:
         """An empty cache for a canvas of at most `length` slots."""
         model = self.spec.model
-        return NativeSlotCache(model.num_layers, length, model.num_kv_heads, model.head_dim, dtype=self.dtype, device=self.device)
+        return NativeSlotCache(
+            model.num_layers, length, model.num_kv_heads, model.head_dim, dtype=self.dtype, device=self.device
+        )
 
     @torch.inference_mode()
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
@@ -86,7 +93,9 @@ class NativeDenoiser:
 
     def _logits(self, states: torch.Tensor, call: Call) -> torch.Tensor:
         if call.wanted is not None and not call.wanted.size:
-            return torch.empty(0, self.vocab_size, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
+            return torch.empty(
+                0, self.vocab_size, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device
+            )
         if not self.needs_left:
             return self._finish(self._head(states if call.wanted is None else self._rows(states, call.wanted)))
         left = left_rows(call.slots)
@@ -122,7 +131,8 @@ def _cache_of(call: Call) -> NativeSlotCache | None:
 
 
 def left_rows(slots: Ints) -> Ints:
-    """For each row the row of the slot at its left: the one just before it, else the only one at that slot; -1 where there is none.
+    """For each row the row of the slot at its left: the one just before it, else the only one at that slot; -1 where
+    there is none.
 
     Slot 0, which has no left neighbour, keeps its own row, as Dream's own sampler does.
     """

@@ -1,6 +1,7 @@
 """The shape of a masked diffusion language model: that of its transformer, and what makes it a denoiser.
 
-In: nothing. Out: DenoiserSpec, which `models.denoiser.layouts` fills from a `config.json` and `models.denoiser.native` runs.
+In: nothing. Out: DenoiserSpec, which `models.denoiser.layouts` fills from a `config.json` and `models.denoiser.native`
+runs.
 Not here: reading files, tensors.
 """
 
@@ -16,8 +17,9 @@ from paceline.models.spec import ModelSpec
 class RoutingSpec:
     """How a mixture of experts chooses, where it is not by a plain softmax; `ModelSpec.moe` says how many there are.
 
-    Scores are sigmoids. A bias of each expert is added for choosing, not for weighing; experts stand in groups, of which those with
-    the highest sums of two best scores may be chosen from. Source: Ling 2.0 and LLaDA2.0 (arXiv:2512.15745).
+    Scores are sigmoids. A bias of each expert is added for choosing, not for weighing; experts stand in groups, of
+    which those with the highest sums of two best scores may be chosen from. Source: Ling 2.0 and LLaDA2.0
+    (arXiv:2512.15745).
 
     Attributes:
         groups, top_groups: groups of experts, and how many of them a token may use.

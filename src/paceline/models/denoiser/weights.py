@@ -1,4 +1,5 @@
-"""The tensors of a diffusion checkpoint under the canonical names of `models.loading.weights` and `models.denoiser.layers`.
+"""The tensors of a diffusion checkpoint under the canonical names of `models.loading.weights` and
+`models.denoiser.layers`.
 
 In: a Checkpoint, its DenoiserSpec, how its layout names tensors. Out: name -> tensor. Not here: what files there are
 (`models.loading.checkpoint`), what a configuration means (`models.denoiser.layouts`).
@@ -38,7 +39,8 @@ def load_denoiser_weights(
     """The canonical weights of `spec` on `device` in `dtype`.
 
     Raises:
-        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an adapter.
+        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an
+        adapter.
     """
     renamed = {_renamed(name, names): name for name in checkpoint.entries}
     extra = {name for name in renamed if spec.routing is not None and EXTRA.match(name)}
@@ -81,6 +83,7 @@ def _read(rest: RenamedCheckpoint, name: str, shape: tuple[int, ...]) -> torch.T
         raise CheckpointError(f"{rest.folder} lacks {name}; the checkpoint is incomplete or of another architecture")
     if rest.entries[name].shape != shape:
         raise CheckpointError(
-            f"{rest.folder}: {name} has shape {rest.entries[name].shape}, but config.json asks for {shape}; download both again"
+            f"{rest.folder}: {name} has shape {rest.entries[name].shape}, but config.json asks for {shape}; download "
+            f"both again"
         )
     return rest.tensor(name)

@@ -1,10 +1,12 @@
 """The fallback runner: any causal model of transformers behind the Runner protocol.
 
-In:  a checkpoint folder whose architecture the native runner does not know, or a model object. Out: a Runner for chains.
-Not here: how a model's cache is taken back (`models.fallback.transformers_cache`), which checkpoints come here (`models.load`).
+In:  a checkpoint folder whose architecture the native runner does not know, or a model object. Out: a Runner for
+chains.
+Not here: how a model's cache is taken back (`models.fallback.transformers_cache`), which checkpoints come here
+(`models.load`).
 
-Every sequence has its own history and its own forward pass. A branching tree would need masks that a foreign model may not take, so
-it is refused; chains, forks and taps of hidden states work.
+Every sequence has its own history and its own forward pass. A branching tree would need masks that a foreign model may
+not take, so it is refused; chains, forks and taps of hidden states work.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ UNLIMITED = 2**20
 
 
 class FallbackCache:
-    """One sequence: its history, of which the first `length` tokens are committed; the rest was scored and waits for a commit.
+    """One sequence: its history, of which the first `length` tokens are committed; the rest was scored and waits for a
+    commit.
 
     Attributes:
         marked: the history was marked since the tokens that wait were first scored.
@@ -90,7 +93,8 @@ class TransformersRunner:
             dtype: a torch dtype, its name, or "auto" for the checkpoint's.
             trust_remote_code: run Python code that lies in the folder.
         Raises:
-            UnsupportedModelError: an architecture unknown to transformers too, code that is not trusted, a quantised checkpoint.
+            UnsupportedModelError: an architecture unknown to transformers too, code that is not trusted, a quantised
+            checkpoint.
             CheckpointError: missing, incomplete or inconsistent files.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -101,7 +105,9 @@ class TransformersRunner:
         except Exception as error:  # transformers raises whatever its configuration classes raise
             raise _refusal(error, name) from error
         if getattr(config, "quantization_config", None):
-            raise UnsupportedModelError(f"{name} is a quantised checkpoint, which is not supported; use the original weights")
+            raise UnsupportedModelError(
+                f"{name} is a quantised checkpoint, which is not supported; use the original weights"
+            )
         try:
             with _quiet():
                 model, found = AutoModelForCausalLM.from_pretrained(
@@ -142,7 +148,9 @@ class TransformersRunner:
         fed = []
         for cache, new in zip(caches, tokens, strict=True):
             if not len(new):
-                raise ConfigError("extend needs at least one token for each sequence, got none; leave that sequence out")
+                raise ConfigError(
+                    "extend needs at least one token for each sequence, got none; leave that sequence out"
+                )
             history = _cut(cache, cache.length)
             fed.append(history.feed([int(token) for token in new], last_only=not all_logits, taps=taps))
             cache.length += len(new)
@@ -167,7 +175,8 @@ class TransformersRunner:
             if not tree.is_chain:
                 raise CapabilityError(
                     f"score: {self.info.name} runs through transformers, which scores chains only, but drafter number "
-                    f"{int(tree.sources[-1])} proposed a tree that branches; choose a method or settings that draft chains"
+                    f"{int(tree.sources[-1])} proposed a tree that branches; choose a method or settings that draft "
+                    f"chains"
                 )
         check_score(self.info, caches, trees)
         fed = []
@@ -176,7 +185,9 @@ class TransformersRunner:
             again = len(cache.opened().tokens) > cache.length
             history = _cut(cache, cache.length + done)
             if done >= len(inputs) or history.tokens[cache.length :] != inputs[:done]:
-                raise ConfigError(f"score: the first {done} inputs of sequence {i} are not those scored before; pass computed=0")
+                raise ConfigError(
+                    f"score: the first {done} inputs of sequence {i} are not those scored before; pass computed=0"
+                )
             cache.marked = cache.marked and done > 0
             if not cache.marked and (len(inputs) > 1 or again):  # a plain step stays, unless it is scored again
                 history.mark()
@@ -213,7 +224,9 @@ class TransformersRunner:
 
     def _check_taps(self, taps: Sequence[int]) -> None:
         if taps and not self.capabilities.taps:
-            raise CapabilityError(f"{self.info.name} runs through transformers, and its layers were not found; taps need them")
+            raise CapabilityError(
+                f"{self.info.name} runs through transformers, and its layers were not found; taps need them"
+            )
         for layer in taps:
             if not -1 <= layer <= self.info.num_layers:
                 raise ConfigError(f"taps must lie in -1..{self.info.num_layers}, got {layer}")
@@ -246,7 +259,9 @@ def _cut(cache: FallbackCache, length: int) -> History:
 def _scores(fed: Sequence[Fed], taps: Sequence[int]) -> Scores:
     rows = tuple(accumulate((len(one.logits) for one in fed), initial=0))
     return Scores(
-        torch.cat([one.logits for one in fed]), rows, {layer: torch.cat([one.taps[layer] for one in fed]) for layer in set(taps)}
+        torch.cat([one.logits for one in fed]),
+        rows,
+        {layer: torch.cat([one.taps[layer] for one in fed]) for layer in set(taps)},
     )
 
 
@@ -293,7 +308,9 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
 def _check_complete(found: Mapping[str, Any], name: str) -> None:
     lacking = sorted(str(key) for key in (*found.get("missing_keys", ()), *found.get("mismatched_keys", ())))
     if lacking:
-        raise CheckpointError(f"{name} lacks {len(lacking)} of its weights, first {lacking[0]}; download the checkpoint again")
+        raise CheckpointError(
+            f"{name} lacks {len(lacking)} of its weights, first {lacking[0]}; download the checkpoint again"
+        )
 
 
 def _refusal(error: Exception, name: str) -> CheckpointError:
@@ -303,5 +320,9 @@ def _refusal(error: Exception, name: str) -> CheckpointError:
     if "trust_remote_code" in whole:
         return UnsupportedModelError(f"{name} brings its own code; pass trust_remote_code=True if you trust it")
     if "does not recognize this architecture" in said or "Unrecognized" in said:
-        return UnsupportedModelError(f"{name} has an architecture that neither we nor transformers know as a causal model ({said})")
-    return CheckpointError(f"{name} cannot be loaded by transformers ({type(error).__name__}: {said}); check the folder")
+        return UnsupportedModelError(
+            f"{name} has an architecture that neither we nor transformers know as a causal model ({said})"
+        )
+    return CheckpointError(
+        f"{name} cannot be loaded by transformers ({type(error).__name__}: {said}); check the folder"
+    )

@@ -1,12 +1,13 @@
 """What a transformers model remembers of one sequence, and how it is made to forget.
 
-In:  a causal model of transformers and token ids. Out: logits and hidden states of the tokens fed, with a way back to any earlier
+In:  a causal model of transformers and token ids. Out: logits and hidden states of the tokens fed, with a way back to
+any earlier
 length. Not here: trees, batches, the Runner protocol (`models.fallback.runner`).
 
-Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and caches that
-drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the start. A model without
-any usable cache is *recomputed* from its first token at every step. `choose` tries them on the model itself and takes the first
-whose logits are those of one pass over the whole text.
+Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and
+caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the
+start. A model without any usable cache is *recomputed* from its first token at every step. `choose` tries them on the
+model itself and takes the first whose logits are those of one pass over the whole text.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ logger = logging.getLogger("paceline")
 CHUNKS, SINGLY = "replayed", "replayed one by one"
 
 ROUNDING: Final = 1.5
-"""A recurrent state that takes several tokens at once may be this much less exact than one that takes them singly: a wrong state
-differs little from a right one in half precision, where no absolute limit tells them apart."""
+"""A recurrent state that takes several tokens at once may be this much less exact than one that takes them singly: a
+wrong state differs little from a right one in half precision, where no absolute limit tells them apart.
+"""
 
 Taps = dict[int, torch.Tensor]
 
 
 @dataclass(slots=True)
 class Fed:
-    """What one pass gave: logits (m, v) of the tokens fed, or (1, v) of the last; taps, layer -> (m, hidden); the model's cache."""
+    """What one pass gave: logits (m, v) of the tokens fed, or (1, v) of the last; taps, layer -> (m, hidden); the
+    model's cache.
+    """
 
     logits: torch.Tensor
     taps: Taps = field(default_factory=dict)
@@ -59,7 +63,13 @@ class CausalModel:
         self.num_layers = len(self._layers)
 
     def run(
-        self, tokens: Sequence[int], cache: Any = None, *, keep: bool = True, last_only: bool = False, taps: Sequence[int] = ()
+        self,
+        tokens: Sequence[int],
+        cache: Any = None,
+        *,
+        keep: bool = True,
+        last_only: bool = False,
+        taps: Sequence[int] = (),
     ) -> Fed:
         """One forward pass over `tokens` behind what `cache` holds; `keep` asks for a cache."""
         options: dict[str, Any] = {"use_cache": keep}
@@ -212,7 +222,9 @@ def _full_cache() -> Any:
 
 
 def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Callable[[], History]:
-    """How this model's sequences are kept: the first kind that reproduces a pass over the whole text on a short random one."""
+    """How this model's sequences are kept: the first kind that reproduces a pass over the whole text on a short random
+    one.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(0, vocab_size, (min(9, max_context),), generator=generator).tolist()
     if len(tokens) < 9:
@@ -227,7 +239,9 @@ def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Cal
 
 
 def _error(name: str, make: Callable[[], History], tokens: Sequence[int], expected: torch.Tensor) -> float:
-    """How far a history is off, as the mean difference of logits relative to how much they vary; infinity if it does not work."""
+    """How far a history is off, as the mean difference of logits relative to how much they vary; infinity if it does
+    not work.
+    """
     spread = float((expected - expected.mean()).abs().mean())
     try:
         error = float((_trial(make(), tokens) - expected).abs().mean()) / max(spread, 1e-30)
@@ -250,7 +264,9 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
         return {}
     if cache is None:
         return {}
-    plain = type(cache) is DynamicCache and all(type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers)
+    plain = type(cache) is DynamicCache and all(
+        type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers
+    )
     found: dict[str, Callable[[], History]] = {"cropped": lambda: CroppedHistory(model)} if plain else {}
     return found | {CHUNKS: lambda: ReplayedHistory(model), SINGLY: lambda: ReplayedHistory(model, one_by_one=True)}
 

@@ -1,4 +1,6 @@
-"""From a folder or hub id to configuration, weights and tokenizer: readers of a checkpoint's files. Nothing here runs a model."""
+"""From a folder or hub id to configuration, weights and tokenizer: readers of a checkpoint's files. Nothing here runs a
+model.
+"""
 
 import lazy_loader
 

@@ -1,15 +1,16 @@
 """Chat templates: a list of messages as the one text that a checkpoint was trained on.
 
-In:  the template of a checkpoint (Jinja) and messages. Out: a prompt text, special tokens written out, so it must be encoded with
-`add_special_tokens=False`. Not here: finding the template (`models.loading.tokenizer`), token ids.
+In:  the template of a checkpoint (Jinja) and messages. Out: a prompt text, special tokens written out, so it must be
+encoded with `add_special_tokens=False`. Not here: finding the template (`models.loading.tokenizer`), token ids.
 
-Templates are data from strangers: they run in Jinja's immutable sandbox and see plain JSON values only. The environment (whitespace
-control, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`) is the one that the Hugging Face
-documentation of chat templates describes.
+Templates are data from strangers: they run in Jinja's immutable sandbox and see plain JSON values only. The environment
+(whitespace control, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`) is the one that the
+Hugging Face documentation of chat templates describes.
 
-A message has a role and a content. Content is missing only where an assistant's message holds calls or thoughts instead. A list of
-text parts goes to the template as it is; a template that cannot take it (it fails, or prints the list as Python would) gets the
-parts' texts joined by newlines, as in vLLM. Parts of other types are refused: nothing here reads images or sounds.
+A message has a role and a content. Content is missing only where an assistant's message holds calls or thoughts
+instead. A list of text parts goes to the template as it is; a template that cannot take it (it fails, or prints the
+list as Python would) gets the parts' texts joined by newlines, as in vLLM. Parts of other types are refused: nothing
+here reads images or sounds.
 """
 
 from __future__ import annotations
@@ -37,18 +38,22 @@ class RefusalError(Exception):
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, name: str = "the chat template"
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    *,
+    name: str = "the chat template",
 ) -> str:
     """The text of a conversation.
 
     Args:
-        messages: dicts with "role" and "content" (and whatever else the template reads); keys that hold None are left out.
-            Content is a text or a list of `{"type": "text", "text": ...}`.
+        messages: dicts with "role" and "content" (and whatever else the template reads); keys that hold None are left
+            out. Content is a text or a list of `{"type": "text", "text": ...}`.
         variables: `add_generation_prompt`, special tokens, and other names the template may use.
         name: of the template, for messages.
     Raises:
-        PromptError: no messages, not a list of dicts, a message without role or content, or messages that the template refuses or
-            fails on.
+        PromptError: no messages, not a list of dicts, a message without role or content, or messages that the template
+            refuses or fails on.
         CheckpointError: the template itself cannot be read.
     """
     if (
@@ -59,7 +64,9 @@ def render(
         raise PromptError(f"messages must be a list of dicts with 'role' and 'content', got {type(messages).__name__}")
     if not messages:
         raise PromptError("messages must hold at least one message, got none")
-    chat: Chat = [{str(key): _plain(value) for key, value in message.items() if value is not None} for message in messages]
+    chat: Chat = [
+        {str(key): _plain(value) for key, value in message.items() if value is not None} for message in messages
+    ]
     for index, message in enumerate(chat):
         _check(index, message)
     names = {key: _plain(value) for key, value in {"tools": None, "documents": None, **variables}.items()}
@@ -84,11 +91,14 @@ def _check(index: int, message: Mapping[str, Any]) -> None:
             raise PromptError(f"message {index} (role {role!r}) has no content; give it a text under 'content'")
         return
     if not isinstance(content, str | list | dict):
-        raise PromptError(f"content of message {index} must be a text or a list of text parts, got {shortened(content)}")
+        raise PromptError(
+            f"content of message {index} must be a text or a list of text parts, got {shortened(content)}"
+        )
     for part in content if isinstance(content, list) else ():
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             raise PromptError(
-                f"content of message {index} may hold parts {{'type': 'text', 'text': ...}} only, got {shortened(part)}; "
+                f"content of message {index} may hold parts {{'type': 'text', 'text': ...}} only, got "
+                f"{shortened(part)}; "
                 "this model reads text"
             )
 
@@ -98,7 +108,9 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _whole(text: str, chat: Chat) -> str:
-    """The rendered text, unless a content that is no text was printed as Python would print it, or a part of a list is missing."""
+    """The rendered text, unless a content that is no text was printed as Python would print it, or a part of a list is
+    missing.
+    """
     for index, message in enumerate(chat):
         content = message.get("content", "")
         missing = isinstance(content, list) and any(part["text"].strip() not in text for part in content)
@@ -118,7 +130,8 @@ def _rendered(template: str, chat: Chat, names: Mapping[str, Any], name: str) ->
     except Exception as error:  # a template may raise whatever Python does
         what = f"{type(error).__name__}: {shortened_line(error)}".removesuffix(": ")
         raise PromptError(
-            f"{name} failed on these messages ({what}); change the messages, repair the template, or use generate with a prompt"
+            f"{name} failed on these messages ({what}); change the messages, repair the template, or use generate "
+            f"with a prompt"
         ) from error
 
 
@@ -130,7 +143,8 @@ def _compiled(template: str, name: str) -> jinja2.Template:
     except Exception as error:  # Jinja's own, and those of Python's compiler behind it
         line = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise CheckpointError(
-            f"{name} cannot be read ({shortened_line(error)}{line}); repair it or download it again, or use generate with a plain "
+            f"{name} cannot be read ({shortened_line(error)}{line}); repair it or download it again, or use generate "
+            f"with a plain "
             "prompt"
         ) from error
 
@@ -189,7 +203,9 @@ def _compile(template: str) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %} ... {% endgeneration %}` marks what an assistant wrote, for training; here it is its body."""
+        """`{% generation %} ... {% endgeneration %}` marks what an assistant wrote, for training; here it is its
+        body.
+        """
 
         tags = {"generation"}  # noqa: RUF012 (the attribute's name and mutable type are Jinja's)
 
@@ -197,7 +213,9 @@ def _compile(template: str) -> jinja2.Template:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(helpers)

@@ -1,9 +1,12 @@
-"""The tensors of a checkpoint folder: names, shapes and bytes from the headers, data by memory mapping, one tensor at a time.
+"""The tensors of a checkpoint folder: names, shapes and bytes from the headers, data by memory mapping, one tensor at a
+time.
 
 In:  a folder with `model.safetensors`, or with shards and their index. Out: Checkpoint. Not here: what the names mean
-(models.loading.weights), hub ids (models.loading.hub). Only safetensors files are opened; nothing of a checkpoint is ever executed.
+(models.loading.weights), hub ids (models.loading.hub). Only safetensors files are opened; nothing of a checkpoint is
+ever executed.
 
-The format: 8 bytes with the header's size, a JSON header, then the data; a file shorter than its header says is half-written.
+The format: 8 bytes with the header's size, a JSON header, then the data; a file shorter than its header says is
+half-written.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ class Checkpoint:
             return
         absent = sorted(name for name in _index(self.folder) if name not in self.entries)
         if absent:
-            raise CheckpointError(f"{self.folder}: {some(absent)} named in {INDEX} but in no file; download the checkpoint again")
+            raise CheckpointError(
+                f"{self.folder}: {some(absent)} named in {INDEX} but in no file; download the checkpoint again"
+            )
 
     def dtype(self) -> torch.dtype:
         """The floating dtype that most bytes have; float32 if there is none."""
@@ -79,7 +84,8 @@ class Checkpoint:
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
             raise UnsupportedModelError(
-                f"{self.folder}: {name} is stored as {entry.dtype}; quantised weights are not supported, use a float checkpoint"
+                f"{self.folder}: {name} is stored as {entry.dtype}; quantised weights are not supported, use a float "
+                f"checkpoint"
             )
         try:
             if entry.file not in self._open:
@@ -99,10 +105,14 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
-        raise CheckpointError(f"no weights in {folder}: neither {SINGLE} nor {INDEX}; give the folder of a whole checkpoint")
+        raise CheckpointError(
+            f"no weights in {folder}: neither {SINGLE} nor {INDEX}; give the folder of a whole checkpoint"
+        )
     names = sorted(set(_index(folder).values()))
     if unsafe := [name for name in names if Path(name).name != name]:
-        raise CheckpointError(f"{folder / INDEX} names {unsafe[0]!r}, which is no file of the same folder; download it again")
+        raise CheckpointError(
+            f"{folder / INDEX} names {unsafe[0]!r}, which is no file of the same folder; download it again"
+        )
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise CheckpointError(f"{folder} lacks {some(absent)} of {len(names)} shards; download the checkpoint again")
@@ -132,12 +142,20 @@ def read_header(file: Path) -> dict[str, Entry]:
         with file.open("rb") as stream:
             length = int.from_bytes(start := stream.read(8), "little")
             if start == b"version ":
-                raise CheckpointError(f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder")
+                raise CheckpointError(
+                    f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder"
+                )
             if size < 8 or length > min(size - 8, MAX_HEADER):
-                raise CheckpointError(f"{file} is cut off in its header or no safetensors file ({size} bytes); download it again")
+                raise CheckpointError(
+                    f"{file} is cut off in its header or no safetensors file ({size} bytes); download it again"
+                )
             header = json.loads(stream.read(length))
         entries = {name: _entry(file, value) for name, value in header.items() if name != "__metadata__"}
-        end = 8 + length + max((value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"), default=0)
+        end = (
+            8
+            + length
+            + max((value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"), default=0)
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise

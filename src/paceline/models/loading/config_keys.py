@@ -1,6 +1,7 @@
 """Typed reading of a checkpoint's `config.json`, family defaults included.
 
-In: the JSON object and the defaults of its family. Out: single values of the right type, or one clear line about a wrong one.
+In: the JSON object and the defaults of its family. Out: single values of the right type, or one clear line about a
+wrong one.
 Not here: what the keys mean (models.loading.families, models.loading.rope_keys).
 """
 
@@ -18,7 +19,9 @@ MOST = dict.fromkeys(("num_hidden_layers", "num_experts", "num_local_experts", "
 
 SIZES = ("head_dim", "num_key_value_heads", "original_max_position_embeddings", "sliding_window")
 FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
-"""Keys with one kind of value in every family; another kind is a sign of a damaged file, also where the family does not read it."""
+"""Keys with one kind of value in every family; another kind is a sign of a damaged file, also where the family does not
+read it.
+"""
 
 
 class ConfigKeys:
@@ -59,7 +62,9 @@ class ConfigKeys:
         """A positive integer of a size that models have."""
         value = self._values.get(name)
         if value is None:
-            raise CheckpointError(f"config.json lacks {name!r}, which a {self.family} model needs; download the checkpoint again")
+            raise CheckpointError(
+                f"config.json lacks {name!r}, which a {self.family} model needs; download the checkpoint again"
+            )
         most = MOST.get(name, MAX_SIZE)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise self.wrong(name, f"an integer in 1..{most}")
@@ -140,5 +145,6 @@ class ConfigKeys:
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a value of the wrong kind."""
         return CheckpointError(
-            f"config.json: {name!r} must be {rule}, got {shortened(self._values.get(name))}; repair or download it again"
+            f"config.json: {name!r} must be {rule}, got {shortened(self._values.get(name))}; repair or download it "
+            f"again"
         )

@@ -1,10 +1,10 @@
 """Which families run natively, and what each makes of its `config.json`.
 
-In: the JSON object of a `config.json`, as transformers 5 or older versions write it. Out: a ModelSpec. Not here: tensors
-(models.loading.weights), angles (models.decoder.rope), quantised and other refused files (models.loading.hub).
+In: the JSON object of a `config.json`, as transformers 5 or older versions write it. Out: a ModelSpec. Not here:
+tensors (models.loading.weights), angles (models.decoder.rope), quantised and other refused files (models.loading.hub).
 
-A family is one line of `FAMILIES`. What a file asks for and the decoder cannot do raises UnsupportedModelError, which `models.load`
-answers with the transformers fallback; a file that contradicts itself raises CheckpointError.
+A family is one line of `FAMILIES`. What a file asks for and the decoder cannot do raises UnsupportedModelError, which
+`models.load` answers with the transformers fallback; a file that contradicts itself raises CheckpointError.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _moe(keys: ConfigKeys, name: str, inner: int, *, norm_top_k: bool) -> MoeSpe
     experts = keys.optional_size(other) or keys.size(name)
     top_k = keys.size("num_experts_per_tok")
     if top_k > experts:
-        raise CheckpointError(f"config.json: num_experts_per_tok is {top_k}, but there are {experts} experts; repair it")
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {top_k}, but there are {experts} experts; repair it"
+        )
     return MoeSpec(experts=experts, top_k=top_k, intermediate=inner, norm_top_k=norm_top_k)
 
 
@@ -136,7 +138,12 @@ _GEMMA3_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_positi
 _GEMMA3_ROPE = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
 _GEMMA3 = _GEMMA | _GEMMA3_SIZES | _GEMMA3_HEADS | _GEMMA3_ROPE
 _PHI3 = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
-_SMOLLM3 = {"rope_theta": 2e6, "max_position_embeddings": 32768, "num_key_value_heads": 4, "tie_word_embeddings": True} | {
+_SMOLLM3 = {
+    "rope_theta": 2e6,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+} | {
     "use_sliding_window": False,
     "no_rope_layer_interval": 4,
 }
@@ -173,7 +180,9 @@ MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the language model: `config` itself, or its `text_config` with what only the outer one knows."""
+    """The configuration of the language model: `config` itself, or its `text_config` with what only the outer one
+    knows.
+    """
     inner = config.get("text_config")
     if str(config.get("model_type")) not in MULTIMODAL or not isinstance(inner, Mapping):
         return config
@@ -252,21 +261,27 @@ def _heads(keys: ConfigKeys) -> tuple[int, int, int]:
     heads = keys.size("num_attention_heads")
     kv_heads = keys.optional_size("num_key_value_heads") or heads
     if heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly; repair it")
+        raise CheckpointError(
+            f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly; repair it"
+        )
     return heads, kv_heads, keys.optional_size("head_dim") or keys.size("hidden_size") // heads
 
 
 def _check_features(keys: ConfigKeys) -> None:
     for key, neutral in NEUTRAL.items():
         if keys.get(key) not in neutral:
-            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented in the native decoder")
+            raise UnsupportedModelError(
+                f"{keys.family}: {key}={keys.get(key)!r} is not implemented in the native decoder"
+            )
 
 
 def _activation(keys: ConfigKeys) -> Literal["silu", "gelu", "gelu_tanh"]:
     key = "hidden_activation" if keys.family.startswith("gemma") else "hidden_act"
     name = keys.get(key)
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UnsupportedModelError(f"{keys.family}: {key}={name!r} is not implemented; known are {', '.join(ACTIVATIONS)}")
+        raise UnsupportedModelError(
+            f"{keys.family}: {key}={name!r} is not implemented; known are {', '.join(ACTIVATIONS)}"
+        )
     return ACTIVATIONS[name]
 
 

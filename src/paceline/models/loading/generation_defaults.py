@@ -3,10 +3,10 @@
 In:  generation_config.json, with config.json and the tokenizer behind it. Out: GenerationDefaults.
 Not here: what a user asked for (`config.SamplingParams` wins over all of this).
 
-End tokens are those of transformers: a generation_config.json decides alone, even where it names none; only without that file
-config.json decides, for a composite model its text part where the outer part is silent. transformers would never end the output of
-a checkpoint that has no generation_config.json and no end token in config.json. There, and nowhere else, the tokenizer's own end
-token counts, which vLLM takes too.
+End tokens are those of transformers: a generation_config.json decides alone, even where it names none; only without
+that file config.json decides, for a composite model its text part where the outer part is silent. transformers would
+never end the output of a checkpoint that has no generation_config.json and no end token in config.json. There, and
+nowhere else, the tokenizer's own end token counts, which vLLM takes too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class GenerationDefaults:
     """Recommendations of a checkpoint.
 
     Attributes:
-        eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none (see the top of this file).
+        eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none (see the top of this
+        file).
         sampling: keyword arguments of SamplingParams, used where a user gives no sampling parameters at all (vLLM's
             `generation_config="auto"`).
     """
@@ -68,7 +69,10 @@ class GenerationDefaults:
         ids, size = _ids(declared, path), config.get("vocab_size")
         if beyond := [one for one in ids if isinstance(size, int) and one >= size]:
             logger.warning(
-                "end token %d of %s lies beyond the vocabulary of %d, so it never comes; correct it", beyond[0], path, size
+                "end token %d of %s lies beyond the vocabulary of %d, so it never comes; correct it",
+                beyond[0],
+                path,
+                size,
             )
         return cls(ids, _sampling(generation, path))
 

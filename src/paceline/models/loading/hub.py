@@ -1,10 +1,11 @@
-"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; formats that are refused, by name.
+"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; formats that are refused,
+by name.
 
-In: a folder, or a hub id with a revision. Out: a local folder, its config.json. Not here: tensors (models.loading.checkpoint),
-which architectures run how (models.loading.families, models.load).
+In: a folder, or a hub id with a revision. Out: a local folder, its config.json. Not here: tensors
+(models.loading.checkpoint), which architectures run how (models.loading.families, models.load).
 
-Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked only for
-configuration, safetensors, tokenizer and generation files at the top of the repository.
+Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
+only for configuration, safetensors, tokenizer and generation files at the top of the repository.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
 BUNDLED_PREFIX = "bundled/"
 """Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-HEADLESS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel", "ForMaskedLM")
+HEADLESS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForRewardModel",
+    "ForMaskedLM",
+)
 """Endings of architectures that hold no language-modelling head."""
 
 
@@ -83,7 +90,9 @@ def _bundled(name: str, revision: str | None) -> Path:
         known = " or ".join(BUNDLED_PREFIX + one for one in there)
         raise CheckpointError(f"no model called {name!r} ships with this package; name {known}")
     if revision is not None:
-        raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} ships with this package; leave it out")
+        raise ConfigError(
+            f"revision={revision!r} applies to hub ids, but {name!r} ships with this package; leave it out"
+        )
     return BUNDLED_FOLDER / name.removeprefix(BUNDLED_PREFIX)
 
 
@@ -109,7 +118,8 @@ def _explain(error: Exception, name: str, revision: str | None) -> CheckpointErr
         return CheckpointError(f"{name} has no revision {revision!r} on the hub; check the branch, tag or commit")
     if isinstance(error, errors.RepositoryNotFoundError):
         return CheckpointError(
-            f"no folder and no hub repository is called {name!r}; check the name, or log in with `hf auth login` if it is private"
+            f"no folder and no hub repository is called {name!r}; check the name, or log in with `hf auth login` if "
+            f"it is private"
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         wanted = name if revision is None else f"{name} at revision {revision!r}"
@@ -146,7 +156,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     headless = [name for name in names if name.endswith(HEADLESS)]
     if headless:
-        raise UnsupportedModelError(f"{folder} is a {headless[0]}, which does not write text; use a ForCausalLM checkpoint")
+        raise UnsupportedModelError(
+            f"{folder} is a {headless[0]}, which does not write text; use a ForCausalLM checkpoint"
+        )
     return config
 
 
@@ -161,11 +173,13 @@ def _refuse_formats(folder: Path) -> None:
         return
     if any(folder.glob("*.gguf")):
         raise UnsupportedModelError(
-            f"{folder} holds GGUF weights only, which are not supported; use the safetensors checkpoint they were made from"
+            f"{folder} holds GGUF weights only, which are not supported; use the safetensors checkpoint they were "
+            f"made from"
         )
     if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise UnsupportedModelError(
-            f"{folder} holds pickled weights only, which may run code and are not supported; convert them to safetensors "
+            f"{folder} holds pickled weights only, which may run code and are not supported; convert them to "
+            f"safetensors "
             "(load them with transformers and save_pretrained)"
         )
 
@@ -177,7 +191,8 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
             found = owner.get(key)
             if found is not None and not isinstance(found, Mapping):
                 raise CheckpointError(
-                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or float16 "
+                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
+                    f"float16 "
                     "checkpoint, or remove the key if the weights are not quantised"
                 )
             if found is not None:
@@ -185,10 +200,16 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
                     "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
                 )
                 raise UnsupportedModelError(
-                    f"{folder} is quantised ({str(method).upper()}), which is not supported; use the bfloat16 or float16 checkpoint"
+                    f"{folder} is quantised ({str(method).upper()}), which is not supported; use the bfloat16 or "
+                    f"float16 checkpoint"
                 )
-    for name, method in (("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ"), ("hf_quant_config.json", "ModelOpt")):
+    for name, method in (
+        ("quantize_config.json", "GPTQ"),
+        ("quant_config.json", "AWQ"),
+        ("hf_quant_config.json", "ModelOpt"),
+    ):
         if (folder / name).is_file():
             raise UnsupportedModelError(
-                f"{folder} is quantised ({method}, {name}), which is not supported; use the bfloat16 or float16 checkpoint"
+                f"{folder} is quantised ({method}, {name}), which is not supported; use the bfloat16 or float16 "
+                f"checkpoint"
             )

@@ -21,7 +21,8 @@ def layer_specs(keys: ConfigKeys, windows: Windows, *, rope_by_type: bool, mixtu
     """One LayerSpec per layer.
 
     Args:
-        windows: "none"; "all" layers slide if `sliding_window` is set; "types": as `layer_types`, or the older keys, say.
+        windows: "none"; "all" layers slide if `sliding_window` is set; "types": as `layer_types`, or the older keys,
+        say.
         rope_by_type: the rotary table is named by the layer's type.
         mixture: the family has mixtures of experts; which layers, the file says.
     Raises:
@@ -48,7 +49,9 @@ def _types(keys: ConfigKeys, windows: Windows, count: int) -> list[str]:
     if unknown := [kind for kind in given if kind not in (FULL, SLIDING)]:
         raise UnsupportedModelError(f"{keys.family}: layers of type {unknown[0]!r} are not implemented")
     if windows != "types" and given != derived:
-        raise UnsupportedModelError(f"{keys.family}: layer_types that differ from what sliding_window says are not implemented")
+        raise UnsupportedModelError(
+            f"{keys.family}: layer_types that differ from what sliding_window says are not implemented"
+        )
     return given if _may_slide(keys) else [FULL] * count
 
 

@@ -1,16 +1,17 @@
 """Weight-only quantisation: which weights become int8 or int4, and how they are rounded.
 
-In: canonical weights one by one (models.loading.weights). Out: whole numbers with their scales. Not here: products with them
-(models.cpu.int8 and models.cpu.int4, models.decoder.quantized_linear).
+In: canonical weights one by one (models.loading.weights). Out: whole numbers with their scales. Not here: products with
+them (models.cpu.int8 and models.cpu.int4, models.decoder.quantized_linear).
 
-Rounding is symmetric, to the nearest whole number, ties to even. *int8*: scale = largest magnitude of an output's weights / 127,
-what torchao calls int8_weight_only, written down here because four lines need no dependency. *int4*: a scale for every GROUP
-inputs of an output; the weight of largest magnitude becomes -8, so that all sixteen numbers are used, and of five scales that clip
-a little or not at all the one of least squared error is taken. On the bundled target logits then err by 0.077 of their standard
-deviation; with the plain scale of largest / 7 by 0.090, with an offset beside each scale (half a bit more per weight) by 0.071.
+Rounding is symmetric, to the nearest whole number, ties to even. *int8*: scale = largest magnitude of an output's
+weights / 127, what torchao calls int8_weight_only, written down here because four lines need no dependency. *int4*: a
+scale for every GROUP inputs of an output; the weight of largest magnitude becomes -8, so that all sixteen numbers are
+used, and of five scales that clip a little or not at all the one of least squared error is taken. On the bundled target
+logits then err by 0.077 of their standard deviation; with the plain scale of largest / 7 by 0.090, with an offset
+beside each scale (half a bit more per weight) by 0.071.
 
-The linear layers, the experts of mixtures and the head are quantised, the head to int8 always; embeddings, norms, routers and
-biases are not. A tied embedding is kept beside the quantised head.
+The linear layers, the experts of mixtures and the head are quantised, the head to int8 always; embeddings, norms,
+routers and biases are not. A tied embedding is kept beside the quantised head.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Form = Literal["int8", "int4"]
 
 NATIVE_ONLY = "needs a model of the native runner; leave quantization out, or take a checkpoint of a supported family"
 
-MATRICES = re.compile(r"^(layers\.\d+\.(qkv|o|gate_up|down)\.weight|layers\.\d+\.experts\.(gate_up|down)|head\.weight)$")
+MATRICES = re.compile(
+    r"^(layers\.\d+\.(qkv|o|gate_up|down)\.weight|layers\.\d+\.experts\.(gate_up|down)|head\.weight)$"
+)
 """Names of the weights that are quantised."""
 
 HIGHEST, ROWS = 127, 64
@@ -65,7 +68,9 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     outputs, inputs = weight.shape
     if inputs % 2:
-        raise UnsupportedModelError(f"int4 needs an even number of inputs, a weight has {inputs}; use quantization='int8'")
+        raise UnsupportedModelError(
+            f"int4 needs an even number of inputs, a weight has {inputs}; use quantization='int8'"
+        )
     groups, device = -(-inputs // GROUP), weight.device
     pairs = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device=device)
     scale = torch.empty(outputs, groups, dtype=torch.bfloat16, device=device)
@@ -112,7 +117,9 @@ def scale_of(name: str) -> str:
     return name.removesuffix(".weight") + ".scale"
 
 
-def quantized(name: str, weight: torch.Tensor, spec: ModelSpec, form: Form = "int8") -> Iterator[tuple[str, torch.Tensor]]:
+def quantized(
+    name: str, weight: torch.Tensor, spec: ModelSpec, form: Form = "int8"
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that take the place of a canonical one."""
     if name == "embed.weight":
         yield name, weight

@@ -1,9 +1,12 @@
-"""Rotary parameters of a `config.json`, in the form of transformers 5 (`rope_parameters`) or the older ones, as a RopeSpec.
+"""Rotary parameters of a `config.json`, in the form of transformers 5 (`rope_parameters`) or the older ones, as a
+RopeSpec.
 
-In: ConfigKeys. Out: RopeSpec. Not here: angles (models.decoder.rope), which layer uses which table (models.loading.families).
+In: ConfigKeys. Out: RopeSpec. Not here: angles (models.decoder.rope), which layer uses which table
+(models.loading.families).
 
-Older files have `rope_theta` and `partial_rotary_factor` beside `rope_scaling`, whose kind may be called `type`, and "su" for
-longrope. What a kind needs and lacks is an error; a parameter that is not known refuses the model, since it may change the angles.
+Older files have `rope_theta` and `partial_rotary_factor` beside `rope_scaling`, whose kind may be called `type`, and
+"su" for longrope. What a kind needs and lacks is an error; a parameter that is not known refuses the model, since it
+may change the angles.
 """
 
 from __future__ import annotations
@@ -26,10 +29,24 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 """Kinds, and the parameters that have no default."""
 
-OPTIONAL = ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+OPTIONAL = (
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
 NUMBERS = (*OPTIONAL, "low_freq_factor", "high_freq_factor")
 TINY, HUGE = 1e-6, 1e12
-LEAST = {"factor": TINY, "original_max_position_embeddings": 2, "beta_fast": TINY, "beta_slow": TINY, "attention_factor": TINY}
+LEAST = {
+    "factor": TINY,
+    "original_max_position_embeddings": 2,
+    "beta_fast": TINY,
+    "beta_slow": TINY,
+    "attention_factor": TINY,
+}
 """Least value of a parameter that is divided by, or whose logarithm is taken; 0 for the others. None is above HUGE."""
 
 LISTS = ("short_factor", "long_factor")
@@ -48,7 +65,9 @@ def rope_spec(keys: ConfigKeys, head_dim: int) -> RopeSpec:
     scaling, parameters = keys.mapping("rope_scaling"), keys.mapping("rope_parameters")
     given = scaling or parameters
     if any(isinstance(value, Mapping) for value in given.values()):
-        raise UnsupportedModelError(f"{keys.family}: rope_parameters for each layer type are not implemented for this family")
+        raise UnsupportedModelError(
+            f"{keys.family}: rope_parameters for each layer type are not implemented for this family"
+        )
     return make_spec(keys, given, head_dim, theta=keys.number("rope_theta"))
 
 
@@ -78,7 +97,9 @@ def make_spec(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, thet
     if kind == "su" or (keys.family == "phi3" and kind == "yarn"):
         kind = "longrope"
     if kind not in NEEDED:
-        raise UnsupportedModelError(f"{keys.family}: rope type {kind!r} is not implemented; known are {', '.join(NEEDED)}")
+        raise UnsupportedModelError(
+            f"{keys.family}: rope type {kind!r} is not implemented; known are {', '.join(NEEDED)}"
+        )
     unknown = [key for key, value in given.items() if key not in (*KNOWN, *APART) and value is not None]
     if unknown:
         raise UnsupportedModelError(f"{keys.family}: rope parameter {unknown[0]!r} is not implemented")
@@ -90,7 +111,9 @@ def make_spec(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int, *, thet
         )
     dims = _dims(keys, given, head_dim)
     scaling = _scaling(keys, kind, given, dims) if kind != "default" else {}
-    return RopeSpec(theta=float(base), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings"))
+    return RopeSpec(
+        theta=float(base), dims=dims, kind=kind, scaling=scaling, max_position=keys.size("max_position_embeddings")
+    )
 
 
 def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
@@ -99,10 +122,14 @@ def _dims(keys: ConfigKeys, given: Mapping[str, Any], head_dim: int) -> int:
         part = keys.optional_number("partial_rotary_factor")
     if part is not None and not (_in_range(part, 0.0) and 0 < part <= 1):
         got = shortened(part)
-        raise CheckpointError(f"config.json: partial_rotary_factor must lie in 0..1, got {got}; repair or download it again")
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor must lie in 0..1, got {got}; repair or download it again"
+        )
     dims = int(head_dim * (1.0 if part is None else part))
     if dims < 2 or dims % 2:
-        raise CheckpointError(f"config.json: {dims} rotated dimensions of each head, but they come in pairs; check head_dim")
+        raise CheckpointError(
+            f"config.json: {dims} rotated dimensions of each head, but they come in pairs; check head_dim"
+        )
     return dims
 
 
@@ -124,7 +151,9 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
         least = LEAST.get(key, 0.0)
         if key in scaling and not _in_range(scaling[key], least):
             got = shortened(scaling[key])
-            raise CheckpointError(f"config.json: rope parameter {key!r} must be a number of {least:g} or more, got {got}")
+            raise CheckpointError(
+                f"config.json: rope parameter {key!r} must be a number of {least:g} or more, got {got}"
+            )
     for key in LISTS if kind == "longrope" else ():
         values = scaling[key]
         if not isinstance(values, list) or len(values) != dims // 2 or not all(_in_range(v, TINY) for v in values):
@@ -137,9 +166,13 @@ def _check_shape(kind: str, scaling: Mapping[str, Any]) -> None:
     """Refuse what is a number by itself but not beside the others."""
     low, high = scaling.get("low_freq_factor", 0), scaling.get("high_freq_factor", 0)
     if kind == "llama3" and low >= high:
-        raise CheckpointError(f"config.json: rope parameter 'high_freq_factor' must be above low_freq_factor={low}, got {high}")
+        raise CheckpointError(
+            f"config.json: rope parameter 'high_freq_factor' must be above low_freq_factor={low}, got {high}"
+        )
     if not isinstance(truncate := scaling.get("truncate", True), bool):
-        raise CheckpointError(f"config.json: rope parameter 'truncate' must be true or false, got {shortened(truncate)}")
+        raise CheckpointError(
+            f"config.json: rope parameter 'truncate' must be true or false, got {shortened(truncate)}"
+        )
 
 
 def _in_range(value: object, least: float) -> bool:

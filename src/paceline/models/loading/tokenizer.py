@@ -1,10 +1,11 @@
 """Text to token ids and back, as the checkpoint's own files say.
 
 In:  a checkpoint folder. Out: Tokenizer, which encodes, decodes, names single tokens and renders chat templates.
-Not here: streaming (`engine.detokenize`), hub ids (`models.loading.hub`), sampling defaults (`models.loading.generation_defaults`).
+Not here: streaming (`engine.detokenize`), hub ids (`models.loading.hub`), sampling defaults
+(`models.loading.generation_defaults`).
 
-`tokenizer.json` is read with the `tokenizers` library alone, since importing transformers takes seconds; a folder without that file
-goes to transformers' AutoTokenizer, imported only then.
+`tokenizer.json` is read with the `tokenizers` library alone, since importing transformers takes seconds; a folder
+without that file goes to transformers' AutoTokenizer, imported only then.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Tokenizer:
         if (path / "tokenizer.json").is_file():
             return _from_json(path)
         if not any((path / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
-            raise CheckpointError(f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER")
+            raise CheckpointError(
+                f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER"
+            )
         return _from_transformers(path, trust_remote_code)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -92,7 +95,9 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
         """The prompt text of a conversation; encode it with `add_special_tokens=False`.
 
         Args:
@@ -105,7 +110,8 @@ class Tokenizer:
         """
         if self._template is None:
             raise ConfigError(
-                f"{self.name} has no chat template; use generate with a plain prompt, or a chat ('-Instruct') version of the model"
+                f"{self.name} has no chat template; use generate with a plain prompt, or a chat ('-Instruct') version "
+                f"of the model"
             )
         name = f"the chat template of {self.name}"
         if given := {key: value for key, value in kwargs.items() if value is not None}:
@@ -117,7 +123,9 @@ class Tokenizer:
     def _refuse_unread(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
         for key in given:
             if key in SamplingParams.__dataclass_fields__ and key not in known:
-                raise ConfigError(f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)")
+                raise ConfigError(
+                    f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)"
+                )
         reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
 
     def tokens(self) -> Mapping[int, str]:
@@ -135,7 +143,9 @@ class Tokenizer:
 
 
 def same_tokenizer(a: Tokenizer, b: Tokenizer) -> str | None:
-    """None if both give the same tokens to the ids they share (sizes may differ), else one sentence about the first difference."""
+    """None if both give the same tokens to the ids they share (sizes may differ), else one sentence about the first
+    difference.
+    """
     if a is b:
         return None
     first, second = a.tokens(), b.tokens()
@@ -163,7 +173,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(found).__name__}; download the checkpoint again")
+        raise CheckpointError(
+            f"{path} must hold a JSON object, got {type(found).__name__}; download the checkpoint again"
+        )
     return found
 
 
@@ -186,7 +198,9 @@ def _from_json(folder: Path) -> Tokenizer:
         backend = Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
         return Tokenizer(backend, name=str(folder), named=named, template=template)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # tokens of the wrong kind, or no Unicode
-        raise CheckpointError(f"tokenizer_config.json in {folder} has unreadable tokens ({error}); download it again") from error
+        raise CheckpointError(
+            f"tokenizer_config.json in {folder} has unreadable tokens ({error}); download it again"
+        ) from error
 
 
 def _content(value: object) -> str | None:
@@ -241,13 +255,19 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
         inner = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever a tokenizer class raises about its files
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER") from error
+        raise CheckpointError(
+            f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER"
+        ) from error
     fast = getattr(inner, "backend_tokenizer", None)
     clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
     backend: Backend = Slow(inner) if fast is None else Fast(fast, clean_up=clean_up)
     named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
     template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
     tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)
-    if tokenizer.vocab_size <= len(tokenizer.special_ids):  # some classes make an empty tokenizer where their files are missing
-        raise CheckpointError(f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER")
+    if tokenizer.vocab_size <= len(
+        tokenizer.special_ids
+    ):  # some classes make an empty tokenizer where their files are missing
+        raise CheckpointError(
+            f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER"
+        )
     return tokenizer

@@ -1,10 +1,10 @@
 """What each token of a vocabulary writes into a text, as bytes, whatever the tokenizer's kind.
 
-In: a Tokenizer. Out: bytes per id, a leading space included; None for special tokens and unused ids. Not here: encoding and
-decoding of texts (models.loading.tokenizer).
+In: a Tokenizer. Out: bytes per id, a leading space included; None for special tokens and unused ids. Not here: encoding
+and decoding of texts (models.loading.tokenizer).
 
-Byte-level vocabularies (GPT-2's) spell every byte as one character; sentencepiece's write a space as U+2581 and lonely bytes as
-<0x00> .. <0xFF>; WordPiece marks what continues a word with "##". Other vocabularies are taken as they read.
+Byte-level vocabularies (GPT-2's) spell every byte as one character; sentencepiece's write a space as U+2581 and lonely
+bytes as <0x00> .. <0xFF>; WordPiece marks what continues a word with "##". Other vocabularies are taken as they read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def reader_of(tokenizer: Tokenizer) -> Callable[[str], bytes]:
     spelled = tokenizer.tokens()
     signs = "".join(chr(256 + i) for i in range(68))
     for index, text in spelled.items():
-        if any(sign in text for sign in signs) and all(sign in BYTE_OF for sign in text) and index not in tokenizer.special_ids:
+        if (
+            any(sign in text for sign in signs)
+            and all(sign in BYTE_OF for sign in text)
+            and index not in tokenizer.special_ids
+        ):
             plain = bytes(BYTE_OF[sign] for sign in text).decode("utf-8", "replace")
             if tokenizer.decode([index], False) == plain != text:
                 return byte_level

@@ -1,7 +1,7 @@
 """The weights of a checkpoint under the decoder's names: fused, checked, cast, read tensor by tensor.
 
-In:  a Checkpoint and the ModelSpec of its config.json. Out: name -> tensor, with these names and shapes (d hidden, i inner,
-v vocabulary, e experts, q and k the widths of all query and of all key-value heads):
+In:  a Checkpoint and the ModelSpec of its config.json. Out: name -> tensor, with these names and shapes (d hidden, i
+inner, v vocabulary, e experts, q and k the widths of all query and of all key-value heads):
 
     embed.weight (v, d)    final_norm.weight (d,)    head.weight (v, d), unless tied
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
@@ -9,8 +9,8 @@ v vocabulary, e experts, q and k the widths of all query and of all key-value he
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.router.weight (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i)
 
-Not here: files (models.loading.checkpoint), layouts for speed (models.decoder.linear). Stored names may begin with `model.`,
-`language_model.model.` or `model.language_model.`; experts may be stored one by one or stacked.
+Not here: files (models.loading.checkpoint), layouts for speed (models.decoder.linear). Stored names may begin with
+`model.`, `language_model.model.` or `model.language_model.`; experts may be stored one by one or stacked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ Instead = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One stored tensor and its place: `at` counts along the first free axis of the target, inside `expert` if that is not None."""
+    """One stored tensor and its place: `at` counts along the first free axis of the target, inside `expert` if that is
+    not None.
+    """
 
     names: tuple[str, ...]
     shape: Shape
@@ -165,7 +167,9 @@ class Names:
         self.stored = {PREFIX.sub("", name): name for name in checkpoint.entries}
         self.unused = {name for name in self.stored if not IGNORED.search(name)}
         if len(self.stored) != len(checkpoint.entries):
-            raise CheckpointError(f"{checkpoint.folder}: names that differ only in their prefix; the checkpoint holds two models")
+            raise CheckpointError(
+                f"{checkpoint.folder}: names that differ only in their prefix; the checkpoint holds two models"
+            )
 
     def find(self, piece: Piece) -> str | None:
         """The name without prefix under which a piece is stored."""
@@ -177,13 +181,16 @@ class Names:
         stored = self.stored[name]
         if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
             raise CheckpointError(
-                f"{self.checkpoint.folder}: {stored} has shape {shape}, but config.json asks for {piece.shape}; download both again"
+                f"{self.checkpoint.folder}: {stored} has shape {shape}, but config.json asks for {piece.shape}; "
+                f"download both again"
             )
         return self.checkpoint.tensor(stored)
 
 
 def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
-    """A tied spec whose files hold another head than the embedding is not tied, whatever config.json says (as in transformers)."""
+    """A tied spec whose files hold another head than the embedding is not tied, whatever config.json says (as in
+    transformers).
+    """
     if not spec.tied:
         return spec
     names = Names(checkpoint)
@@ -206,13 +213,15 @@ def load_weights(
     instead: Instead | None = None,
     lacking: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped files.
+    """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped
+    files.
 
     Args:
         instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
         lacking: ends of canonical names that this checkpoint does without.
     Raises:
-        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an adapter.
+        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an
+        adapter.
     """
     names = Names(checkpoint)
     if spec.tied:

@@ -2,8 +2,9 @@
 
 In: the module's name. Out: the wire loop over it, until standard input ends.
 
-The peer's interpreter has no Paceline, and must not pick up one by chance: the drivers are put under their full names into
-otherwise empty packages, so that they import each other as everywhere else and nothing else of Paceline can be imported.
+The peer's interpreter has no Paceline, and must not pick up one by chance: the drivers are put under their full names
+into otherwise empty packages, so that they import each other as everywhere else and nothing else of Paceline can be
+imported.
 """
 
 import sys

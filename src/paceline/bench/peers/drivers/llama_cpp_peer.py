@@ -1,7 +1,8 @@
 """llama.cpp through llama-cpp-python: plain decoding and its prompt lookup.
 
 In: the open message of the wire; options: `method` (plain, ngram), `num_speculative_tokens` (8),
-`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0). Out: token ids. Not here: the GGUF writer.
+`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0). Out: token ids. Not here: the GGUF
+writer.
 """
 
 from pathlib import Path
@@ -45,7 +46,13 @@ class LlamaCpp:
         self.model.eval = self._eval
         self.eos = set(_listed(LlamaWeights(request["model"]).config.get("eos_token_id")))
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
-        self.settings = {"weights": precision, "kv_cache": "f16", "context": context, "threads": request["threads"], **found}
+        self.settings = {
+            "weights": precision,
+            "kv_cache": "f16",
+            "context": context,
+            "threads": request["threads"],
+            **found,
+        }
 
     def generate(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
         """Greedy, one prompt after the other."""

@@ -52,7 +52,9 @@ class LlamaWeights:
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(size))
-            self._where.update({name: (path, 8 + size, entry) for name, entry in header.items() if name != "__metadata__"})
+            self._where.update(
+                {name: (path, 8 + size, entry) for name, entry in header.items() if name != "__metadata__"}
+            )
         if any(name.endswith(".bias") for name in self._where):
             raise ValueError("the checkpoint has biases; the peers' converters take Llama layers without")
 
@@ -119,7 +121,9 @@ def rope_factors(rope: dict[str, Any], theta: float, head_dim: int) -> tuple[flo
     if kind == "linear":
         return (float(rope["factor"]),) * half
     if kind != "llama3":
-        raise ValueError(f"rope scaling {kind!r} is not known to the peers' converters; they take default, linear, llama3")
+        raise ValueError(
+            f"rope scaling {kind!r} is not known to the peers' converters; they take default, linear, llama3"
+        )
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     old = float(rope["original_max_position_embeddings"])
     found = []

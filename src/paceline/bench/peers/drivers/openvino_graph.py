@@ -4,8 +4,9 @@ In: `LlamaWeights`, how the matrices are stored. Out: openvino_model.xml and .bi
 position_ids (batch, length) and beam_idx (batch,), output logits (batch, length, vocabulary).
 Not here: running it.
 
-The pieces are written in the forms that OpenVINO's own passes know (RMS norm, half rotation, cache as ReadValue - Gather - Concat -
-Assign around ScaledDotProductAttention), so that they are fused and the attention can be replaced by the paged one.
+The pieces are written in the forms that OpenVINO's own passes know (RMS norm, half rotation, cache as ReadValue -
+Gather - Concat - Assign around ScaledDotProductAttention), so that they are fused and the attention can be replaced by
+the paged one.
 """
 
 from collections.abc import Callable
@@ -148,7 +149,9 @@ class Graph:
         keys = self.spread(self.cached(key, f"past_key_values.{index}.keypresent.{index}.key", inputs))
         values = self.spread(self.cached(value, f"past_key_values.{index}.valuepresent.{index}.value", inputs))
         seen = op.scaled_dot_product_attention(query, keys, values, inputs.mask)
-        merged = op.reshape(op.transpose(seen, self.const([0, 2, 1, 3])), self.const([0, 0, s.heads * s.head_dim]), True)
+        merged = op.reshape(
+            op.transpose(seen, self.const([0, 2, 1, 3])), self.const([0, 0, s.heads * s.head_dim]), True
+        )
         x = op.add(x, self.linear(merged, f"{at}.self_attn.o_proj.weight"))
         y = self.norm(x, f"{at}.post_attention_layernorm.weight")
         gate = op.swish(self.linear(y, f"{at}.mlp.gate_proj.weight"))

@@ -1,7 +1,8 @@
 """vLLM: plain decoding, its n-gram and its draft-model speculation.
 
-In: the open message of the wire; options: `method` (plain, ngram, draft_model), `num_speculative_tokens` (8 for ngram, 4 else),
-`prompt_lookup_max` (3), `model` (folder of the draft), `max_model_len`, `gpu_memory_utilization` (0.85). Out: token ids.
+In: the open message of the wire; options: `method` (plain, ngram, draft_model), `num_speculative_tokens` (8 for ngram,
+4 else), `prompt_lookup_max` (3), `model` (folder of the draft), `max_model_len`, `gpu_memory_utilization` (0.85). Out:
+token ids.
 Not here: installing it; it is used where it is.
 """
 
@@ -31,7 +32,8 @@ class Vllm:
         if "max_model_len" in options:
             settings["max_model_len"] = int(options["max_model_len"])
         self.engine = vllm.LLM(
-            model=request["model"], skip_tokenizer_init=True, disable_log_stats=False, speculative_config=speculative, **settings
+            model=request["model"], skip_tokenizer_init=True, disable_log_stats=False,
+            speculative_config=speculative, **settings
         )  # fmt: skip
         self.version = f"vllm {vllm.__version__}"
         self.settings = {**settings, "speculative_config": speculative}

@@ -1,6 +1,7 @@
 """The wire between Paceline and a peer: JSON lines over standard input and output.
 
-In: `{"op": "open", ...}` once, then `{"op": "generate", ...}` any number of times; the end of the input ends the process.
+In: `{"op": "open", ...}` once, then `{"op": "generate", ...}` any number of times; the end of the input ends the
+process.
 Out: one line a request, `{"ok": true, ...}` or `{"ok": false, "error": "..."}`. Times are seconds, tokens are ids.
 Not here: what a peer does with a request (the driver's `open_peer`), time-outs (the other end).
 
@@ -28,8 +29,10 @@ class Driver(Protocol):
     settings: dict[str, Any]
 
     def generate(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
-        """Decode greedily; returns `tokens` (a list per prompt), `seconds`, `ttft` (seconds, or None) and, where the library lets
-        it be counted, `passes`: how often the target ran for each prompt, the pass over the prompt included."""
+        """Decode greedily; returns `tokens` (a list per prompt), `seconds`, `ttft` (seconds, or None) and, where the
+        library lets it be counted, `passes`: how often the target ran for each prompt, the pass over the prompt
+        included.
+        """
 
 
 def serve(module: str) -> None:
