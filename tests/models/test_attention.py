@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.cuda import Bucket, pack, padded_masks
+from paceline.models import AttentionShape
+from paceline.models.cuda import Bucket, PaddedStep, pack, padded_masks
 from paceline.models.decoder import (
     Arena,
-    AttentionShape,
     BatchStep,
     Masks,
     NativeCache,
-    PaddedStep,
     Segment,
     SequenceStep,
     attention,
