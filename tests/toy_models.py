@@ -21,8 +21,8 @@ from toys import ToyCache, ToyRunner
 
 from paceline import registry
 from paceline.drafters import DrafterArgs
-from paceline.models import MappedRunner
-from paceline.models.decoder import HeadRows, LayerPlan
+from paceline.models import HeadRows, MappedRunner
+from paceline.models.decoder import LayerPlan
 from paceline.models.denoiser import Call
 from paceline.models.loading import Tokenizer
 

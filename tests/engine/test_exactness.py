@@ -12,7 +12,7 @@ from paceline.controllers.auto import CostStore
 from paceline.engine import Exactness, exactness, find_exactness
 from paceline.llm import BUNDLED
 from paceline.models import load_runner
-from paceline.models.decoder import InParts, native, unavailable
+from paceline.models.decoder import StrictPasses, native, unavailable
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_operators_are_strict_where_it_is_asked_for(folder, monkeypatch):
     fast = LLM(folder)
     assert "exactness='strict' takes another one" in str(fast.exactness)
     llm = LLM(folder, exactness="strict")
-    assert isinstance(llm.runner.passes, InParts)
+    assert isinstance(llm.runner.passes, StrictPasses)
     assert llm.exactness == Exactness()
     monkeypatch.setattr(llm.runner.passes, "row_invariant", False)
     assert "matrix products on this CPU" in str(find_exactness(llm.runner, "auto"))

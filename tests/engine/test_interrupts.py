@@ -20,8 +20,7 @@ from paceline.models.decoder import Arena, NativeCache
 
 FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py",
          "engine/driver.py",
-         "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/blocks.py",
-         "models/decoder/prefixes.py", "models/decoder/cache_memory.py",
+         "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/cache_memory.py",
          "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -30,8 +29,6 @@ pytestmark = pytest.mark.filterwarnings(
 BLOCKS = (
     "models/decoder/cache.py",
     "models/decoder/arena.py",
-    "models/decoder/blocks.py",
-    "models/decoder/prefixes.py",
     "models/decoder/cache_memory.py",
 )
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11]]
@@ -128,7 +125,7 @@ def test_an_interrupt_leaks_nothing_where_sequences_make_way(llm: LLM, monkeypat
 
 
 def test_without_recounting_it_would_leak(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.decoder.blocks.BlockPool.recount", lambda self: None)
+    monkeypatch.setattr("paceline.models.decoder.arena.BlockPool.recount", lambda self: None)
     assert leaks(llm, BLOCKS, 30) != []
     monkeypatch.undo()
     shrink(llm, None)

@@ -8,7 +8,7 @@ import torch
 from numba import njit
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
-from paceline.models.cpu import HALF_QUERIES, MOST_QUERIES, FusedDecoder, weigh
+from paceline.models.cpu import HALF_MAX_QUERIES, MAX_QUERIES, CompiledDecoder, weigh
 from paceline.models.decoder import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -60,10 +60,10 @@ def weighed(values: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor, st
 def test_weighted_sums_are_right_and_have_the_same_bits_in_every_variant(dtype):
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(SLOTS, DIMS, generator=generator).to(dtype)
-    weights = torch.rand(MOST_QUERIES, COUNT + 3, generator=generator)[:, :COUNT]
+    weights = torch.rand(MAX_QUERIES, COUNT + 3, generator=generator)[:, :COUNT]
     slots, start = (
         torch.randperm(SLOTS, generator=generator)[:COUNT],
-        torch.randn(MOST_QUERIES, DIMS, generator=generator),
+        torch.randn(MAX_QUERIES, DIMS, generator=generator),
     )
     want = start.double() + weights.double() @ values[slots].double()
     halves = [weighed(values[:, i : i + 32], weights, slots, start[:, i : i + 32].contiguous()) for i in (0, 32)]
@@ -75,11 +75,11 @@ def test_weighted_sums_are_right_and_have_the_same_bits_in_every_variant(dtype):
     assert not torch.equal(
         weighed(values[:, :32], weights.flip(1).contiguous(), slots.flip(0), start[:, :32].contiguous()), halves[0]
     )
-    for queries in range(1, MOST_QUERIES + 1):
+    for queries in range(1, MAX_QUERIES + 1):
         assert torch.equal(
             weighed(values[:, :32], weights[:queries], slots, start[:queries, :32].contiguous()), halves[0][:queries]
         )
-    for queries in range(1, HALF_QUERIES + 1):
+    for queries in range(1, HALF_MAX_QUERIES + 1):
         assert torch.equal(weighed(values, weights[:queries], slots, start[:queries]), found[:queries])
     assert torch.equal(weighed(values, weights[:2], slots[:0], start[:2]), start[:2])
 
@@ -88,7 +88,7 @@ def test_weighted_sums_are_right_and_have_the_same_bits_in_every_variant(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wide_heads_have_the_same_bits_however_the_text_is_fed(dtype, head_dim):
     runner = wide_heads(dtype, head_dim)
-    assert isinstance(runner.passes, FusedDecoder)
+    assert isinstance(runner.passes, CompiledDecoder)
     plain, cache = stepwise(runner, IDS), runner.open()
     assert torch.equal(whole(runner, IDS), plain)
     for width in (2, 3, 5, 9):

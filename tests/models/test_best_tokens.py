@@ -10,7 +10,7 @@ import torch
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
-from paceline.models.cpu import ROWS, FusedDecoder
+from paceline.models.cpu import ROWS, CompiledDecoder
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 from paceline.verifiers import GreedyVerifier
 
@@ -24,7 +24,7 @@ ROOTS = [4, 5, 6, 7]
 def compiled_runner(dtype=torch.float32):
     shape = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
     runner = runner_of(tiny_llama(**shape).to(dtype), cache_slots=64)
-    assert isinstance(runner.passes, FusedDecoder)
+    assert isinstance(runner.passes, CompiledDecoder)
     return runner
 
 

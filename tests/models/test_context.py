@@ -16,7 +16,7 @@ from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
 from paceline.models import load_runner
-from paceline.models.cpu import FusedDecoder
+from paceline.models.cpu import CompiledDecoder
 from paceline.models.fallback import TransformersRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -27,7 +27,7 @@ WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size"
 
 def compiled(folder: Path) -> Any:
     runner = runner_of(tiny_llama(**WIDE), max_context=MOST)
-    assert isinstance(runner.passes, FusedDecoder)
+    assert isinstance(runner.passes, CompiledDecoder)
     return runner
 
 

@@ -14,8 +14,7 @@ import torch
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.llm import BUNDLED
-from paceline.models import load_runner
-from paceline.models.decoder import HeadRows
+from paceline.models import HeadRows, load_runner
 from paceline.tree import TokenTree
 
 IDS = [(31 * i) % 6000 + 4 for i in range(24)]

@@ -12,19 +12,19 @@ from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens
 from torch.nn import functional as F
 
 from paceline.models import LayerSpec
-from paceline.models.cpu import FusedDecoder
+from paceline.models.cpu import CompiledDecoder
 from paceline.models.decoder import (
     Decoder,
-    InParts,
     Masks,
     NativeCache,
     NativeRunner,
-    attention_chunks,
+    StrictPasses,
     depth_of_all_kinds,
     linear,
     make_linear,
     pinned,
-    strict,
+    refusal,
+    strict_attention,
     what_varies,
 )
 
@@ -40,7 +40,7 @@ def made(dtype: torch.dtype = torch.float32, **kwargs: Any) -> NativeRunner:
 @in_both
 def test_compiled_passes_keep_every_row(dtype):
     runner = made(dtype)
-    assert isinstance(runner.passes, FusedDecoder)
+    assert isinstance(runner.passes, CompiledDecoder)
     assert what_varies(runner) is None
 
 
@@ -48,7 +48,7 @@ def test_compiled_passes_keep_every_row(dtype):
 @pytest.mark.parametrize("windows", [(), (40, None)])
 def test_operators_in_strict_form_keep_every_row(dtype, windows):
     runner = made(dtype, compiled=False, strict=True, windows=windows)
-    assert isinstance(runner.passes, InParts)
+    assert isinstance(runner.passes, StrictPasses)
     if not runner.passes.row_invariant:
         pytest.skip("matrix products of this machine do not keep the order")
     assert what_varies(runner) is None
@@ -70,7 +70,7 @@ def variant(change: Callable[[Decoder], None], dtype: torch.dtype = torch.float3
     """A runner in strict form with one part changed."""
     runner = made(dtype, compiled=False, strict=True)
     passes = runner.passes
-    assert isinstance(passes, InParts)
+    assert isinstance(passes, StrictPasses)
     assert what_varies(runner) is None
     change(passes._passes._decoder)
     return runner
@@ -117,8 +117,8 @@ def test_dense_attention_is_found_out():
 
 def test_sums_over_slots_instead_of_positions_are_found_out(monkeypatch):
     runner = made(compiled=False, strict=True)
-    whole = lambda self, begin, keys, rows: [attention_chunks.Piece(0, len(keys))]  # noqa: E731 - one line in place of a method
-    monkeypatch.setattr(attention_chunks._Planner, "_pieces", whole)
+    whole = lambda self, begin, keys, rows: [strict_attention.Piece(0, len(keys))]  # noqa: E731 - one line in place of a method
+    monkeypatch.setattr(strict_attention._ChunkPlanner, "_pieces", whole)
     assert what_varies(runner) is not None
 
 
@@ -152,7 +152,7 @@ def test_products_in_blocks_do_not_depend_on_the_number_of_rows():
 
 
 def test_a_layer_is_multiplied_in_blocks_where_its_rows_depend_on_their_number(monkeypatch):
-    monkeypatch.setattr(linear, "_KEEPS", {})
+    monkeypatch.setattr(linear, "_KEEPS_ROWS", {})
     monkeypatch.setattr(linear, "can_pack", lambda *_: False)
     calls: list[int] = []
 
@@ -164,8 +164,8 @@ def test_a_layer_is_multiplied_in_blocks_where_its_rows_depend_on_their_number(m
     product = make_linear(torch.randn(8, 16), row_invariant="proven")
     calls.clear()
     product(torch.randn(35, 16))
-    assert calls == [linear.PINNED] * 3
-    assert not any(linear._KEEPS.values())
+    assert calls == [linear.PINNED_ROWS] * 3
+    assert not any(linear._KEEPS_ROWS.values())
 
 
 def test_long_inputs_come_in_parts_with_the_same_rows(monkeypatch):
@@ -183,7 +183,7 @@ def test_long_inputs_come_in_parts_with_the_same_rows(monkeypatch):
 
 def test_refusals_name_the_reason():
     spec = spec_of(tiny_llama(**WIDE).config)
-    assert strict.refusal(spec, CPU) is None
-    assert "CUDA" in str(strict.refusal(spec, torch.device("cuda")))
+    assert refusal(spec, CPU) is None
+    assert "CUDA" in str(refusal(spec, torch.device("cuda")))
     rope = replace(spec.ropes["default"], kind="dynamic")
-    assert "dynamic" in str(strict.refusal(replace(spec, ropes={"default": rope}), CPU))
+    assert "dynamic" in str(refusal(replace(spec, ropes={"default": rope}), CPU))

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.cpu import ROWS, FusedDecoder
+from paceline.models.cpu import ROWS, CompiledDecoder
 from paceline.models.decoder import LayerPlan, NativeRunner, layer_drafts_of, native
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, dtype: str = "float32", *, compiled: bool = True) -> NativeRunner:
     with patch.object(native, "fits", native.fits if compiled else lambda *a, **b: False):
         runner: Any = load_runner(folder, dtype=dtype)
-    if compiled and not isinstance(runner.passes, FusedDecoder):
+    if compiled and not isinstance(runner.passes, CompiledDecoder):
         pytest.skip("this machine runs no compiled passes")
     return runner
 

@@ -1,4 +1,4 @@
-"""models.cpu.int4: what int4 weights have beside int8 ones (`test_quantized_kernels`): pairs, scales of groups."""
+"""models.cpu.quantized: what int4 weights have beside int8 ones (`test_quantized_kernels`): pairs, scales of groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from models.test_quantized_kernels import DTYPES, case, exact, product
 
-from paceline.models.cpu import Pages, int4, pack, self_test
+from paceline.models.cpu import Pages, pack, self_test
+from paceline.models.cpu import quantized as int4
 from paceline.models.loading import unpacked
 
 

@@ -15,7 +15,7 @@ from paceline.bench.demo import BUNDLED_TARGET
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.cpu import FusedDecoder, eligibility
+from paceline.models.cpu import CompiledDecoder, eligibility
 from paceline.models.loading import (  # fmt: skip
     GROUP,
     Form,
@@ -177,7 +177,7 @@ def test_pytorchs_operators_serve_where_compiled_passes_do_not(
     half: Any = load_runner(folder, quantization=form, dtype="float16")
     monkeypatch.setattr(eligibility, "machine_lacks", lambda dtype, quantization: "a CPU")
     plain: Any = load_runner(folder, quantization=form, dtype="float32")
-    assert [isinstance(runner.passes, FusedDecoder) for runner in (compiled, half, plain)] == [True, False, False]
+    assert [isinstance(runner.passes, CompiledDecoder) for runner in (compiled, half, plain)] == [True, False, False]
     assert compiled.info == plain.info
     rows = [runner.extend([runner.open()], [[5, 6, 7]]).logits.float() for runner in (compiled, plain, half)]
     error = [float((row - rows[1]).abs().max() / rows[1].std()) for row in rows]

@@ -1,4 +1,4 @@
-"""models.cpu.int8: integer products against float64, and passes over int8 and int4 weights."""
+"""models.cpu.quantized: integer products against float64, and passes over int8 and int4 weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numba import njit
 from tiny_llama import CPU, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.models.cpu import (
-    BLOCK,
     BYTES,
     I32V,
+    NIBBLE_BLOCK,
     NIBBLES,
-    FusedDecoder,
+    CompiledDecoder,
     Int,
     Nothing,
     Pages,
@@ -60,7 +60,10 @@ def product(packed, x, filling=0):
     pitch = 2 * half_pitch(inputs)
     work, sums = torch.full((rows * pitch,), filling, dtype=torch.uint8), np.zeros(2 * rows * 64, np.float32)
     out = np.zeros((rows, packed.count * 64), np.float32)
-    padded, kind = torch.nn.functional.pad(x.flatten(), (0, 64)), NIBBLES if packed.strips.shape[-1] == BLOCK else BYTES
+    padded, kind = (
+        torch.nn.functional.pad(x.flatten(), (0, 64)),
+        NIBBLES if packed.strips.shape[-1] == NIBBLE_BLOCK else BYTES,
+    )
     given = packed.address, inputs, packed.count, padded.data_ptr(), rows, work.data_ptr(), pitch
     _product(kind, *given, sums, out)
     return torch.from_numpy(out)[:, : packed.outputs]
@@ -132,7 +135,7 @@ def test_a_product_has_the_same_bits_among_any_number_of_rows(form):
 
 
 def test_sums_are_exact_at_the_widest_rows():
-    inputs = eligibility.MOST_INPUTS
+    inputs = eligibility.MAX_INPUTS
     signs = torch.ones(64, inputs, dtype=torch.int8)
     signs[1::2, ::2] = -1
     whole = 127 * signs
@@ -187,7 +190,7 @@ def small_runner(form, dtype=torch.float32, **changes):
     model = tiny_llama(**WIDE | changes).to(dtype)
     weights = quantize(weights_of(model), spec_of(model.config), form)
     runner = NativeRunner(spec_of(model.config), dict(weights), name="t", device=CPU, dtype=dtype, cache_slots=64)
-    assert isinstance(runner.passes, FusedDecoder)
+    assert isinstance(runner.passes, CompiledDecoder)
     return runner, weights
 
 
@@ -287,6 +290,6 @@ def test_the_head_alone_and_taps():
 def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
     spec = spec_of(tiny_llama(**WIDE).config)
     assert eligibility.lacks(spec, torch.float32, CPU, quantization="int8") is None
-    monkeypatch.setattr(eligibility, "MOST_INPUTS", 64)
+    monkeypatch.setattr(eligibility, "MAX_INPUTS", 64)
     assert "rows of more than 64" in str(eligibility.lacks(spec, torch.float32, CPU, quantization="int8"))
     assert eligibility.lacks(spec, torch.float32, CPU) is None

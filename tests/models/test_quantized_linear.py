@@ -16,7 +16,7 @@ from tiny_llama import CPU
 from paceline.errors import UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.decoder import Map, NativeRunner, dense, make_quantized_linear
-from paceline.models.decoder import quantized_linear as module
+from paceline.models.decoder import linear as module
 from paceline.models.loading import (
     Checkpoint,
     Form,
@@ -72,7 +72,7 @@ def test_products_by_blocks_and_with_inputs_in_another_order(rounded: Rounded, b
     want = exact(weight, scale, x).float() + (0 if offset is None else offset)
     order = torch.randperm(96, generator=torch.Generator().manual_seed(1))
     for block in (2**24, 96 * 16, 1):
-        monkeypatch.setattr(module, "BLOCK", block)
+        monkeypatch.setattr(module, "DENSE_BLOCK", block)
         linear = make_quantized_linear(weight, scale, offset, dtype=torch.float32)
         assert torch.allclose(linear(x), want, atol=1e-5)
         moved = make_quantized_linear(weight, scale, offset, dtype=torch.float32, columns=order)
@@ -83,13 +83,13 @@ def test_products_by_blocks_and_with_inputs_in_another_order(rounded: Rounded, b
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rounded", [quantize_rows, quantize_groups])
 def test_direct_products_agree_or_are_not_taken(rounded: Rounded, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SERVES", {})
+    monkeypatch.setattr(module, "_DIRECT_SERVES", {})
     weight, scale, x = (one.to(device) for one in case(rounded, 128, 256, rows=9))
     linear = make_quantized_linear(weight, scale, dtype=torch.bfloat16)
     want = exact(weight, scale, x.bfloat16())
     assert (linear(x.bfloat16()) - want).square().mean().sqrt() < 2**-6 * want.square().mean().sqrt()
     if device == "cuda" or rounded is quantize_rows:
-        assert {(weight.dtype, *weight.shape, weight.device): True} == module._SERVES, (
+        assert {(weight.dtype, *weight.shape, weight.device): True} == module._DIRECT_SERVES, (
             "this PyTorch has another operator"
         )
 
@@ -103,10 +103,10 @@ def test_a_direct_product_that_errs_or_is_absent_is_not_taken(monkeypatch: pytes
         raise NotImplementedError
 
     for operator, taken in ((right, True), (lambda x, w, s: right(x, w, s) * 1.05, False), (absent, False)):
-        monkeypatch.setattr(module, "_SERVES", {})
+        monkeypatch.setattr(module, "_DIRECT_SERVES", {})
         monkeypatch.setattr(torch, "_weight_int8pack_mm", operator)
         linear = make_quantized_linear(weight, scale, dtype=torch.bfloat16)
-        assert list(module._SERVES.values()) == [taken]
+        assert list(module._DIRECT_SERVES.values()) == [taken]
         assert taken or torch.equal(linear(x.bfloat16()), readable)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.decoder import TRANSFORMERS, InParts, NativeRunner, refusal, unavailable, what_varies
+from paceline.models.decoder import TRANSFORMERS, NativeRunner, StrictPasses, refusal, unavailable, what_varies
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
@@ -64,7 +64,7 @@ def _reason(runner: Runner) -> str | None:
     if (known := refusal(runner.spec, runner.info.device)) is not None:
         return known
     if not runner.passes.row_invariant:
-        if isinstance(runner.passes, InParts):
+        if isinstance(runner.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
     found = _kept(_key(runner), lambda: _tested(runner))
@@ -75,7 +75,7 @@ def _tested(runner: NativeRunner) -> str | None:
     """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is said
     before.
     """
-    if isinstance(runner.passes, InParts):
+    if isinstance(runner.passes, StrictPasses):
         logger.warning(
             "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes "
             "some seconds, and where the finding can be kept on disk, once for this model, dtype and machine",

@@ -2,7 +2,7 @@
 
 In: sequences about to be filled, those that are being filled and run, ended ones. Out: caches that begin with shared
 blocks.
-Not here: how blocks are shared and found (models.decoder.prefixes, models.decoder.cache), when there is room
+Not here: how blocks are shared and found (models.decoder.arena, models.decoder.cache), when there is room
 (engine.room).
 
 At least the last token of a text is always computed, since it is the root of the next step. Requests that need

@@ -1,7 +1,7 @@
 """Whether the caches of the sequences fit into the memory they may have, now and in the step to come.
 
 In: sequences with their lengths, requests, trees. Out: yes or no; a refusal in words; the trees that there is room for.
-Not here: who waits or makes way (engine.scheduler), blocks themselves (models.decoder.cache_memory).
+Not here: who waits or makes way (engine.scheduler), blocks themselves (models.decoder.cache).
 
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts
 as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not

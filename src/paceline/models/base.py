@@ -1,7 +1,5 @@
 """What a runner is: one model behind six verbs, with its capabilities declared.
 
-In: token ids and trees. Out: logits and hidden states. Not here: sampling, drafting, text.
-
 A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root:
 scoring feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first
 token comes from the same code path as every other.
@@ -310,3 +308,21 @@ def _too_long(info: ModelInfo, length: int, count: int) -> ConfigError:
     return ConfigError(
         f"{length} + {count} tokens exceed the context of {most} tokens; shorten the text or raise max_model_len"
     )
+
+
+def cache_bytes(runner: Runner, tokens: int) -> int | None:
+    """What a sequence of so many tokens holds, in whole blocks; None for a runner whose caches are not counted."""
+    memory = memory_of(runner)
+    return None if memory is None else memory.block_bytes * memory.blocks_for(tokens)
+
+
+def slot_bytes(runner: Runner) -> int | None:
+    """Keys and values of one token, all layers; None as above."""
+    memory = memory_of(runner)
+    return None if memory is None else memory.block_bytes // memory.block_size
+
+
+def save_memory(runner: Runner) -> None:
+    """Let sequences take single blocks instead of runs in which they could grow."""
+    if (memory := memory_of(runner)) is not None:
+        memory.save(lean=True)

@@ -1,8 +1,4 @@
-"""From a folder or hub id to a running model: resolve, check, choose the native runner or the fallback.
-
-In: what the user calls the model, dtype, device, context. Out: a Runner. Not here: the parts of it (models.loading.hub,
-families, memory, checkpoint, weights, native, fallback).
-"""
+"""From a folder or hub id to a running model: resolve, check, choose the native runner or the fallback."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ import torch
 from paceline.config import DTYPES, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
-from paceline.models.decoder.head_rows import HeadRows
-from paceline.models.decoder.strict import TRANSFORMERS, refusal, unavailable
+from paceline.models.decoder.eager import TRANSFORMERS, refusal, unavailable
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
 from paceline.models.loading.weights import Instead, load_weights, untie_if_different
-from paceline.models.mapped import MappedRunner
+from paceline.models.mapped import HeadRows, MappedRunner
 from paceline.models.memory import check_files, fit_context
 from paceline.models.spec import ModelSpec
 
@@ -64,7 +59,7 @@ def load_runner(
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
         (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.decoder.head_rows); the logits of all others are -inf. None: all
+        head_rows: tokens that the head keeps (models.mapped); the logits of all others are -inf. None: all
         of them.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
         passes.
@@ -184,9 +179,8 @@ def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Inste
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     """The runner class for a model's rotary embeddings."""
-    from paceline.models.decoder.longrope import LongRopeRunner
     from paceline.models.decoder.native import NativeRunner
-    from paceline.models.decoder.replay import ReplayRunner
+    from paceline.models.decoder.replay import LongRopeRunner, ReplayRunner
 
     kinds = {rope.kind for rope in spec.ropes.values()}
     if "longrope" in kinds:

@@ -1,14 +1,14 @@
-"""A runner that speaks other token ids than the model inside it.
+"""Models that speak other token ids than their weights were made for: a head cut to some tokens, and a runner that
+translates ids.
 
-In: a runner, where each outer id goes and which column of its logits belongs to which outer id. Out: a runner of the
-outer ids, whose logits are -inf for tokens that have no column. Not here: why ids differ (models.decoder.head_rows,
-drafters.vocabularies).
+Logits are -inf for tokens that have no column. A head of fewer rows is that of VocabTrim (arXiv:2506.22694); which
+tokens are worth keeping is for drafters.vocab to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +17,52 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, Runner, SequenceCache
+from paceline.models.spec import ModelSpec
 from paceline.tree import Scores
 
 if TYPE_CHECKING:
-    from paceline.models.decoder.head_rows import HeadRows
     from paceline.tree import TokenTree
 
+
 Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Tokens that a head keeps.
+
+    Attributes:
+        kept: (k,) ascending ids. vocab_size: ids that the whole model has.
+    """
+
+    kept: Ids
+    vocab_size: int
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], vocab_size: int) -> HeadRows:
+        """Those of `tokens` that a model of `vocab_size` tokens has.
+
+        Raises:
+            ConfigError: none of them.
+        """
+        kept = np.unique(np.asarray(tokens, np.int64))
+        kept = kept[(kept >= 0) & (kept < vocab_size)]
+        if not len(kept):
+            raise ConfigError(
+                f"a head must keep at least one of the {vocab_size} tokens of its model, got none; name others"
+            )
+        return cls(kept, vocab_size)
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """The shape of the model with this head, which is tied to nothing."""
+        return replace(spec, vocab_size=len(self.kept), tied=False)
+
+    def weights(self, name: str, weight: torch.Tensor, spec: ModelSpec) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that take the place of a canonical one of the whole model."""
+        if name != "head.weight":
+            yield name, weight
+        if name == "head.weight" or (name == "embed.weight" and spec.tied):
+            yield "head.weight", weight[torch.from_numpy(self.kept).to(weight.device)]
 
 
 class MappedRunner:

@@ -1,11 +1,7 @@
 """Whether a model would fit, decided before its weights are read.
 
-In: a ModelSpec, the dtype and device it shall run in, the context wanted. Out: the bytes needed and at hand, or
-OutOfMemoryError.
-Not here: reading weights (models.loading.weights), the cache itself (models.decoder.cache).
-
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and
-the cache of one sequence of full length (twice for longrope, see models.decoder.longrope).
+the cache of one sequence of full length (twice for longrope, see models.decoder.replay).
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ HEADROOM = 0.9
 again.
 """
 
-SHORTEST = 2048
+MIN_CONTEXT = 2048
 """A context that nobody asked for is shortened down to this before a model is refused."""
 
 CGROUPS = (
@@ -132,7 +128,7 @@ def fit_context(
     wanted = spec.max_context if max_context is None else max_context
     if need.total(wanted) <= budget:
         return wanted
-    least = min(wanted, SHORTEST) if max_context is None else wanted
+    least = min(wanted, MIN_CONTEXT) if max_context is None else wanted
     if need.total(least) > budget:
         held = quantization or _short(dtype)
         raise OutOfMemoryError(

@@ -1,9 +1,4 @@
-"""The shape of a decoder-only model, in one vocabulary for all families.
-
-In: nothing. Out: ModelSpec, which `models.loading.families` fills from a checkpoint's `config.json` and
-    `models.decoder.decoder` runs.
-Not here: reading files, tensors.
-"""
+"""The shape of a decoder-only model, in one vocabulary for all families."""
 
 from __future__ import annotations
 
@@ -116,3 +111,20 @@ class ModelSpec:
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What all layers share, and the window of each: `windows` lists the kinds, `kind_of[layer]` indexes it."""
+
+    groups: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    windows: tuple[int | None, ...]
+    kind_of: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        return self.groups * self.kv_heads

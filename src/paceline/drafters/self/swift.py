@@ -29,7 +29,7 @@ from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.drafters.self.skip_search import SearchRules, SkipSearch
 from paceline.drafters.self.skip_sets import SubLayers, choices, count_of, plan_of
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.decoder import MOST_PLANS, LayerPlan
+from paceline.models.decoder import MAX_PLANS, LayerPlan
 from paceline.tree import Budget, TokenTree
 from paceline.utils import integer, number
 
@@ -162,7 +162,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         plan = self._plans.get(best_tokens)
         if plan is None:
             plan = self._plans[best_tokens] = plan_of(best_tokens)
-            if len(self._plans) > MOST_PLANS:
+            if len(self._plans) > MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
         return Way(plan, self._steps_most, self._least)
 

@@ -1,12 +1,9 @@
-from .attention_tiles import HALF_QUERIES as HALF_QUERIES
-from .attention_tiles import MOST_QUERIES as MOST_QUERIES
+from .attention_tiles import HALF_MAX_QUERIES as HALF_MAX_QUERIES
+from .attention_tiles import MAX_QUERIES as MAX_QUERIES
 from .attention_tiles import weigh as weigh
-from .bfloat16 import has_bfloat as has_bfloat
 from .compilation import machine_code as machine_code
-from .compiled_decoder import FusedDecoder as FusedDecoder
-from .int4 import BLOCK as BLOCK
-from .int8 import half_pitch as half_pitch
-from .int8 import to_bytes as to_bytes
+from .compiled_decoder import ROWS as ROWS
+from .compiled_decoder import CompiledDecoder as CompiledDecoder
 from .matrix import pack as pack
 from .matrix import steps_of as steps_of
 from .matrix import strip_size as strip_size
@@ -14,7 +11,9 @@ from .matrix import strip_sums as strip_sums
 from .pages import SLAB as SLAB
 from .pages import Pages as Pages
 from .pages import zeros as zeros
-from .tables import ROWS as ROWS
+from .quantized import NIBBLE_BLOCK as NIBBLE_BLOCK
+from .quantized import half_pitch as half_pitch
+from .quantized import to_bytes as to_bytes
 from .tiles import BYTES as BYTES
 from .tiles import DOT as DOT
 from .tiles import FULL as FULL
@@ -26,6 +25,7 @@ from .vectors import I32V as I32V
 from .vectors import Int as Int
 from .vectors import Nothing as Nothing
 from .vectors import exponential as exponential
+from .vectors import has_bfloat as has_bfloat
 from .vectors import load as load
 from .vectors import load_at as load_at
 from .vectors import lowered as lowered

@@ -1,9 +1,5 @@
 """Attention of the rows of one pass over cache slots, compiled.
 
-In: float32 projections of all rows, lists of visible slots. Out: keys and values in their slots, mixed values of every
-row. Not
-here: the inner loops (models.cpu.attention_tiles), what a row sees (models.cpu.visible_slots).
-
 Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the
 tree) follows as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its
 keys are shared as well. Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
@@ -14,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from paceline.models.cpu import layout as at
-from paceline.models.cpu.attention_tiles import HALF_QUERIES, MOST_QUERIES, fetch, score, weigh
+from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention_tiles import HALF_MAX_QUERIES, MAX_QUERIES, fetch, score, weigh
 from paceline.models.cpu.tiles import DOT
 from paceline.models.cpu.vectors import (
     LANES,
@@ -70,7 +66,7 @@ def copy_row(source: int, size: int, target: int, half: bool) -> None:
 
 
 @njit(error_model="numpy")
-def _turn(head: int, rope: int, row: int) -> None:
+def _rotate(head: int, rope: int, row: int) -> None:
     """Rotary embedding of one head in place."""
     dims = read(rope + at.TURNED)
     place = read(read(rope + at.PLACE) + 8 * row)
@@ -95,12 +91,12 @@ def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: i
     if weight != 0:
         scaled_norm(source, size, weight, read_float(frame + at.EPSILON), source, False)
     if rope != 0:
-        _turn(source, rope, row)
+        _rotate(source, rope, row)
     copy_row(source, size, target, half)
 
 
 @njit(error_model="numpy")
-def _remember(frame: int, layer: int, first: int, stop: int) -> None:
+def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
     """Write keys and values of (kv head, row) items to their slots."""
     rows, size, narrow = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read(frame + at.NARROW)
     heads, kv_heads = read(frame + at.HEADS), read(frame + at.KV_HEADS)
@@ -131,27 +127,27 @@ def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
 
 
 @njit(error_model="numpy")
-def _own(seen: int, row: int) -> tuple[int, int]:
+def _own_slots(seen: int, row: int) -> tuple[int, int]:
     entry = seen + row * at.SEEN_FIELDS
     return read(entry + at.OWN), read(entry + at.OWN_COUNT)
 
 
 @njit(error_model="numpy")
-def _shared(seen: int, row: int) -> tuple[int, int]:
+def _shared_slots(seen: int, row: int) -> tuple[int, int]:
     entry = seen + row * at.SEEN_FIELDS
     return read(entry + at.SHARED), read(entry + at.SHARED_COUNT)
 
 
 @njit(error_model="numpy")
-def _joint(seen: int, row: int, stop: int) -> tuple[int, int]:
+def _common_own_slots(seen: int, row: int, stop: int) -> tuple[int, int]:
     """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the
     shared one.
     """
-    shared, count = _shared(seen, row)
-    _, least = _own(seen, row)
+    shared, count = _shared_slots(seen, row)
+    _, least = _own_slots(seen, row)
     most = least
     for other in range(row, stop):
-        own, more = _own(seen, other)
+        own, more = _own_slots(seen, other)
         if own != shared + 8 * count:
             return 0, 0
         least, most = min(least, more), max(most, more)
@@ -166,14 +162,14 @@ def _scores(
     """Scores of queries first .. first + queries - 1 (row by row, group by group, from `row` on) with all that they
     see.
 
-    `most`: of `_joint`. `ahead`: whether to fetch keys and values ahead.
+    `most`: of `_common_own_slots`. `ahead`: whether to fetch keys and values ahead.
     """
     kind, size, slot_pitch = read(frame + at.KIND), read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH)
     groups = read(frame + at.HEADS) // read(frame + at.KV_HEADS)
     item = 2 if read(frame + at.NARROW) == 1 else 4
     keys = read(layer + at.CACHE) + kv_head * size * item
     seen, out_pitch = read(layer + at.SEEN), read(frame + at.SCORES_PITCH)
-    shared, count = _shared(seen, row)
+    shared, count = _shared_slots(seen, row)
     for i in range(0, count + most, LANES):
         if ahead and i + AHEAD < count + most:
             fetch(keys, shared + 8 * (i + AHEAD), slot_pitch, size * item, slot_pitch // 2)
@@ -182,7 +178,7 @@ def _scores(
         return
     q = 0
     while q < queries:
-        slots, more = _own(seen, row + (first + q) // groups)
+        slots, more = _own_slots(seen, row + (first + q) // groups)
         together = min(groups - (first + q) % groups, queries - q)
         for i in range(0, more, LANES):
             own = scores + q * out_pitch + 4 * (count + i)
@@ -191,23 +187,23 @@ def _scores(
 
 
 @njit(error_model="numpy")
-def _mix(
+def _mix_values(
     frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
     scores: int, sums: int, part: int, width: int, least: int,
 ) -> None:  # fmt: skip
     """Weighted sums of `width` dimensions (from `part` on) of visible values, to sums (queries, width). `least`: of
-    `_joint`.
+    `_common_own_slots`.
     """
     size, slot_pitch, pitch = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(frame + at.SCORES_PITCH)
     groups, wide = read(frame + at.HEADS) // read(frame + at.KV_HEADS), 1 - read(frame + at.NARROW)
     values = read(layer + at.CACHE) + ((read(frame + at.KV_HEADS) + kv_head) * size + part) * (4 if wide == 1 else 2)
     seen = read(layer + at.SEEN)
-    shared, count = _shared(seen, row)
+    shared, count = _shared_slots(seen, row)
     for i in range(0, queries * width, LANES):
         store(sums + 4 * i, broadcast(np.float32(0.0)))
     weigh(wide, queries, scores, pitch, values, shared, count + least, slot_pitch, sums, 4 * width)
     for q in range(queries):
-        slots, more = _own(seen, row + (first + q) // groups)
+        slots, more = _own_slots(seen, row + (first + q) // groups)
         if more > least:
             own = scores + q * pitch + 4 * (count + least)
             weigh(
@@ -232,7 +228,7 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
             read(frame + at.SLOT_PITCH),
             read(frame + at.HEAD_DIM) * (2 if read(frame + at.NARROW) == 1 else 4),
         )
-        shared, count = _shared(read(layer + at.SEEN), row)
+        shared, count = _shared_slots(read(layer + at.SEEN), row)
         for i in range(0, min(count, AHEAD), LANES):
             fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, pitch // 2)
 
@@ -247,29 +243,29 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     item = 2 if half else 4
     query, pitch = read(frame + at.QUERY) + me * read(frame + at.QUERY_SIZE), item * size
     scores, out_pitch = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE), read(frame + at.SCORES_PITCH)
-    sums, weight, seen = query + MOST_QUERIES * 4 * size, read(layer + at.Q_NORM), read(layer + at.SEEN)
+    sums, weight, seen = query + MAX_QUERIES * 4 * size, read(layer + at.Q_NORM), read(layer + at.SEEN)
     begin, end = row + first // groups, row + (first + queries + groups - 1) // groups
     for q in range(queries):
         group, own = (first + q) % groups, row + (first + q) // groups
         _prepare(frame, layer, own, group * kv_heads + kv_head, weight, query + q * pitch, half)
-    least, most = _joint(seen, begin, end)
+    least, most = _common_own_slots(seen, begin, end)
     _scores(frame, layer, kv_head, row, first, queries, query, pitch, scores, most, first == 0)
-    _, shared = _shared(seen, row)
+    _, shared = _shared_slots(seen, row)
     if coming > row:
         _fetch_first(frame, layer, kv_head, coming)
     for q in range(queries):
-        _, more = _own(seen, row + (first + q) // groups)
+        _, more = _own_slots(seen, row + (first + q) // groups)
         whole = softmax(scores + q * out_pitch, shared + more, read_float(frame + at.ATTENTION_SCALE))
-        store(sums + 128 * MOST_QUERIES + 64 * q, broadcast(whole))
+        store(sums + 128 * MAX_QUERIES + 64 * q, broadcast(whole))
     part = 0
     while part < size:
-        width = 4 * LANES if queries <= HALF_QUERIES and size - part >= 4 * LANES else 2 * LANES
-        _mix(frame, layer, kv_head, row, first, queries, scores, sums, part, width, least)
+        width = 4 * LANES if queries <= HALF_MAX_QUERIES and size - part >= 4 * LANES else 2 * LANES
+        _mix_values(frame, layer, kv_head, row, first, queries, scores, sums, part, width, least)
         for q in range(queries):
             group, own = (first + q) % groups, row + (first + q) // groups
             place = (group * kv_heads + kv_head) * size + part
             target = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH) + item * place
-            whole, mixed = load(sums + 128 * MOST_QUERIES + 64 * q), sums + 4 * width * q
+            whole, mixed = load(sums + 128 * MAX_QUERIES + 64 * q), sums + 4 * width * q
             for i in range(0, width, LANES):
                 store(mixed + 4 * i, div(load(mixed + 4 * i), whole))
             copy_row(mixed, width, target, half)
@@ -280,7 +276,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
 def _run_of(seen: int, row: int, rows: int) -> int:
     """Number of rows from `row` on that share their list of slots."""
     count = 1
-    while row + count < rows and _shared(seen, row + count) == _shared(seen, row):
+    while row + count < rows and _shared_slots(seen, row + count) == _shared_slots(seen, row):
         count += 1
     return count
 
@@ -290,10 +286,10 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     """Keys and values to the cache, then attention of all rows; every thread calls it with its number."""
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups = read(frame + at.HEADS) // kv_heads
-    _remember(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
-    most = MOST_QUERIES
+    _write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
+    most = MAX_QUERIES
     if kv_heads % team:
-        most = MOST_QUERIES // 2  # smaller blocks divide better among threads
+        most = MAX_QUERIES // 2  # smaller blocks divide better among threads
         call(read(frame + at.BARRIER))
     blocks, row = 0, 0
     while row < rows:

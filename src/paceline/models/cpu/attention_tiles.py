@@ -1,9 +1,6 @@
 """The inner loops of attention over scattered cache slots: sixteen scores at a time, weighted sums of values, fetching
 ahead.
 
-In: a list of slots (int64), a query or weights. Out: scores, sums. Not here: softmax, which slots
-(models.cpu.attention).
-
 A score is summed within one key's lanes, in the same tree whichever of the sixteen places the key takes; a weighted sum
 runs through the keys in the order of the list. So a result depends on the sequence of visible keys alone, not on where
 they lie.
@@ -15,7 +12,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.models.cpu.bfloat16 import has_bfloat
 from paceline.models.cpu.tiles import DOT, FULL, HALF, dot_pairs, prefetch
 from paceline.models.cpu.vectors import (
     F32V,
@@ -29,6 +25,7 @@ from paceline.models.cpu.vectors import (
     Nothing,
     Value,
     fused,
+    has_bfloat,
     integers,
     load_at,
     lowered,
@@ -38,9 +35,9 @@ from paceline.models.cpu.vectors import (
     widen,
 )  # fmt: skip
 
-MOST_QUERIES = 8
+MAX_QUERIES = 8
 """Sixteen sums, eight weights and two values fit into the 32 registers of AVX-512."""
-HALF_QUERIES = MOST_QUERIES // 2
+HALF_MAX_QUERIES = MAX_QUERIES // 2
 """With these the same registers hold twice the dimensions, so that fewer queries are not slowed down by waiting for
 their sums.
 """
@@ -153,7 +150,7 @@ def weigh(
     """Add weights (queries, count) float32 times the values in `count` slots to `sums` (queries, dimensions), float32.
 
     `wide` is 1 for float32 values, 0 for bfloat16. `sums_pitch` says how many dimensions there are: 128 for 32 of them,
-    `queries` being 1 to MOST_QUERIES, or 256 for 64, `queries` being 1 to HALF_QUERIES.
+    `queries` being 1 to MAX_QUERIES, or 256 for 64, `queries` being 1 to HALF_MAX_QUERIES.
     """
 
     def emit(wide_: int, lines: int, queries_: int) -> None:
@@ -186,7 +183,7 @@ def weigh(
 
     code = builder.add(builder.add(builder.mul(wide, _constant(512)), sums_pitch), queries)
     kinds = [
-        (w, n, q) for w in (0, 1) for n, most in ((1, MOST_QUERIES), (2, HALF_QUERIES)) for q in range(1, most + 1)
+        (w, n, q) for w in (0, 1) for n, most in ((1, MAX_QUERIES), (2, HALF_MAX_QUERIES)) for q in range(1, most + 1)
     ]
     switch(builder, code, {512 * w + 128 * n + q: lambda w=w, n=n, q=q: emit(w, n, q) for w, n, q in kinds})
 

@@ -1,8 +1,4 @@
-"""The entries of compiled code: made for this CPU, announced, kept on disk.
-
-In: a function of one address. Out: machine code that any thread can call by its address. Not here: what the functions
-do (models.cpu.forward).
-"""
+"""The entries of compiled code: made for this CPU, announced, kept on disk."""
 
 from __future__ import annotations
 

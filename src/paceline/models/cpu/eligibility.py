@@ -1,7 +1,6 @@
 """Whether a model runs in compiled passes on this machine, decided once, with a self-test.
 
-In: a ModelSpec, dtype, device. Out: the kind of product, or None with the reason in the debug log. Not here: the passes
-(models.cpu.compiled_decoder). Imports numba only where a model could use it.
+numba is imported only where a model could use it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from paceline.models.loading.quantization import Form
 from paceline.models.spec import ModelSpec
 
-MOST_INPUTS = 2**16
+MAX_INPUTS = 2**16
 """Integer sums of more products could leave int32."""
 
 log = logging.getLogger("paceline")
@@ -45,8 +44,8 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
 def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:
     """What hinders the model from running in compiled passes here, or None; `quantization`: of its weights."""
     longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
-    if quantization and longest > MOST_INPUTS:
-        return f"rows of more than {MOST_INPUTS} numbers"
+    if quantization and longest > MAX_INPUTS:
+        return f"rows of more than {MAX_INPUTS} numbers"
     return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)
 
 

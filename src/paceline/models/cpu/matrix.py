@@ -1,9 +1,4 @@
-"""Packed matrices, and their product with rows of activations strip by strip.
-
-In: a dense weight (out, in) in float32 or bfloat16, or int8 or int4 with scales. Out: its strips in the order that the
-inner loop reads them, and compiled functions over a range of strips. Not here: the inner loop (models.cpu.tiles),
-threads (models.cpu.threads).
-"""
+"""Packed matrices, and their product with rows of activations strip by strip."""
 
 from __future__ import annotations
 
@@ -13,11 +8,31 @@ import numpy as np
 import torch
 from numba import njit
 
-from paceline.models.cpu import layout as at
-from paceline.models.cpu.int4 import BLOCK, nibble_sums, pack_nibbles
-from paceline.models.cpu.int8 import HEADER, WHOLE, pack_bytes, settle, to_bytes
+from paceline.models.cpu import offsets as at
 from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.tiles import BYTES, FULL, GROUP, HALF, INPUTS, MOST_ROWS, NIBBLES, STEP, STRIP, accumulate
+from paceline.models.cpu.quantized import (
+    HEADER,
+    NIBBLE_BLOCK,
+    WHOLE,
+    nibble_sums,
+    pack_bytes,
+    pack_nibbles,
+    settle_bytes,
+    to_bytes,
+)
+from paceline.models.cpu.tiles import (
+    AHEAD,
+    BYTES,
+    FULL,
+    GROUP,
+    HALF,
+    INPUTS,
+    MAX_ROWS,
+    NIBBLES,
+    STEP,
+    STRIP,
+    accumulate,
+)
 from paceline.models.cpu.vectors import broadcast, read, store
 from paceline.models.loading.quantization import GROUP as WIDTH
 
@@ -98,7 +113,7 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
         nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
     elif kind == BYTES:
         _multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
-        settle(weights + steps * STEP, x, pitch, rows, sums)
+        settle_bytes(weights + steps * STEP, x, pitch, rows, sums)
     else:
         _multiply(kind, weights, steps, x, pitch, rows, sums)
 
@@ -107,7 +122,7 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
 def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     for i in range(4 * rows):
         store(sums + 64 * i, broadcast(np.float32(0.0)))
-    passes = (rows + MOST_ROWS - 1) // MOST_ROWS
+    passes = (rows + MAX_ROWS - 1) // MAX_ROWS
     step_bytes = 8 if kind == HALF else 4
     at = 0
     while at < steps:
@@ -126,10 +141,6 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
             )  # fmt: skip
             done += take
         at += count
-
-
-AHEAD = 2048
-"""Bytes that a single pass fetches ahead."""
 
 
 @njit(error_model="numpy")
@@ -159,7 +170,7 @@ def steps_of(kind: int, inputs: int) -> int:
 def strip_size(kind: int, steps: int) -> int:
     """Bytes from one strip to the next."""
     if kind == NIBBLES:
-        return steps // GROUP * BLOCK
+        return steps // GROUP * NIBBLE_BLOCK
     return (steps + 1) * STEP if kind == BYTES else steps * STEP
 
 

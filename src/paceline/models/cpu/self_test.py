@@ -1,6 +1,6 @@
 """The self-test of compiled passes: a small random model against plain PyTorch arithmetic in float64.
 
-In: a dtype. Out: whether they agree. Not here: what follows (models.cpu.eligibility).
+It imports numba, which models.cpu.eligibility does only where a model could use it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from paceline.models.cpu.compiled_decoder import FusedDecoder
-from paceline.models.decoder.cache import Arena, NativeCache
+from paceline.models.cpu.compiled_decoder import CompiledDecoder
+from paceline.models.decoder.arena import Arena
+from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.segments import chunk
 from paceline.models.loading.quantization import Form, dequantized, quantize
 from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
@@ -67,7 +68,7 @@ def agrees(dtype: torch.dtype, kind: int | None = None, *, quantization: Form | 
     weights = quantize(weights, SPEC, quantization) if quantization else weights
     wanted = expected(dequantized(weights), tokens)
     arena = Arena(1, SPEC.num_kv_heads, HEAD, dtype=dtype, device=torch.device("cpu"), slots=64)
-    logits, _, _ = FusedDecoder(SPEC, dict(weights), arena, kind=kind).run(
+    logits, _, _ = CompiledDecoder(SPEC, dict(weights), arena, kind=kind).run(
         [chunk(NativeCache(arena), LENGTH)], tokens, ()
     )
     error = float((logits.double() - wanted).abs().max())

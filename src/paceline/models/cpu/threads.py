@@ -1,8 +1,5 @@
 """PyTorch's own threads for compiled code: the OpenMP runtime that PyTorch loaded, by its GNU entry points.
 
-In: the address of a compiled function `void f(int64 data)`. Out: its run on all threads of the pool. Not here: what it
-computes.
-
 A second pool beside PyTorch's would fight it for the cores, since idle workers of both spin. Where no such runtime is
 found (none on Windows), there is no team.
 """

@@ -1,14 +1,11 @@
 """The inner loop of every matrix product: up to six rows of activations times one strip of 64 outputs.
 
-In: a strip of packed weights, rows of activations, sums so far. Out: sums. Not here: which strips and rows
-(models.cpu.matrix).
-
 Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a pair of bfloat16 inputs. An output's sum
 lives in one lane from the first input to the last, so its bits depend neither on the number of rows nor on the
 neighbours. Kinds: DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the
 weights and keeps float32 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes
-(models.cpu.int8), whose int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own
-(models.cpu.int4).
+(models.cpu.quantized), whose int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own
+(models.cpu.quantized).
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.models.cpu.bfloat16 import Bfloat, has_bfloat
 from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
@@ -25,12 +21,14 @@ from paceline.models.cpu.vectors import (
     I32,
     I32V,
     I64,
+    Bfloat,
     Builder,
     Int,
     Nothing,
     Value,
     call_named,
     fused,
+    has_bfloat,
     integers,
     load_at,
     lowered,
@@ -42,7 +40,7 @@ DOT, HALF, FULL, BYTES, NIBBLES = 0, 1, 2, 3, 4
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
-MOST_ROWS = 6
+MAX_ROWS = 6
 """24 sums, 4 weights and an activation fill the 32 registers of AVX-512."""
 
 INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8}
@@ -51,6 +49,9 @@ ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1}
 """Bytes of one activation."""
 
 COLUMNS = 4
+
+AHEAD = 2048
+"""Bytes that a single pass fetches ahead."""
 
 
 PAIRS = ir.VectorType(Bfloat(), 32)
@@ -164,7 +165,7 @@ def _variants() -> list[tuple[int, int, int]]:
     return [
         (kind, rows, lines)
         for kind in kinds
-        for rows in range(1, MOST_ROWS + 1)
+        for rows in range(1, MAX_ROWS + 1)
         for lines in ((16, 8) if rows > 2 else (16,))
     ]
 

@@ -1,11 +1,8 @@
 """Sixteen float32 lanes as a value of compiled code, and memory by address.
 
-In: addresses (int64) and lanes, inside functions that numba compiles. Out: LLVM vector instructions, which every CPU
-gets in the
-width it has. Not here: loops (models.cpu.tiles and the modules that compose them).
-
-Vectorising by hand, not by the optimiser, is what makes a row's result independent of the rows beside it: the lanes and
-the order of every sum are written down.
+Inside functions that numba compiles, addresses are int64, and lanes become LLVM vector instructions, which every CPU
+gets in the width it has. Vectorising by hand, not by the optimiser, is what makes a row's result independent of the
+rows beside it: the lanes and the order of every sum are written down.
 """
 
 from __future__ import annotations
@@ -13,12 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from paceline.models.cpu.bfloat16 import Bfloat, has_bfloat
+
+class Bfloat(ir.Type):
+    """One bfloat16."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(Bfloat)
+
+
+def has_bfloat() -> bool:
+    """Whether this CPU rounds sixteen float32 to bfloat16, and multiplies pairs of bfloat16, in one instruction
+    (avx512bf16).
+    """
+    return bool(binding.get_host_cpu_features().get("avx512bf16"))
+
 
 LANES = 16
 

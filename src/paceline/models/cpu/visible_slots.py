@@ -1,23 +1,17 @@
 """What each row of a pass sees, as lists of cache slots for compiled code.
 
-In: segments of models.decoder.segments, cut into blocks of rows. Out: per row the slots that its sequence shares and
-the row's own
-behind them. Not here: attention itself (models.cpu.attention).
-
 The order of a row's slots is the order of its positions, whether a chain, a tree or a prompt is fed: so its result has
 the same bits in all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from paceline.models.decoder.cache import Arena, NativeCache
-from paceline.models.decoder.segments import Segment
+from paceline.models.decoder.arena import Arena
+from paceline.models.decoder.cache import NativeCache
+from paceline.models.decoder.segments import SegmentPart
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,33 +52,7 @@ class SlotLists:
         return own, address(own)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows first .. stop - 1 of a segment's inputs, fed in one pass."""
-
-    segment: Segment
-    first: int
-    stop: int
-
-
-def parts_of(segments: Sequence[Segment], most: int) -> list[list[Part]]:
-    """Passes of at most `most` rows that feed all segments in order."""
-    passes: list[list[Part]] = [[]]
-    room = most
-    for segment in segments:
-        at = segment.done
-        while at < segment.inputs:
-            if room == 0:
-                passes.append([])
-                room = most
-            stop = min(segment.inputs, at + room)
-            passes[-1].append(Part(segment, at, stop))
-            room -= stop - at
-            at = stop
-    return passes
-
-
-def fill(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
     """Fill (rows, 4) with address and count of the shared list, address and count of the own list, for one kind of
     window.
     """
@@ -104,7 +72,7 @@ def fill(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kep
     out[:] = rows
 
 
-def _fill_tree(part: Part, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
     segment, length = part.segment, part.segment.cache.length
     assert segment.sees is not None
     assert segment.depths is not None

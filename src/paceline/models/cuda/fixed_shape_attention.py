@@ -1,10 +1,6 @@
 """Attention at fixed shapes over long contexts: the cached prefix in chunks, the fed inputs apart, merged by
 log-sum-exp.
 
-In: the uploaded buffers of a bucket (models.cuda.graphs). Out: a `Step` that gives what
-    models.decoder.tree_attention.PaddedStep gives.
-Not here: capture (models.cuda.graphs), the form that keeps a row's bits on the CPU (models.decoder.strict_attention).
-
 Every row of a sequence sees the same committed slots, so the prefix needs one mask a sequence instead of one a row;
 only the inputs, 64 at most, need who sees whom. The prefix is cut at multiples of CHUNK positions, whatever the rows
 are, and all chunks are computed at once, each giving an output o and the logarithm of its sum of weights l; o is added
@@ -23,17 +19,18 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.models.decoder.blocks import BLOCK
-from paceline.models.decoder.tree_attention import AttentionShape
+from paceline.models.decoder.arena import BLOCK
+from paceline.models.decoder.tree_attention import attention
+from paceline.models.spec import AttentionShape
 
 CHUNK = 1024
 """Positions of a chunk."""
 
-FROM = 4096
+LONG_CONTEXT = 4096
 """Slots from which a bucket is computed this way."""
 
 Given = Mapping[str, torch.Tensor]
-Part = tuple[torch.Tensor, torch.Tensor]
+PartialOutput = tuple[torch.Tensor, torch.Tensor]
 
 log = logging.getLogger("paceline")
 
@@ -49,7 +46,7 @@ class _Kind:
     inputs: torch.Tensor
 
 
-class ApartStep:
+class ChunkedPrefixStep:
     """See the module. All tensors are computed from buffers that a captured graph reads.
 
     Args:
@@ -107,13 +104,13 @@ class ApartStep:
         ]
         return merged([*parts, tree]).to(qkv.dtype).transpose(1, 2).reshape(len(qkv), -1)
 
-    def _read(self, cached: torch.Tensor, slots: torch.Tensor) -> Part:
+    def _read(self, cached: torch.Tensor, slots: torch.Tensor) -> PartialOutput:
         """Keys and values (x, h, s, d) of slots (x, s)."""
         kv = cached.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
         return kv[:, : self._shape.kv_heads], kv[:, self._shape.kv_heads :]
 
 
-def merged(parts: Sequence[Part]) -> torch.Tensor:
+def merged(parts: Sequence[PartialOutput]) -> torch.Tensor:
     """One attention output (b, h, r, d) float32 of outputs of its parts with their log-sums (b, h, r, 1), added in
     their order.
     """
@@ -125,7 +122,9 @@ def merged(parts: Sequence[Part]) -> torch.Tensor:
     return out.div_(weights.cumsum(0)[-1])
 
 
-def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
+def by_definition(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape
+) -> PartialOutput:
     """softmax(scale * q k^T [soft-capped] + mask) v over (x, h, r, d) and (x, h, s, d), and the log-sums (x, h, r, 1)
     float32.
     """
@@ -137,14 +136,16 @@ def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch
     return torch.matmul(scores.sub_(sums).exp_().to(v.dtype), v), sums
 
 
-def part(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
+def part(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> PartialOutput:
     """`by_definition` by PyTorch's kernel that keeps no scores, where it was found to agree."""
     if shape.softcap is None and kernel_agrees(q.device, q.dtype, q.shape[-1], mask.shape[2] == 1):
         return by_kernel(q, k, v, mask, shape)
     return by_definition(q, k, v, mask, shape)
 
 
-def by_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> Part:
+def by_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape
+) -> PartialOutput:
     """`by_definition` without soft cap, by an operator that also gives log-sums."""
     aten, scale = torch.ops.aten, shape.scale
     full = mask.expand(*q.shape[:3], k.shape[2])
@@ -180,3 +181,57 @@ def kernel_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, one_m
 def far(dtype: torch.dtype) -> float:
     """The mask value of a dtype: finite, so that a chunk of which a row sees nothing gets the weight 0 and no NaN."""
     return max(-1e30, torch.finfo(dtype).min / 2)
+
+
+class PaddedStep:
+    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots): the GPU's form, fit for
+    capture.
+
+    All tensors are buffers that a captured graph reads; padding rows write to the arena's spare block and see one slot
+    of it.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        layers: Sequence[torch.Tensor],
+        write_r: torch.Tensor,
+        read_bs: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+    ) -> None:
+        self._shape, self._layers = shape, layers
+        self.write_r, self.read_bs, self.masks = write_r, read_bs, list(masks)
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """See `Step`; rows are b * n, sequence by sequence."""
+        shape, cached = self._shape, self._layers[layer]
+        batch, slots = self.read_bs.shape
+        heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        cached.index_copy_(0, self.write_r, qkv[:, heads:])
+        kv = cached.index_select(0, self.read_bs.view(-1)).view(batch, slots, 2 * kv_heads, head_dim).transpose(1, 2)
+        queries = qkv[:, :heads].reshape(batch, -1, kv_heads, head_dim).transpose(1, 2)
+        mask = self.masks[shape.kind_of[layer]]
+        out = attention(queries, kv[:, :kv_heads], kv[:, kv_heads:], mask, shape)
+        return out.transpose(1, 2).reshape(qkv.shape[0], heads * head_dim)
+
+
+def padded_masks(
+    given: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Additive masks (b, 1, n * g, s), one per window kind, from the uploaded lengths, depths and visibility."""
+    lengths, depths, sees, positions = (given[name] for name in ("lengths", "depths", "sees", "positions"))
+    batch, rows, inputs = sees.shape
+    slot = torch.arange(slots, device=lengths.device)
+    behind = slot - lengths.unsqueeze(1)
+    node = behind.clamp(0, inputs - 1)
+    of_tree = sees.bool().gather(2, node.unsqueeze(1).expand(batch, rows, slots)) & (behind < inputs).unsqueeze(1)
+    visible = torch.where((behind < 0).unsqueeze(1), True, of_tree)
+    key = torch.where(behind < 0, slot, lengths.unsqueeze(1) + depths.gather(1, node))
+    masks = []
+    for window in shape.windows:
+        near = visible if window is None else visible & (key.unsqueeze(1) > positions.unsqueeze(2) - window)
+        mask = torch.zeros(near.shape, dtype=dtype, device=slot.device).masked_fill_(~near, -torch.inf)
+        masks.append(
+            mask.unsqueeze(2).expand(batch, rows, shape.groups, slots).reshape(batch, 1, rows * shape.groups, slots)
+        )
+    return masks

@@ -1,9 +1,8 @@
 """Scoring at fixed shapes, captured as CUDA graphs: one upload, one replay, whatever the batch, the trees and the
 contexts are.
 
-In: segments and their tokens. Out: logits and taps of the fed rows, or None where no bucket fits, which sends the
-caller to the eager path (also the oracle of the tests: without capture the same body runs on any device). Not here:
-allocation of slots, prefill.
+Where no bucket fits, `run` gives None, which sends the caller to the eager path (also the oracle of the tests: without
+capture the same body runs on any device).
 
 A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into
 one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks
@@ -22,11 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.models.cuda.fixed_shape_attention import FROM, ApartStep
-from paceline.models.decoder.cache import BLOCK, Arena, blocks_for
-from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, Rotary
+from paceline.models.cuda.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
+from paceline.models.decoder.arena import BLOCK, Arena, blocks_for
+from paceline.models.decoder.decoder import ALL_LAYERS, Decoder
+from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment
-from paceline.models.decoder.tree_attention import AttentionShape, PaddedStep, Step
+from paceline.models.decoder.tree_attention import Step
 
 MAX_GRAPHS = 96
 MAX_BATCH, MAX_ROWS, MIN_SLOTS = 64, 64, 256
@@ -169,8 +169,8 @@ class _Pass:
 
     def _step(self, dtype: torch.dtype) -> Step:
         given, slots, shape = self._in, self._bucket.slots, self._decoder.shape
-        if slots >= FROM:
-            return ApartStep(shape, self._arena.layers, given, dtype)
+        if slots >= LONG_CONTEXT:
+            return ChunkedPrefixStep(shape, self._arena.layers, given, dtype)
         within = torch.arange(BLOCK, device=self._buffer.device)
         read = (given["tables"].unsqueeze(-1) * BLOCK + within).reshape(self._bucket.batch, slots)
         masks = padded_masks(given, shape, slots, dtype)
@@ -193,25 +193,3 @@ class _Pass:
         self._graph.replay()
         assert self._out is not None
         return self._out
-
-
-def padded_masks(
-    given: dict[str, torch.Tensor], shape: AttentionShape, slots: int, dtype: torch.dtype
-) -> list[torch.Tensor]:
-    """Additive masks (b, 1, n * g, s), one per window kind, from the uploaded lengths, depths and visibility."""
-    lengths, depths, sees, positions = (given[name] for name in ("lengths", "depths", "sees", "positions"))
-    batch, rows, inputs = sees.shape
-    slot = torch.arange(slots, device=lengths.device)
-    behind = slot - lengths.unsqueeze(1)
-    node = behind.clamp(0, inputs - 1)
-    of_tree = sees.bool().gather(2, node.unsqueeze(1).expand(batch, rows, slots)) & (behind < inputs).unsqueeze(1)
-    visible = torch.where((behind < 0).unsqueeze(1), True, of_tree)
-    key = torch.where(behind < 0, slot, lengths.unsqueeze(1) + depths.gather(1, node))
-    masks = []
-    for window in shape.windows:
-        near = visible if window is None else visible & (key.unsqueeze(1) > positions.unsqueeze(2) - window)
-        mask = torch.zeros(near.shape, dtype=dtype, device=slot.device).masked_fill_(~near, -torch.inf)
-        masks.append(
-            mask.unsqueeze(2).expand(batch, rows, shape.groups, slots).reshape(batch, 1, rows * shape.groups, slots)
-        )
-    return masks

@@ -1,8 +1,5 @@
 """A layer of attention alone that goes on from the states of an early exit: the adapter of Kangaroo.
 
-In: an adapter's folder, states behind the exit layer of running texts. Out: normed states that the target's head reads.
-Not here: the layers before the exit (models.decoder.layer_drafts), drafting (drafters.kangaroo).
-
 The published layout: a config.json of a Llama of one layer, and of its weights
 `layers.N.self_attn.{q,k,v,o}_proj.weight`, `layers.N.input_layernorm.weight` and `norm.weight`; no embedding, no MLP,
 no head. The adapter sees every token of the text, so it has keys and values of its own, and a cache for each sequence.
@@ -23,8 +20,7 @@ import torch
 from paceline.errors import CheckpointError
 from paceline.models.base import ModelInfo
 from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import LayerPlan
-from paceline.models.decoder.layer_weights import Weights
+from paceline.models.decoder.decoder import LayerPlan, Weights
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import spec_from_config

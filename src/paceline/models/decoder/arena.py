@@ -1,20 +1,254 @@
-"""The memory of a key-value cache: one tensor of slots for all sequences of a model, cut into blocks.
+"""The memory of a key-value cache: one tensor of slots for all sequences of a model, cut into counted blocks.
 
-In: how many blocks somebody needs. Out: block numbers; layers, keys and values as views. Not here: which sequence holds
-which block and how it moves (models.decoder.cache), reference counts (models.decoder.blocks), which blocks outlive
-their sequence (models.decoder.prefixes).
+`BlockPool` counts who holds which block. An exception may come between any two operations (Ctrl-C, an error while
+memory grows), and a handle may be lost on its way to whoever asked for it. So counts are only a summary: every change
+stands between `begin` and `end`, and where the last change did not reach its end, or a holder died with blocks, the
+counts are made anew from the holders' own lists.
+
+`PrefixIndex` keeps the blocks of ended sequences and finds them again by their tokens. A block is known by its own
+tokens and by the entry of the block before it, so an entry stands for the whole text up to its end; the first block of
+a text hangs on the tenant's name. Entries are looked up by hash and compared token by token: equal hashes of other
+tokens cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of
+its chain.
+
+`Arena` is the tensor. Source: PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
 
 from paceline.models.cpu import pages
-from paceline.models.decoder.blocks import BLOCK, BlockPool, adjacent, blocks_for
-from paceline.models.decoder.prefixes import PrefixIndex
+
+BLOCK: Final = 16
+"""Slots of one block, and the multiple to which contexts are padded."""
+
+CHANGES: Final = count()
+
+
+class Holder(Protocol):
+    """A sequence, or an index of kept ones: the blocks it holds, one entry for each time."""
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Their numbers."""
+
+
+def blocks_for(slots: int) -> int:
+    """Blocks that hold this many slots."""
+    return -(-slots // BLOCK)
+
+
+def adjacent(blocks: Sequence[int]) -> bool:
+    """Whether the blocks follow each other without a gap."""
+    return all(block == blocks[0] + i for i, block in enumerate(blocks))
+
+
+class BlockPool:
+    """Reference counts of blocks; finds free runs. Knows nothing of tensors.
+
+    Args:
+        blocks: how many there are.
+        reserved: so many first blocks are never free.
+
+    Attributes:
+        holders: all sequences, as long as they live; what they hold is what counts.
+        cut_short: a change began and did not end.
+        stale: a holder died with blocks.
+        changes: another number whenever blocks have changed hands.
+    """
+
+    def __init__(self, blocks: int, reserved: int = 0) -> None:
+        self.counts = np.zeros(blocks, np.int32)
+        self.counts[:reserved] = 1
+        self.used_before = np.zeros(blocks, np.bool_)
+        self.reserved = reserved
+        self.holders: WeakSet[Holder] = WeakSet()
+        self.cut_short = self.stale = False
+        self.changes = next(CHANGES)
+
+    def begin(self) -> None:
+        """A change of counts and holders begins."""
+        self.recount()
+        self.cut_short = True
+
+    def end(self) -> None:
+        """The change is whole."""
+        self.changes = next(CHANGES)
+        self.cut_short = False
+
+    def recount(self) -> None:
+        """Make the counts anew from the holders, if they may be wrong."""
+        if not (self.cut_short or self.stale):
+            return
+        self.cut_short, self.stale = True, False
+        counts = np.zeros_like(self.counts)
+        counts[: self.reserved] = 1
+        holders = list(self.holders)  # none of them dies before the return
+        for holder in holders:
+            np.add.at(counts, np.asarray(holder.blocks, np.int64), 1)
+        self.used_before |= self.counts > counts
+        self.counts = counts
+        self.cut_short = False
+
+    @property
+    def free(self) -> int:
+        """Number of blocks that nobody holds."""
+        self.recount()
+        return self.unheld
+
+    @property
+    def unheld(self) -> int:
+        """`free`, inside a change."""
+        return int((self.counts == 0).sum())
+
+    def find(self, count: int) -> int | None:
+        """First block of the first free run of `count` blocks, or None."""
+        start = (self.counts == 0).tobytes().find(b"\x01" * count)
+        return None if start < 0 else start
+
+    def is_free(self, start: int, count: int) -> bool:
+        """Whether the blocks start .. start + count - 1 exist and nobody holds them."""
+        return start + count <= len(self.counts) and not self.counts[start : start + count].any()
+
+    def take(self, start: int, count: int) -> None:
+        """Count a run of blocks once more."""
+        self.counts[start : start + count] += 1
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Count these blocks once more."""
+        if isinstance(blocks, range):
+            self.counts[blocks.start : blocks.stop] += 1
+        else:
+            self.counts[list(blocks)] += 1
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Count these blocks once less."""
+        index = list(blocks)
+        self.used_before[index] = True
+        self.counts[index] -= 1
+
+    def shrink(self, blocks: int) -> None:
+        """Drop the free blocks beyond this number."""
+        self.counts, self.used_before = self.counts[:blocks].copy(), self.used_before[:blocks].copy()
+
+    def grow(self, blocks: int) -> None:
+        """Add free blocks up to this number."""
+        self.counts = np.concatenate([self.counts, np.zeros(blocks - len(self.counts), np.int32)])
+        self.used_before = np.concatenate([self.used_before, np.zeros(blocks - len(self.used_before), np.bool_)])
+
+
+Key = tuple[str | int, bytes]
+"""The tenant, or the serial number of the entry before; tokens of the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept block: its number in the arena, and a serial number that no other entry ever has."""
+
+    block: int
+    serial: int
+
+
+def pieces_of(tokens: Sequence[int]) -> list[bytes]:
+    """The full blocks of a text, each as the bytes of its tokens."""
+    full = len(tokens) // BLOCK
+    size = BLOCK * np.dtype(np.int32).itemsize
+    whole = np.asarray(tokens[: full * BLOCK], np.int32).tobytes()
+    return [whole[i * size : (i + 1) * size] for i in range(full)]
+
+
+class PrefixIndex:
+    """A holder of blocks (models.decoder.arena). Changes happen between `begin` and `end` of the pool; a change that
+    was cut short leaves entries that nobody finds at worst, and they go like all others.
+
+    Args:
+        pool: where the blocks are counted.
+
+    Attributes:
+        most: most blocks to keep; None for no limit.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.most: int | None = None
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._serials = count()
+        pool.holders.add(self)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that are kept."""
+        return [entry.block for entry in self._entries.values()]
+
+    def find(self, tenant: str, pieces: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest beginning that is known; they count as used."""
+        keys = self._path(tenant, pieces)
+        for key in reversed(keys):
+            self._entries.move_to_end(key)
+        return [self._entries[key].block for key in keys]
+
+    def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
+        """How many blocks `find` would give."""
+        return len(self._path(tenant, pieces))
+
+    def _path(self, tenant: str, pieces: Sequence[bytes]) -> list[Key]:
+        before: str | int = tenant
+        keys: list[Key] = []
+        for piece in pieces:
+            entry = self._entries.get((before, piece))
+            if entry is None:
+                break
+            keys.append((before, piece))
+            before = entry.serial
+        return keys
+
+    def add(self, tenant: str, pieces: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Keep the blocks of a text; where a block of the same text is known, that one stays."""
+        before: str | int = tenant
+        keys: list[Key] = []
+        for piece, block in zip(pieces, blocks, strict=False):
+            key = (before, piece)
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = Entry(block, next(self._serials))
+                self.pool.share([block])
+                self._entries[key] = entry
+            keys.append(key)
+            before = entry.serial
+        for key in reversed(keys):
+            self._entries.move_to_end(key)
+        if self.most is not None:
+            self._drop(len(self._entries) - self.most)
+
+    def evict(self, wanted: int) -> None:
+        """Give up the least recently used entries until `wanted` blocks have become free, or none is left."""
+        while wanted > 0 and self._entries:
+            wanted -= self._drop(1)
+
+    def clear(self) -> None:
+        """Give up everything."""
+        self._drop(len(self._entries))
+
+    def _drop(self, number: int) -> int:
+        """Give up the oldest entries; how many blocks became free."""
+        freed = 0
+        for _ in range(number):
+            _, entry = self._entries.popitem(last=False)
+            self.pool.drop([entry.block])
+            freed += int(self.pool.counts[entry.block] == 0)
+        return freed
 
 
 class Arena:

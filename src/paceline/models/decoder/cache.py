@@ -1,17 +1,12 @@
-"""The key-value cache: one arena per model, cut into reference-counted blocks; a sequence is a list of blocks.
-
-In: lengths to make room for, forks, paths to keep. Out: slot numbers, and key and value *views* of the arena, so that
-scoring a
-sequence copies nothing. Not here: what is written (models.decoder.decoder), who may see what
-(models.decoder.tree_attention).
+"""The key-value cache of a sequence: a list of blocks of the model's arena (models.decoder.arena).
 
 A sequence's committed tokens fill its first `length` slots; the root and tree nodes of a step use the slots right
 behind them as scratch. A sequence that shares nothing stays physically contiguous: it grows in place, or moves to a
-free run of twice its size (amortised). Sequences that share a prefix after `fork` part where the first of them writes:
-the last, partial block is copied (copy-on-write), or the whole sequence if it is at most `copy_limit` tokens long,
-which makes it contiguous again. Where memory is limited and short, sequences take single blocks from wherever one is
-free instead. A change that an exception cuts short (Ctrl-C) leaks nothing: the next one starts from what the sequences
-say they hold (models.decoder.blocks).
+free run of twice its size (amortised), and scoring reads *views* of the arena, so that nothing is copied. Sequences
+that share a prefix after `fork` part where the first of them writes: the last, partial block is copied (copy-on-write),
+or the whole sequence if it is at most `copy_limit` tokens long, which makes it contiguous again. Where memory is
+limited and short, sequences take single blocks from wherever one is free instead. A change that an exception cuts short
+(Ctrl-C) leaks nothing: the next one starts from what the sequences say they hold.
 Source: PagedAttention (arXiv:2309.06180).
 """
 
@@ -23,11 +18,8 @@ import numpy as np
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.arena import Arena
-from paceline.models.decoder.blocks import BLOCK, BlockPool, adjacent, blocks_for
+from paceline.models.decoder.arena import BLOCK, Arena, adjacent, blocks_for
 from paceline.tree import first_nodes
-
-__all__ = ["BLOCK", "Arena", "BlockPool", "NativeCache", "adjacent", "blocks_for"]
 
 Views = list[tuple[torch.Tensor, torch.Tensor]]
 

@@ -1,7 +1,5 @@
 """The memory of a model's caches as the engine sees it: how many blocks there may be, who needs more, which prefixes
-are kept.
-
-In: an arena. Out: `models.base.CacheMemory`. Not here: who runs, waits or shares (engine.room, engine.prefix_cache).
+are kept. Who runs, waits or shares is for the engine to say.
 """
 
 from __future__ import annotations
@@ -11,16 +9,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.cache import BLOCK, Arena, NativeCache, blocks_for
-from paceline.models.decoder.prefixes import pieces_of
+from paceline.models.decoder.arena import BLOCK, Arena, blocks_for, pieces_of
+from paceline.models.decoder.cache import NativeCache
 from paceline.models.memory import available
 
-SHARE = 0.6
+MEMORY_SHARE = 0.6
 """Default limit as a share of the free memory: while a cache grows, old and new are held, half as much again."""
+
 
 UNLIMITED = 2**40
 
-KEPT = 2**30
+
+KEPT_BYTES = 2**30
 """Bytes of kept prefixes where the user gave no limit."""
 
 
@@ -61,9 +61,9 @@ class ArenaMemory:
         """
         arena, block = self._arena, self.block_bytes
         if size is None:
-            free = int(SHARE * (available(arena.kv.device) + arena.kv.nbytes))
+            free = int(MEMORY_SHARE * (available(arena.kv.device) + arena.kv.nbytes))
             arena.limit = max(len(arena.pool.counts), free // block)
-            arena.prefixes.most = min(self.capacity // 2, KEPT // block)
+            arena.prefixes.most = min(self.capacity // 2, KEPT_BYTES // block)
             return
         if size < 3 * block:
             raise ConfigError(

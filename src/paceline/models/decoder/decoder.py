@@ -1,30 +1,170 @@
 """The decoder-only transformer, one implementation for all families, driven by a ModelSpec.
 
-In: canonical weights, hidden states, a `Step` (what the rows attend to). Out: hidden states, logits. Not here: caches
-and masks (models.decoder.cache, models.decoder.tree_attention), tokens and sequences (models.decoder.native),
-checkpoints (models.loading.families).
-
-Layers work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h),
-see models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU
-(arXiv:2002.05202).
+Canonical weights (models.loading.weights), quantised or not, are taken out once each and become maps and norms. Layers
+work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
+models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU
+(arXiv:2002.05202), Mixtral of experts (arXiv:2401.04088).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
-from paceline.models.decoder.layer_weights import OwnWeights, Weights, head_of
-from paceline.models.decoder.linear import Map, RowInvariance, make_norm
-from paceline.models.decoder.moe import gated_mlp, make_moe
-from paceline.models.decoder.rope import Rope
-from paceline.models.decoder.tree_attention import AttentionShape, Step
-from paceline.models.spec import ModelSpec, RopeSpec
+from paceline.errors import ConfigError
+from paceline.models.decoder.linear import (
+    Map,
+    RowInvariance,
+    make_head_norm,
+    make_linear,
+    make_norm,
+    make_quantized_linear,
+)
+from paceline.models.decoder.rope import Rotation, Rotations
+from paceline.models.decoder.tree_attention import Step
+from paceline.models.spec import AttentionShape, ModelSpec
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
-Rotations = Mapping[str, Rotation]
+Weights = dict[str, torch.Tensor]
+
+
+class OwnWeights:
+    """One layer's part of the weights, handed out once each.
+
+    Args:
+        prefix: of the layer's canonical names.
+        dtype: of the activations.
+    """
+
+    def __init__(
+        self, weights: Weights, prefix: str, spec: ModelSpec, row_invariant: RowInvariance, dtype: torch.dtype
+    ) -> None:
+        self._weights, self._prefix, self._spec = weights, prefix, spec
+        self._row_invariant, self._dtype = row_invariant, dtype
+
+    def take(self, name: str) -> torch.Tensor:
+        """The tensor itself."""
+        return self._weights.pop(self._prefix + name)
+
+    def norm(self, name: str) -> Map | None:
+        """The norm of that name, if the layer has it."""
+        weight = self._weights.pop(f"{self._prefix}{name}.weight", None)
+        return None if weight is None else make_norm(weight, self._spec.norm_eps, offset=self._spec.norm_offset)
+
+    def linear(self, name: str, *, rows: torch.Tensor | None = None, columns: torch.Tensor | None = None) -> Map:
+        """The linear map of that name, its outputs and inputs reordered."""
+        weight, bias = self.take(f"{name}.weight"), self._weights.pop(f"{self._prefix}{name}.bias", None)
+        scale = self._weights.pop(f"{self._prefix}{name}.scale", None)
+        if rows is not None:
+            weight = weight[rows.to(weight.device)]
+            scale = None if scale is None else scale[rows.to(scale.device)]
+            bias = None if bias is None else bias[rows.to(bias.device)]
+        if scale is None and columns is not None:
+            weight = weight[:, columns.to(weight.device)]
+        return self._product(weight, scale, bias, columns)
+
+    def experts(self, name: str) -> list[Map]:
+        """The maps of all experts, from a stack of weights."""
+        weights, scales = self.take(f"experts.{name}"), self._weights.pop(f"{self._prefix}experts.{name}.scale", None)
+        return [self._product(weight, None if scales is None else scales[e]) for e, weight in enumerate(weights)]
+
+    def _product(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+    ) -> Map:
+        if scale is None:
+            return make_linear(weight, bias, row_invariant=self._row_invariant)
+        return make_quantized_linear(
+            weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
+        )
+
+    def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
+        """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""
+        kind, eps, offset = self._spec.qk_norm, self._spec.norm_eps, self._spec.norm_offset
+        if kind is None:
+            return None
+        q, k = self.take("q_norm.weight"), self.take("k_norm.weight")
+        if kind == "head":
+            by_head = torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)])
+            return _in_place(make_head_norm(by_head, eps, offset=offset), (0, shape.heads + shape.kv_heads), flat=False)
+        q_norm = _in_place(make_norm(q[order.to(q.device)], eps, offset=offset), (0, shape.heads), flat=True)
+        k_norm = _in_place(make_norm(k, eps, offset=offset), (shape.heads, shape.kv_heads), flat=True)
+
+        def both(qkv: torch.Tensor) -> None:
+            q_norm(qkv)
+            k_norm(qkv)
+
+        return both
+
+
+def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[torch.Tensor], None]:
+    def apply(qkv: torch.Tensor) -> None:
+        part = qkv.narrow(1, *heads)
+        part.copy_(norm(part.flatten(1)).view_as(part) if flat else norm(part))
+
+    return apply
+
+
+def head_of(spec: ModelSpec, weights: Weights, embedding: torch.Tensor, row_invariant: RowInvariance) -> Map:
+    """The head's map, without norm; a tied head takes the embedding unless it is quantised."""
+    scale = weights.pop("head.scale", None)
+    if scale is None:
+        return make_linear(embedding if spec.tied else weights.pop("head.weight"), row_invariant=row_invariant)
+    return make_quantized_linear(weights.pop("head.weight"), scale, dtype=embedding.dtype, row_invariant=row_invariant)
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def gated_mlp(gate_up: Map, down: Map, activation: str) -> Map:
+    """down(act(gate) * up) with gate and up from one matrix."""
+    act = ACTIVATIONS[activation]
+
+    def mlp(x: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up(x).chunk(2, -1)
+        return down(act(gate).mul_(up))
+
+    return mlp
+
+
+def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map]) -> Map:
+    """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
+
+    Args:
+        route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
+        back.
+    Raises:
+        ConfigError: the spec has no mixture.
+    """
+    moe = spec.moe
+    if moe is None:
+        raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
+    experts = [gated_mlp(*maps, spec.activation) for maps in zip(gate_up, down, strict=True)]
+    top_k, normed = moe.top_k, moe.norm_top_k
+
+    def mixture(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        share, chosen = torch.softmax(route(x), -1, dtype=wide).topk(top_k, -1)
+        if normed:
+            share = share / share.sum(-1, keepdim=True)
+        share = share.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, rank = (chosen == expert).nonzero(as_tuple=True)
+            out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
+        return out
+
+    return mixture
+
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -60,78 +200,6 @@ def attention_shape(spec: ModelSpec) -> AttentionShape:
         windows=windows,
         kind_of=tuple(windows.index(layer.window) for layer in spec.layers),
     )
-
-
-class Rotary:
-    """Cosines and signed sines for given positions, in the model's dtype, each (r, 1, dims).
-
-    Tables are kept for the kinds whose angles depend on the position alone; dynamic and longrope also depend on the
-    length.
-    """
-
-    def __init__(self, specs: Mapping[str, RopeSpec], device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
-        self._ropes = {key: Rope(spec, device) for key, spec in specs.items()}
-        self._by_length = {key for key, spec in specs.items() if spec.kind in {"dynamic", "longrope"}}
-        self._tables: dict[str, Rotation] = {}
-        self.size = 0
-
-    @property
-    def depends_on_length(self) -> bool:
-        return bool(self._by_length)
-
-    @property
-    def tables(self) -> Mapping[str, Rotation]:
-        """The tables, each (size, 1, dims), of the kinds whose angles depend on the position alone."""
-        return self._tables
-
-    def by_length(self, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> dict[str, Rotation]:
-        """Rotations of the kinds that also depend on the length; see `at`."""
-        return {key: self._dynamic(key, positions, lengths) for key in self._by_length}
-
-    def at(self, positions: range | Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotations:
-        """Rotations of the rows; `lengths` gives runs of (rows, sequence length) for the kinds that depend on it."""
-        if not self._ropes:
-            return {}
-        self.reserve((positions[-1] if isinstance(positions, range) else max(positions)) + 1)
-        if isinstance(positions, range):
-            start, count = positions[0], len(positions)
-            found = {
-                key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()
-            }
-        else:
-            found = self.select(torch.tensor(positions, device=self._device))
-        return found | self.by_length(positions, lengths)
-
-    def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
-        """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""
-        return {
-            key: (c.index_select(0, positions), s.index_select(0, positions)) for key, (c, s) in self._tables.items()
-        }
-
-    def reserve(self, size: int) -> None:
-        """Grow the tables to at least `size` positions."""
-        if size <= self.size:
-            return
-        self.size = max(512, 2 * size)
-        positions = torch.arange(self.size, device=self._device)
-        for key, rope in self._ropes.items():
-            if key not in self._by_length:
-                self._tables[key] = self._cast(rope.cos_sin(positions, self.size))
-
-    def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
-        index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
-        parts = [
-            rope.cos_sin(part, length)
-            for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)
-        ]
-        return self._cast((torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])))
-
-    def _cast(self, cos_sin: Rotation) -> Rotation:
-        cos, sin = (table.unsqueeze(1) for table in cos_sin)
-        half = sin.shape[-1] // 2
-        signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        return cos.to(self._dtype), signed.to(self._dtype)
 
 
 def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:

@@ -1,8 +1,10 @@
-"""A forward pass by PyTorch's operators: the readable form, the oracle, and what runs wherever compiled passes do not.
+"""A forward pass by PyTorch's operators: the readable form, the oracle, and what runs wherever compiled passes
+(models.cpu.compiled_decoder, with the same arguments) do not; and its strict form, which keeps a row's bits.
 
-In: segments with their tokens or hidden states. Out: logits, hidden states, taps. Not here: the layers
-(models.decoder.decoder), attention (models.decoder.tree_attention), compiled passes (models.cpu.compiled_decoder),
-which take the same arguments.
+Compiled passes need nothing for strict mode: every row goes through the same sums. PyTorch's matrix products choose
+their order of summation by the number of rows, so strict layers that do not keep a row's bits are multiplied in blocks
+of equally many rows (models.decoder.linear), and attention is summed chunk by chunk at fixed positions
+(models.decoder.strict_attention). models.decoder.invariance is the proof.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from typing import Protocol
 
 import torch
 
-from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
-from paceline.models.decoder.segments import Segment
-from paceline.models.decoder.tree_attention import BatchStep, Masks, SequenceStep, Step
+from paceline.errors import ConfigError
+from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan
+from paceline.models.decoder.rope import Rotary
+from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.decoder.strict_attention import products_keep_order
+from paceline.models.decoder.tree_attention import STRICT_ROWS, BatchStep, Masks, SequenceStep, Step
+from paceline.models.spec import ModelSpec
 
-Found = tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]
+PassResult = tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]
 
 
 class Passes(Protocol):
@@ -45,7 +51,7 @@ class Passes(Protocol):
         *,
         logits: Sequence[int] | None = None,
         states: bool = False,
-    ) -> Found:
+    ) -> PassResult:
         """Run the planned layers over all rows of the segments.
 
         Args:
@@ -78,7 +84,7 @@ class EagerPasses:
         *,
         logits: Sequence[int] | None = None,
         states: bool = False,
-    ) -> Found:
+    ) -> PassResult:
         """See `Passes.run`."""
         decoder = self._decoder
         x = inputs.clone() if isinstance(inputs, torch.Tensor) else decoder.embed(inputs)
@@ -100,3 +106,73 @@ class EagerPasses:
         if len(segments) == 1:
             return SequenceStep(self._decoder.shape, self._masks, segments[0])
         return BatchStep(self._decoder.shape, self._masks, segments)
+
+
+TRANSFORMERS = "it runs in transformers, whose sums depend on how a text is fed"
+
+
+def unavailable(name: str, reason: str) -> ConfigError:
+    """The refusal of strict mode."""
+    return ConfigError(f"exactness='strict' is not available for {name}: {reason}; use exactness='auto'")
+
+
+def refusal(spec: ModelSpec, device: torch.device) -> str | None:
+    """Why a model cannot decode in strict mode there, or None."""
+    if device.type != "cpu":
+        return f"no form of its passes on {device.type.upper()} is known to keep the bits of a row"
+    kinds = sorted({rope.kind for rope in spec.ropes.values()} & {"dynamic", "longrope"})
+    if kinds:
+        return f"its {kinds[0]} rotary embedding depends on how a prompt is cut into chunks"
+    return None
+
+
+class StrictPasses:
+    """Passes of PyTorch's operators that feed long inputs piece by piece, since attention beyond STRICT_ROWS takes
+    another form.
+
+    Attributes:
+        row_invariant: as of `models.decoder.eager.Passes`; False where this CPU's matrix products do not keep the order
+            of their sums.
+    """
+
+    def __init__(self, passes: EagerPasses, spec: ModelSpec) -> None:
+        self._passes, self._most = passes, max(1, STRICT_ROWS // (spec.num_heads // spec.num_kv_heads))
+        self.embed, self.head = passes.embed, passes.head
+        self.row_invariant = passes.row_invariant and products_keep_order(spec.num_kv_heads, spec.head_dim)
+
+    def run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        lengths: Sequence[tuple[int, int]],
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        *,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+    ) -> PassResult:
+        """See `models.decoder.eager.Passes.run`."""
+        rows = sum(segment.rows for segment in segments)
+        if rows <= self._most:
+            return self._passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states)
+        wanted = range(rows) if logits is None else logits
+        found: list[PassResult] = []
+        done = 0
+        for parts in split_into_passes(segments, self._most):
+            count = sum(part.stop - part.first for part in parts)
+            picked = [row - done for row in wanted if done <= row < done + count]
+            given = inputs[done : done + count]
+            found.append(
+                self._passes.run([_cut(part) for part in parts], given, (), plan, taps, logits=picked, states=states)
+            )
+            done += count
+        kept = {layer: torch.cat([one[2][layer] for one in found]) for layer in found[0][2]}
+        return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found]), kept
+
+
+def _cut(part: SegmentPart) -> Segment:
+    """The inputs of a segment up to the part's end, of which those before the part are in their slots."""
+    whole, stop = part.segment, part.stop
+    depths = None if whole.depths is None else whole.depths[:stop]
+    sees = None if whole.sees is None else whole.sees[:stop, :stop]
+    return Segment(whole.cache, stop, part.first, depths, sees)

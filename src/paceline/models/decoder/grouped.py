@@ -1,8 +1,6 @@
 """A runner whose fuzzy passes let neighbouring layers read the same state: EasySpec's way to draft.
 
-In: a ModelSpec with canonical weights, how many layers a group has; tokens and trees. Out: `Scores`. Not here: when
-passes may be fuzzy and what becomes of their keys and values (drafters.easyspec), the layers themselves
-(models.decoder.native).
+When passes may be fuzzy, and what becomes of their keys and values, is for drafters.draft_model.easyspec to say.
 
 The layers but the first and the last lie in groups. In a *fuzzy* pass all attention sub-layers of a group read the
 hidden state before the group; then their outputs are added in order, each followed by its MLP. All other passes run one
@@ -22,13 +20,12 @@ import torch
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import LayerPlan
-from paceline.models.decoder.layer_weights import Weights
+from paceline.models.decoder.decoder import LayerPlan, Weights
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
-LEAST: Final = 4
+MIN_LAYERS: Final = 4
 """Layers of a model in which two can be a group."""
 
 
@@ -99,11 +96,10 @@ class GroupedRunner(NativeRunner):
 
 
 def _refuse(spec: ModelSpec, name: str) -> None:
-    if spec.num_layers < LEAST:
+    if spec.num_layers < MIN_LAYERS:
         raise ConfigError(
-            f"the draft model of method 'easyspec' must have {LEAST} layers or more, {name} has {spec.num_layers}; "
-            f"take method "
-            "'draft_model'"
+            f"the draft model of method 'easyspec' must have {MIN_LAYERS} layers or more, "
+            f"{name} has {spec.num_layers}; take method 'draft_model'"
         )
     if any(rope.kind in {"dynamic", "longrope"} for rope in spec.ropes.values()):
         raise UnsupportedModelError(

@@ -1,14 +1,11 @@
 """The self-test of strict mode: has a row the same bits whatever is fed beside it, on this machine, for this model's
 shapes?
 
-In: a loaded native runner. Out: None, or the first thing that changed a row's bits, in words. Not here: what follows
-from it (engine.exactness).
-
 A short random text is fed as plain decoding feeds it: a prompt, then token by token. Then the same text is fed in other
 ways: the prompt in other pieces, and beside other prompts; tokens in chains of every width, in trees, at every place
 among rows of other sequences, in forked sequences; accepted paths are committed and decoding goes on behind them.
 Hidden states, logits and the keys and values in the cache must be the same bits every time. The text crosses borders at
-which sums are cut (models.decoder.attention_chunks).
+which sums are cut (models.decoder.strict_attention).
 
 Layers of one kind run the same code, so the pass stops behind the first layers among which every kind is found.
 """
@@ -21,10 +18,11 @@ from itertools import cycle
 
 import torch
 
-from paceline.models.decoder.attention_chunks import CHUNK
-from paceline.models.decoder.cache import BLOCK, NativeCache
+from paceline.models.decoder.arena import BLOCK
+from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import LayerPlan
 from paceline.models.decoder.native import NativeRunner
+from paceline.models.decoder.strict_attention import CHUNK
 from paceline.models.spec import ModelSpec
 from paceline.tree import EMPTY_TREE, TokenTree
 

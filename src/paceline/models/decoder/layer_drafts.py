@@ -1,8 +1,5 @@
 """Drafting with part of the target's own layers over its own caches: the seam of every method of self-speculation.
 
-In: caches of running sequences, their roots, what was drafted behind them, a `LayerPlan`. Out: logits and hidden
-states. Not here: what is drafted from them (drafters).
-
 The text's keys and values are those of the cache, which every layer of the plan shares with the target. Drafted
 positions go to the scratch slots behind it, where the next scoring pass writes again all that it reads: nothing of a
 draft is visible to verification. A sequence's cache lacks its last token, the root; so a draft begins by feeding that.
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.models.decoder.native import NativeRunner
 
 TURNS = 4
-MOST_PLANS = 256
+MAX_PLANS = 256
 """Plans that things are kept for: methods that go from plan to plan must not grow without end."""
 
 

@@ -1,21 +1,28 @@
 """Linear layers and norms as plain callables, in the form that is fastest on the device.
 
-In: dense weights. Out: closures `x -> x @ W.T + b` and `x -> norm(x)` without module overhead. Not here: which layer
-needs which.
-
 On CPUs where it works, oneDNN reorders the weights once for few rows, which makes 8 rows cost about as much as one, and
 gives a row the same bits whatever number of rows stands beside it (bfloat16). The operators are internal ones of
 PyTorch, so a probe checks them at first use; where it fails, `F.linear` serves.
+
+Weights of int8 and int4 are multiplied out to the dtype of the activations, block by block, for each product. That
+saves memory, not time: a step reads the small weights and writes and reads the large ones. PyTorch has operators that
+multiply small weights directly; they are internal too, so each is compared with the readable form for every shape,
+dtype and device it would serve, and taken where it agrees. (Compiled passes of the CPU multiply whole numbers, see
+models.cpu.)
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
+
+from paceline.models.loading.quantization import GROUP, factors, unpacked
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 RowInvariance = bool | Literal["proven"]
@@ -24,13 +31,13 @@ PACK_ROWS = 8
 """Rows that the reordered layout is chosen for; measured to be as good as any up to 512 rows."""
 
 
-SMALL = 2**17
+MIN_PACKED_ELEMENTS = 2**17
 """Float32 weights of fewer elements are multiplied faster densely: the packed operator costs about 9 microseconds a
 call.
 """
 
 
-PINNED = 16
+PINNED_ROWS = 16
 """Rows of a product whose shape is fixed."""
 
 
@@ -45,10 +52,10 @@ def make_linear(
 
     A packed layer holds a copy of its own; the dense weight can be freed. Without `row_invariant`, small float32
     weights stay dense, which is faster, but the bits of a row then depend on the number of rows. With "proven", a layer
-    whose rows depend on their number here is multiplied in blocks of PINNED rows.
+    whose rows depend on their number here is multiplied in blocks of PINNED_ROWS rows.
     """
     if packed is None:
-        small = weight.dtype is torch.float32 and weight.numel() < SMALL
+        small = weight.dtype is torch.float32 and weight.numel() < MIN_PACKED_ELEMENTS
         packed = can_pack(weight.device, weight.dtype) and (bool(row_invariant) or not small)
     linear = _packed(weight, bias) if packed else functools.partial(F.linear, weight=weight, bias=bias)
     return keeping_rows(linear, weight, weight.device, (packed, bias is None), row_invariant)
@@ -69,14 +76,14 @@ def keeping_rows(
 
 
 def pinned(linear: Map) -> Map:
-    """The same map in blocks of PINNED rows, the last one filled up: every row is computed in a product of one
+    """The same map in blocks of PINNED_ROWS rows, the last one filled up: every row is computed in a product of one
     shape.
     """
 
     def blocks(x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
-        x = F.pad(x, (0, 0, 0, -rows % PINNED))
-        return torch.cat([linear(block) for block in x.split(PINNED)])[:rows] if rows else linear(x)
+        x = F.pad(x, (0, 0, 0, -rows % PINNED_ROWS))
+        return torch.cat([linear(block) for block in x.split(PINNED_ROWS)])[:rows] if rows else linear(x)
 
     return blocks
 
@@ -86,16 +93,16 @@ def _keeps_rows(linear: Map, weight: torch.Tensor, device: torch.device, kind: t
     threads.
     """
     key = (*kind, *weight.shape, weight.dtype, torch.get_num_threads())
-    if key not in _KEEPS:
+    if key not in _KEEPS_ROWS:
         x = torch.randn(512, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(device, weight.dtype)
         rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 65, 130, 512)
         with torch.inference_mode():
             want = linear(x[-40:])
-            _KEEPS[key] = all(torch.equal(linear(x[-n:])[-40:], want[-n:]) for n in rows)
-    return _KEEPS[key]
+            _KEEPS_ROWS[key] = all(torch.equal(linear(x[-n:])[-40:], want[-n:]) for n in rows)
+    return _KEEPS_ROWS[key]
 
 
-_KEEPS: dict[tuple[object, ...], bool] = {}
+_KEEPS_ROWS: dict[tuple[object, ...], bool] = {}
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Map:
@@ -180,3 +187,136 @@ def make_head_norm(weight_hd: torch.Tensor, eps: float, *, offset: bool = False)
         return (plain(x.float()) * weight).to(x.dtype)
 
     return norm
+
+
+log = logging.getLogger("paceline")
+
+DENSE_BLOCK = 2**24
+"""Weights that are multiplied out at a time: 64 MiB in float32."""
+
+INNER_TILES = 8
+"""Inner tiles of 16 inputs in PyTorch's layout of int4 weights."""
+
+PROBE_ROWS, TOLERANCE = 5, 2.0**-6
+"""Rows of the comparison; root mean square difference relative to the result that a direct operator may have in
+bfloat16.
+"""
+
+
+def dense(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weights (..., out, in) that whole numbers and scales stand for, rounded to `dtype` once."""
+    if dtype is torch.float32:
+        return unpacked(weight) * factors(scale.float(), weight)
+    out = torch.empty(
+        *weight.shape[:-1],
+        weight.shape[-1] * (1 if weight.dtype is torch.int8 else 2),
+        dtype=dtype,
+        device=weight.device,
+    )
+    return torch.mul(unpacked(weight), factors(scale.float(), weight), out=out)
+
+
+def make_quantized_linear(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    row_invariant: RowInvariance = True,
+    columns: torch.Tensor | None = None,
+) -> Map:
+    """x (r, in) -> (r, out) in x's dtype for an int8 weight (out, in) or pairs (out, in / 2) uint8, with their scales.
+
+    Args:
+        dtype: of the activations.
+        row_invariant: see `models.decoder.linear.make_linear`; "proven" multiplies in blocks of equally many rows where
+            that is needed.
+        columns: (in,) the input that each element of x is; None: in order.
+    """
+    linear = _direct(weight, scale, bias, dtype) or partial(_by_blocks, weight, scale, bias)
+    if columns is not None:
+        linear = _reordered(linear, columns.argsort().to(weight.device))
+    inputs = weight.shape[1] * (1 if weight.dtype is torch.int8 else 2)
+    kind = (weight.dtype, bias is None, columns is None)
+    return keeping_rows(
+        linear, torch.empty(len(weight), inputs, dtype=dtype, device="meta"), weight.device, kind, row_invariant
+    )
+
+
+def _by_blocks(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    rows = max(1, DENSE_BLOCK // x.shape[-1])
+    if len(weight) <= rows:
+        return F.linear(x, dense(weight, scale, x.dtype), bias)
+    parts = zip(weight.split(rows), scale.split(rows), strict=True)
+    out = torch.cat([F.linear(x, dense(own, factor, x.dtype)) for own, factor in parts], -1)
+    return out if bias is None else out.add_(bias)
+
+
+def _reordered(linear: Map, order: torch.Tensor) -> Map:
+    return lambda x: linear(x.index_select(-1, order))
+
+
+def _direct(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Map | None:
+    """The product by an operator that takes small weights, if this PyTorch has one that agrees with the readable
+    form.
+    """
+    if dtype is not torch.bfloat16:
+        return None
+    key = (weight.dtype, *weight.shape, weight.device)
+    if _DIRECT_SERVES.get(key) is False:
+        return None
+    try:
+        found = _direct_int8(weight, scale, bias) if weight.dtype is torch.int8 else _direct_int4(weight, scale, bias)
+        if key not in _DIRECT_SERVES:
+            _DIRECT_SERVES[key] = found is not None and _agrees(
+                found, partial(_by_blocks, weight, scale, bias), weight, dtype
+            )
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError) as reason:
+        log.debug("no direct product with %s weights here: %s", weight.dtype, reason)
+        _DIRECT_SERVES[key] = False
+    return found if _DIRECT_SERVES[key] else None
+
+
+_DIRECT_SERVES: dict[tuple[object, ...], bool] = {}
+"""What `_direct` found, by dtype and shape of the weight, and device."""
+
+
+def _direct_int8(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Map:
+    ones, offset = (
+        torch.ones(len(weight), dtype=torch.bfloat16, device=weight.device),
+        None if bias is None else bias.float(),
+    )
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        out = (
+            torch._weight_int8pack_mm(x, weight, ones).float().mul_(scale)
+        )  # scales in bfloat16 would err as much as int8 does
+        return (out if offset is None else out.add_(offset)).to(x.dtype)
+
+    return linear
+
+
+def _direct_int4(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Map | None:
+    outputs, inputs = len(weight), 2 * weight.shape[1]
+    if weight.device.type != "cuda" or outputs % 8 or inputs % (16 * INNER_TILES):
+        return None
+    swapped = (weight << 4) | (weight >> 4)  # the operator wants the first of a pair in the high half
+    packed = torch._convert_weight_to_int4pack(swapped, INNER_TILES)
+    both = torch.stack((scale, torch.zeros_like(scale)), -1).transpose(0, 1).contiguous()
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch._weight_int4pack_mm(x, packed, GROUP, both)
+        return out if bias is None else out.add_(bias)
+
+    return linear
+
+
+def _agrees(candidate: Map, reference: Map, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    inputs = weight.shape[1] * (1 if weight.dtype is torch.int8 else 2)
+    x = torch.randn(PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(0)).to(weight.device, dtype)
+    with torch.inference_mode():
+        for rows in (1, PROBE_ROWS):
+            ours, theirs = candidate(x[:rows]).float(), reference(x[:rows]).float()
+            if not (ours - theirs).square().mean().sqrt() <= TOLERANCE * theirs.square().mean().sqrt():
+                return False
+    return True

@@ -1,15 +1,13 @@
 """The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of
 ModelSpec.
 
-In: a ModelSpec with canonical weights; sequences, prompt chunks, roots and trees. Out: `Scores`. It keeps the promise
-of `models.base.Runner` with all capabilities, and adds passes over parts of the stack (`run_layers`) and from given
-hidden states, and
-the head on any hidden state. Not here: reading checkpoints (models.load), sampling, drafting.
+It keeps the promise of `models.base.Runner` with all capabilities, and adds passes over parts of the stack
+(`run_layers`) and from given hidden states, and the head on any hidden state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -17,16 +15,16 @@ from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
 from paceline.models.cpu.eligibility import fits
 from paceline.models.cuda.graphs import ScoringGraphs
-from paceline.models.decoder.cache import Arena, NativeCache
+from paceline.models.decoder.arena import Arena
+from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.cache_memory import ArenaMemory
-from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Rotary
-from paceline.models.decoder.eager import EagerPasses, Found, Passes
-from paceline.models.decoder.layer_weights import Weights
+from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Weights
+from paceline.models.decoder.eager import EagerPasses, Passes, PassResult
 from paceline.models.decoder.linear import RowInvariance
+from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
-from paceline.models.decoder.shape_info import bytes_read, fingerprint
 from paceline.models.decoder.tree_attention import Masks
-from paceline.models.loading.quantization import form_of
+from paceline.models.loading.quantization import form_of, is_quantized
 from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
@@ -47,7 +45,7 @@ class NativeRunner:
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
         gather.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
-            (models.decoder.strict).
+            (models.decoder.eager).
     """
 
     capabilities = Capabilities(
@@ -107,17 +105,17 @@ class NativeRunner:
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
         if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
-            from paceline.models.cpu.compiled_decoder import FusedDecoder
+            from paceline.models.cpu.compiled_decoder import CompiledDecoder
 
-            return FusedDecoder(self.spec, weights, self.arena), None
+            return CompiledDecoder(self.spec, weights, self.arena), None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
             graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
         if row_invariant == "proven":
-            from paceline.models.decoder.strict import InParts
+            from paceline.models.decoder.eager import StrictPasses
 
-            return InParts(
+            return StrictPasses(
                 EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True)), self.spec
             ), graphs
         return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
@@ -294,7 +292,7 @@ class NativeRunner:
         chunked: bool = False,
         logits: Sequence[int] | None = None,
         states: bool = False,
-    ) -> Found:
+    ) -> PassResult:
         lengths: Sequence[tuple[int, int]] = ()
         if self.rotary.depends_on_length:
             lengths = self._lengths(segments, [p for s in segments for p in s.positions()], chunked)
@@ -305,3 +303,25 @@ class NativeRunner:
     ) -> Sequence[tuple[int, int]]:
         """Runs of (rows, length) for the rotary kinds that depend on it."""
         return run_lengths(segments, positions, chunked)
+
+
+def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of weights that one pass of one row reads: all but the embedding (unless tied) and the experts left out."""
+    total = 0
+    for name, weight in weights.items():
+        share = 1.0
+        if name == "embed.weight" and (not spec.tied or is_quantized(weights)):
+            continue
+        if ".experts." in name and spec.moe is not None:
+            share = spec.moe.top_k / spec.moe.experts
+        total += int(weight.nbytes * share)
+    return total
+
+
+def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
+    """Names the shape and type of a model: what costs that were measured belong to."""
+    experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
+    return (
+        f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
+        f"-{spec.intermediate_size}{experts}-{spec.vocab_size}-{str(dtype).removeprefix('torch.')}"
+    )

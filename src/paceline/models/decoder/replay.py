@@ -1,30 +1,38 @@
-"""The native runner for rotary embeddings whose angles depend on the length of the text (longrope, dynamic).
+"""The native runners for rotary embeddings whose angles depend on the length of the text: dynamic and longrope.
 
-In:  what `models.decoder.native` takes. Out: a runner that remembers each sequence's tokens and runs them through the
-model again where their cached angles no longer hold. Not here: the angles (models.decoder.rope), when longrope changes
-regime (models.decoder.longrope).
+They remember each sequence's tokens and run them through the model again where their cached angles no longer hold.
 
 *Dynamic*: the base grows with every token beyond the declared context, and what is cached keeps its angles, as in
 transformers, where a prompt is one pass. So a prompt that comes in chunks is run again for every chunk beyond that
 context, and ends as one pass over it would have left it; from the first scored step on, tokens count one by one.
+
+*Longrope*: the angles change for the whole text where it outgrows the original context, and logits after n tokens are
+those of one forward pass over the n tokens. A cache is filled in one *regime*, short or long. Where a sequence enters
+the other one, its tokens are run through the model again, once; a tree that reaches over the border is scored in both
+regimes, and each row is taken from its own. The long copy made for that is kept, fed along, and becomes the sequence's
+cache when the sequence itself has crossed. A prompt fed in chunks ends in the regime of its full length (rows of
+earlier chunks keep that of theirs). Source: LongRoPE (arXiv:2402.13753).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from paceline.errors import CapabilityError
 from paceline.models.base import check_extend, check_score
-from paceline.models.decoder.cache import Arena, NativeCache
+from paceline.models.decoder.arena import Arena
+from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.decoder.segments import Segment
+from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
-CHUNK = 512
+REPLAY_CHUNK = 512
 """Tokens of one pass when a sequence is run again."""
 
 UNKNOWN = -1
@@ -176,8 +184,8 @@ class ReplayRunner(NativeRunner):
 
     def _replay(self, cache: ReplayCache, tokens: Sequence[int]) -> None:
         """Append the part of `tokens` that the cache lacks."""
-        for start in range(cache.length, len(tokens), CHUNK):
-            chunk = tokens[start : start + CHUNK]
+        for start in range(cache.length, len(tokens), REPLAY_CHUNK):
+            chunk = tokens[start : start + REPLAY_CHUNK]
             NativeRunner.extend(self, [cache], [chunk])
             cache.tokens.extend(chunk)
 
@@ -192,3 +200,135 @@ class ReplayRunner(NativeRunner):
         if chunked:
             return [(segment.rows, cache.forced or cache.length + segment.inputs)]
         return [(1, position + 1) for position in segment.positions()]
+
+
+class LongRopeCache(ReplayCache):
+    """A sequence that knows its regime.
+
+    Attributes:
+        long: regime of what is cached.
+        copy: the same text in the other regime, as far as it was fed, or None.
+    """
+
+    __slots__ = ("copy", "long")
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        self.long = False
+        self.copy: LongRopeCache | None = None
+
+    def truncate(self, length: int) -> None:
+        """See `NativeCache.truncate`."""
+        super().truncate(length)
+        if self.copy is not None and self.copy.length > length:
+            self.copy.truncate(length)
+
+    def fork(self) -> LongRopeCache:
+        """See `NativeCache.fork`; the copy in the other regime stays behind."""
+        other = super().fork()
+        assert isinstance(other, LongRopeCache)
+        other.long = self.long
+        return other
+
+    def release(self) -> None:
+        """See `NativeCache.release`."""
+        super().release()
+        if self.copy is not None:
+            self.copy.release()
+
+    def become(self, other: LongRopeCache) -> None:
+        """Take over what `other` has cached; `other` is used up."""
+        self.arena.begin()
+        self.arena.pool.drop(self.blocks)
+        self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
+        self.long, self.copy, other.blocks = other.long, None, []
+        self.arena.pool.end()
+        self.settle()
+        self._views.clear()
+        other.release()
+
+
+class LongRopeRunner(ReplayRunner):
+    """See `NativeRunner`. `run_layers` works in the regime of the root; sequences fed with embeddings cannot change
+    theirs.
+    """
+
+    def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
+        super().__init__(spec, *args, **options)
+        self.original = original_context(spec)
+
+    def open(self) -> LongRopeCache:
+        """A new, empty sequence."""
+        return LongRopeCache(self.arena)
+
+    def score(  # type: ignore[override]  # takes the handles that `open` gives
+        self,
+        caches: Sequence[LongRopeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Scores:
+        """See `NativeRunner.score`."""
+        scores = super().score(caches, roots, trees, taps=taps, computed=computed)
+        for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
+            if not cache.long and cache.length + 1 + tree.max_depth > self.original:
+                self._replace_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
+        return scores
+
+    def _before_step(self, caches: Sequence[ReplayCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        super()._before_step(caches, roots, trees)
+        for cache in caches:
+            self._before_chunk(cache, cache.length + 1)
+
+    def _before_chunk(self, cache: ReplayCache, length: int) -> None:
+        """Bring the cache into the regime of a text of `length` tokens."""
+        assert isinstance(cache, LongRopeCache)
+        long = length > self.original
+        if cache.long == long:
+            return
+        if cache.length == 0:
+            cache.long = long
+        else:
+            cache.become(self._other_regime(cache))
+
+    def _other_regime(self, cache: LongRopeCache) -> LongRopeCache:
+        """The committed text of a sequence in the other regime."""
+        tokens = self._known(cache, self.original)
+        if cache.copy is None:
+            cache.copy = self.open()
+            cache.copy.long = not cache.long
+        self._replay(cache.copy, tokens)
+        return cache.copy
+
+    @torch.inference_mode()
+    def _replace_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> None:
+        """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from
+        there.
+        """
+        beyond = [i for i, depth in enumerate([0, *tree.depths.tolist()]) if cache.length + depth + 1 > self.original]
+        rows = [i for i in beyond if i >= done]
+        other = self._other_regime(cache)
+        again = super(ReplayRunner, self).score([other], [cache.pending[0]], [tree], taps=tuple(scores.taps))
+        targets = [scores.rows[index] + i - done for i in rows]
+        scores.logits[targets] = again.logits[rows]
+        for layer, tap in scores.taps.items():
+            tap[targets] = again.taps[layer][rows]
+
+    def _runs(self, segment: Segment, chunked: bool) -> list[tuple[int, int]]:
+        cache = segment.cache
+        assert isinstance(cache, LongRopeCache)
+        if cache.long:
+            return [(segment.rows, self.original + 1)]
+        return [(segment.rows, self.original)] if chunked else super()._runs(segment, chunked)
+
+
+def original_context(spec: ModelSpec) -> int:
+    """The length up to which the short angles of a longrope model hold."""
+    original: Any = [
+        rope.scaling.get("original_max_position_embeddings", rope.max_position)
+        for rope in spec.ropes.values()
+        if rope.kind == "longrope"
+    ]
+    return int(original[0])

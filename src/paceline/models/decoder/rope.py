@@ -1,8 +1,7 @@
 """Rotary position embedding: cosines and sines of positions, for every way of scaling that checkpoints ask for.
 
-In:  a RopeSpec, positions, the length of the sequence they belong to. Out: float32 tables in the half-duplicated
-convention (pair i is made of dimensions i and i + dims / 2), attention scaling multiplied in. Not here: applying them
-(models.decoder.decoder), reading configurations (models.loading.rope_keys).
+Tables are float32 in the half-duplicated convention (pair i is made of dimensions i and i + dims / 2), attention
+scaling multiplied in; `Rotary` keeps them in the dtype and on the device of a model.
 
 The kinds default, linear, yarn and llama3 depend on the position alone and come from a table that grows on demand. Two
 kinds also depend on the length: *longrope* has one table for lengths up to `original_max_position_embeddings` and one
@@ -15,7 +14,7 @@ published as a post without a paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -170,3 +169,81 @@ def _attention_scaling(spec: RopeSpec) -> float:
 
 def _yarn_temperature(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0
+
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+Rotations = Mapping[str, Rotation]
+
+
+class Rotary:
+    """Cosines and signed sines for given positions, in the model's dtype, each (r, 1, dims).
+
+    Tables are kept for the kinds whose angles depend on the position alone; dynamic and longrope also depend on the
+    length.
+    """
+
+    def __init__(self, specs: Mapping[str, RopeSpec], device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._ropes = {key: Rope(spec, device) for key, spec in specs.items()}
+        self._by_length = {key for key, spec in specs.items() if spec.kind in {"dynamic", "longrope"}}
+        self._tables: dict[str, Rotation] = {}
+        self.size = 0
+
+    @property
+    def depends_on_length(self) -> bool:
+        return bool(self._by_length)
+
+    @property
+    def tables(self) -> Mapping[str, Rotation]:
+        """The tables, each (size, 1, dims), of the kinds whose angles depend on the position alone."""
+        return self._tables
+
+    def by_length(self, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> dict[str, Rotation]:
+        """Rotations of the kinds that also depend on the length; see `at`."""
+        return {key: self._dynamic(key, positions, lengths) for key in self._by_length}
+
+    def at(self, positions: range | Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotations:
+        """Rotations of the rows; `lengths` gives runs of (rows, sequence length) for the kinds that depend on it."""
+        if not self._ropes:
+            return {}
+        self.reserve((positions[-1] if isinstance(positions, range) else max(positions)) + 1)
+        if isinstance(positions, range):
+            start, count = positions[0], len(positions)
+            found = {
+                key: (c.narrow(0, start, count), s.narrow(0, start, count)) for key, (c, s) in self._tables.items()
+            }
+        else:
+            found = self.select(torch.tensor(positions, device=self._device))
+        return found | self.by_length(positions, lengths)
+
+    def select(self, positions: torch.Tensor) -> dict[str, Rotation]:
+        """Rotations of the kinds that depend on the position alone, for (r,) int64 positions below `size`."""
+        return {
+            key: (c.index_select(0, positions), s.index_select(0, positions)) for key, (c, s) in self._tables.items()
+        }
+
+    def reserve(self, size: int) -> None:
+        """Grow the tables to at least `size` positions."""
+        if size <= self.size:
+            return
+        self.size = max(512, 2 * size)
+        positions = torch.arange(self.size, device=self._device)
+        for key, rope in self._ropes.items():
+            if key not in self._by_length:
+                self._tables[key] = self._cast(rope.cos_sin(positions, self.size))
+
+    def _dynamic(self, key: str, positions: Sequence[int], lengths: Sequence[tuple[int, int]]) -> Rotation:
+        index, rope = torch.tensor(list(positions), device=self._device), self._ropes[key]
+        parts = [
+            rope.cos_sin(part, length)
+            for part, (_, length) in zip(index.split([n for n, _ in lengths]), lengths, strict=True)
+        ]
+        return self._cast((torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])))
+
+    def _cast(self, cos_sin: Rotation) -> Rotation:
+        cos, sin = (table.unsqueeze(1) for table in cos_sin)
+        half = sin.shape[-1] // 2
+        signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        return cos.to(self._dtype), signed.to(self._dtype)

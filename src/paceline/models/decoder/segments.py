@@ -1,7 +1,4 @@
-"""One sequence's part of a forward pass: which inputs are fed, where they stand, what they see of each other.
-
-In: caches, chunks, trees. Out: `Segment`s, and the spans of cache slots that their rows may see. Not here: tensors.
-"""
+"""One sequence's part of a forward pass: which inputs are fed, where they stand, what they see of each other."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.cache import BLOCK, NativeCache
+from paceline.models.decoder.arena import BLOCK
+from paceline.models.decoder.cache import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 
 
@@ -111,3 +109,29 @@ def run_lengths(segments: Sequence[Segment], positions: Sequence[int], chunk: bo
     if chunk:
         return [(segment.rows, segment.cache.length + segment.inputs) for segment in segments]
     return [(1, position + 1) for position in positions]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPart:
+    """Rows first .. stop - 1 of a segment's inputs, fed in one pass."""
+
+    segment: Segment
+    first: int
+    stop: int
+
+
+def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[SegmentPart]]:
+    """Passes of at most `most` rows that feed all segments in order."""
+    passes: list[list[SegmentPart]] = [[]]
+    room = most
+    for segment in segments:
+        at = segment.done
+        while at < segment.inputs:
+            if room == 0:
+                passes.append([])
+                room = most
+            stop = min(segment.inputs, at + room)
+            passes[-1].append(SegmentPart(segment, at, stop))
+            room -= stop - at
+            at = stop
+    return passes

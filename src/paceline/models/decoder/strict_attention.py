@@ -1,39 +1,207 @@
 """Attention of PyTorch's operators on the CPU that keeps a row's bits: the prefix in chunks, the tree apart, merged by
 log-sum-exp.
 
-In: one sequence's part of a pass, its cache (keys and values of the fed rows written already), query rows. Out:
-attention output.
-Not here: the faster form whose bits may depend on other rows (models.decoder.tree_attention), the plan of chunks
-(models.decoder.attention_chunks), other devices (models.cuda.fixed_shape_attention).
-
 Chunk k holds the positions k * CHUNK .. (k + 1) * CHUNK - 1. A row at position t sees all chunks before its own as a
 whole, and of its own, the last, what a small mask says. Each chunk is widened to float32 while it is in the processor's
 cache, multiplied for all heads at once, and gives an output o, a maximum m and a sum l; o is merged from left to right
 with weights l * exp(m - max m).
 
+All rows whose positions lie in one chunk form a group. The slots of chunks before it are in the order of positions
+unless the committed tokens end before the chunk of the group begins and a tree, not a chain, follows: then every row
+beyond that border gets a group of its own, whose slots are gathered in the order of its own path. That happens at one
+border in CHUNK positions.
+
 A row has the same bits whatever tree or batch it is part of. That rests on two properties of float32 matrix
-products, which `products_keep_order` checks on the machine at hand: in multiples of LEAST rows, a row does not depend
-on the others, and up to PIECE + SLACK summands are added in their order, so that zeros between them (nodes of other
-branches) change nothing. So sums over the last chunk go piece by piece at fixed positions, and the sum of the weights
-is a product with ones. Sources: online softmax (arXiv:1805.02867), FlashAttention-2 (arXiv:2307.08691), cascade
+products, which `products_keep_order` checks on the machine at hand: in multiples of ROW_MULTIPLE rows, a row does not
+depend on the others, and up to PIECE + SLACK summands are added in their order, so that zeros between them (nodes of
+other branches) change nothing. So sums over the last chunk go piece by piece at fixed positions, and the sum of the
+weights is a product with ones. Sources: online softmax (arXiv:1805.02867), FlashAttention-2 (arXiv:2307.08691), cascade
 inference over shared prefixes (Ye et al.).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from paceline.models.decoder.attention_chunks import CHUNK, PIECE, SLACK, Group, Part, plan
+from paceline.models.decoder.arena import BLOCK
+from paceline.models.decoder.segments import Segment
+from paceline.models.spec import AttentionShape
 
 if TYPE_CHECKING:
     from paceline.models.decoder.segments import Segment
-    from paceline.models.decoder.tree_attention import AttentionShape
+    from paceline.models.spec import AttentionShape
 
-LEAST = 4
+
+CHUNK = 512
+"""Positions of a chunk: 2 MB of widened keys and values for 8 heads of 64, which stay in the second and third level
+cache.
+"""
+
+PIECE, SLACK = 128, 64
+"""Sums over the last chunk go on at multiples of PIECE positions; a piece that holds nodes is up to SLACK slots wider.
+Products of that width add in order; wider ones need not.
+"""
+
+FAR = -1e30
+"""Mask value: finite, so that a row that sees nothing of a chunk gives it the weight 0 and no NaN."""
+
+Index = np.ndarray[tuple[int], np.dtype[np.int64]]
+Bools = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSlots:
+    """Slots `start` .. `start + count - 1` of the arena, or the slots `index`; what its rows see of them as mask (n,
+    count).
+    """
+
+    start: int
+    count: int
+    index: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Slots of the last part that are summed in one product; `within` (n, count) is 1 where the position belongs to the
+    piece.
+    """
+
+    start: int
+    count: int
+    within: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows that share their chunks: which of the fed rows, whole chunks, the last one, and the pieces of its sums."""
+
+    rows: list[int]
+    chunks: list[ChunkSlots]
+    tail: ChunkSlots
+    pieces: list[Piece]
+
+
+def plan_chunks(segment: Segment, window: int | None) -> list[RowGroup]:
+    """Groups in which every fed row is once."""
+    return _ChunkPlanner(segment, window).groups()
+
+
+class _ChunkPlanner:
+    def __init__(self, segment: Segment, window: int | None) -> None:
+        self.segment, self.window = segment, window
+        self.length, self.inputs, self.done = segment.cache.length, segment.inputs, segment.done
+        depths = np.arange(self.inputs) if segment.depths is None else segment.depths
+        self.positions: Index = self.length + depths
+        self.sees: Bools = np.tri(self.inputs, dtype=np.bool_) if segment.sees is None else segment.sees
+
+    def groups(self) -> list[RowGroup]:
+        at = self.positions[self.done :]
+        everyone = list(range(self.done, self.inputs))
+        found = []
+        for k in sorted(set((at // CHUNK).tolist())):
+            rows = [i for i in everyone if self.positions[i] // CHUNK == k]
+            if self.segment.sees is None or k * CHUNK <= self.length:
+                found.append(self._shared(rows, k))
+            else:
+                found.extend(self._alone(row, k) for row in rows)
+        return found
+
+    def _shared(self, rows: list[int], k: int) -> RowGroup:
+        """Rows that see chunks 0 .. k - 1, whose slots are in the order of positions, and some of all slots behind."""
+        stop = -(-(self.length + self.inputs) // BLOCK) * BLOCK
+        begin = k * CHUNK
+        keys = np.full(stop - begin, -1)
+        known = max(self.length - begin, 0)
+        keys[:known] = np.arange(begin, begin + known)
+        skipped = max(begin - self.length, 0)
+        nodes = np.arange(skipped, self.inputs)
+        keys[known : known + len(nodes)] = self.positions[nodes]
+        seen = np.zeros((len(rows), stop - begin), np.bool_)
+        seen[:, :known] = True
+        seen[:, known : known + len(nodes)] = self.sees[rows][:, nodes]
+        slots = None if self.segment.cache.base >= 0 else self.segment.cache.slot_index(0, stop)
+        parts = self._parts(rows, k, slots, keys, seen)
+        return RowGroup([row - self.done for row in rows], *parts, self._pieces(begin, keys, rows))
+
+    def _alone(self, row: int, k: int) -> RowGroup:
+        """One row with all its keys gathered in the order of its path."""
+        ancestors = np.flatnonzero(self.sees[row])
+        slots = self.segment.cache.slot_index(0, self.length + self.inputs)
+        slots = np.concatenate([slots[: self.length], slots[self.length + ancestors]])
+        stop = -(-len(slots) // BLOCK) * BLOCK
+        keys = np.arange(k * CHUNK, stop)
+        keys[len(slots) - k * CHUNK :] = -1
+        slots = np.concatenate([slots, np.full(stop - len(slots), slots[-1])])
+        pieces = [Piece(at, min(PIECE, len(keys) - at)) for at in range(0, len(keys), PIECE)]
+        return RowGroup([row - self.done], *self._parts([row], k, slots, keys, (keys >= 0)[None]), pieces)
+
+    def _parts(
+        self, rows: list[int], k: int, slots: Index | None, keys: Index, seen: Bools
+    ) -> tuple[list[ChunkSlots], ChunkSlots]:
+        """Whole chunks before chunk k, and the rest with its mask; `slots` None stands for a contiguous sequence."""
+        chunks = []
+        for begin in range(self._first_chunk(rows, k) * CHUNK, k * CHUNK, CHUNK):
+            near = None if self.window is None else self._near(rows, np.arange(begin, begin + CHUNK))
+            chunks.append(self._part(begin, CHUNK, slots, near))
+        near = self._near(rows, keys)
+        return chunks, self._part(k * CHUNK, len(keys), slots, seen if near is None else seen & near)
+
+    def _first_chunk(self, rows: Sequence[int], k: int) -> int:
+        if self.window is None:
+            return 0
+        return min(k, max(0, int(self.positions[list(rows)].min()) - self.window + 1) // CHUNK)
+
+    def _near(self, rows: Sequence[int], keys: Index) -> Bools | None:
+        """(n, keys) which keys lie in the window of a row; None if all do."""
+        if self.window is None:
+            return None
+        near: Bools = keys[None] > self.positions[list(rows)][:, None] - self.window
+        return None if near.all() else near
+
+    def _part(self, start: int, count: int, slots: Index | None, seen: Bools | None) -> ChunkSlots:
+        mask = None
+        if seen is not None and not seen.all():
+            mask = torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), FAR)
+        if slots is None:
+            return ChunkSlots(self.segment.cache.base + start, count, None, mask)
+        own = slots[start : start + count]
+        adjacent = bool((np.diff(own) == 1).all())
+        return ChunkSlots(int(own[0]), count, None if adjacent else torch.from_numpy(own), mask)
+
+    def _pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
+        """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a
+        factor if not.
+        """
+        if self.segment.sees is None or self.positions.max() // PIECE == self.length // PIECE:
+            edges = [*range(0, len(keys), PIECE)]
+            if self.segment.sees is not None:
+                edges = edges[: (self.length - begin) // PIECE + 1]
+            return [Piece(a, (edges[i + 1] if i + 1 < len(edges) else len(keys)) - a) for i, a in enumerate(edges)]
+        return self._pieces_of_tree(begin, keys, rows)
+
+    def _pieces_of_tree(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
+        pieces, known = [], self.length - begin
+        last = int(self.positions[list(rows)].max()) - begin
+        for lo in range(0, last + 1, PIECE):
+            if lo + PIECE <= known:
+                pieces.append(Piece(lo, PIECE))
+                continue
+            start = min(lo, known)
+            own = keys[start:]
+            inside = (own >= begin + lo) & (own < begin + lo + PIECE)
+            within = torch.from_numpy(inside.astype(np.float32)).expand(len(rows), len(own))
+            pieces.append(Piece(start, len(own), within))
+        return pieces
+
+
+ROW_MULTIPLE = 4
 """Rows come in multiples of this: some other numbers take another matrix product, with other bits."""
 
 ONES = 16
@@ -64,7 +232,7 @@ class Workspace:
         return self._ones.narrow(1, 0, slots).expand(heads, slots, ONES)
 
 
-class SplitAttention:
+class StrictAttention:
     """The attention of one sequence's rows in one pass.
 
     Args:
@@ -77,7 +245,7 @@ class SplitAttention:
 
     def __init__(self, shape: AttentionShape, work: Workspace, segment: Segment) -> None:
         self._shape, self._work, self._count = shape, work, segment.rows
-        self._plans = [plan(segment, window) for window in shape.windows]
+        self._plans = [plan_chunks(segment, window) for window in shape.windows]
 
     def attend(self, layer: int, qkv: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
         """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d); `cached` (slots, 2 * h, d) is the layer's
@@ -95,10 +263,10 @@ class SplitAttention:
             out[group.rows] = self._group(group, queries[:, group.rows], cached).to(qkv.dtype).view(len(group.rows), -1)
         return out
 
-    def _group(self, group: Group, queries: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+    def _group(self, group: RowGroup, queries: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
         """(n, g, h, d) float32 for queries (h, n, g, d)."""
         heads, n, per, dim = queries.shape
-        rows, parts = -(-n * per // LEAST) * LEAST, len(group.chunks) + 1
+        rows, parts = -(-n * per // ROW_MULTIPLE) * ROW_MULTIPLE, len(group.chunks) + 1
         q = torch.zeros(heads, rows, dim) if rows > n * per else torch.empty(heads, rows, dim)
         q.narrow(1, 0, n * per).view(queries.shape).copy_(queries)
         q.mul_(self._shape.scale)
@@ -125,12 +293,12 @@ class SplitAttention:
         n, width = mask.shape
         return folded.narrow(1, 0, n * self._shape.groups).view(len(folded), n, self._shape.groups, width)
 
-    def _values(self, part: Part, cached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _values(self, part: ChunkSlots, cached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         slots = cached.narrow(0, part.start, part.count) if part.index is None else cached.index_select(0, part.index)
         return self._work.widen(slots, self._shape.kv_heads)
 
     def _whole(
-        self, q: torch.Tensor, part: Part, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
+        self, q: torch.Tensor, part: ChunkSlots, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
     ) -> torch.Tensor:
         """Normalised output of one part; writes its maximum and the largest weight, which is 1 / l."""
         keys, values = self._values(part, cached)
@@ -141,7 +309,7 @@ class SplitAttention:
         return torch.bmm(weights, values)
 
     def _pieced(
-        self, q: torch.Tensor, group: Group, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
+        self, q: torch.Tensor, group: RowGroup, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
     ) -> torch.Tensor:
         """The same for the last part, with sums that go on at fixed positions."""
         keys, values = self._values(group.tail, cached)

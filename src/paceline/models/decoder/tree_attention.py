@@ -1,9 +1,7 @@
 """Who attends to whom in one forward pass, and the attention itself.
 
-In: sequences with the tokens that are fed (a prompt chunk, or a root with its tree). Out: `Step` objects whose `attend`
-writes the new keys and values into the cache and returns the attention output. Masks are built once a step and window
-kind, shared by layers.
-Not here: projections, rotary embedding, norms (models.decoder.decoder).
+A `Step` writes the new keys and values of the fed tokens (a prompt chunk, or a root with its tree) into the cache and
+returns the attention output. Masks are built once a step and window kind, shared by layers.
 
 Axes: r = rows fed in this pass, n = rows of one sequence, s = cache slots seen, g = query heads per kv head, h = kv
 heads, d = head dim. Query heads come ordered (g, h): the heads of all groups for kv head order, so that (r, g * h, d)
@@ -24,39 +22,23 @@ from torch.nn import functional as F
 
 from paceline.models.decoder.cache import Views
 from paceline.models.decoder.segments import Segment, reach, span
-from paceline.models.decoder.strict_attention import SplitAttention, Workspace
+from paceline.models.decoder.strict_attention import StrictAttention, Workspace
+from paceline.models.spec import AttentionShape
 
 FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared
 mask).
 """
 
-SPLIT_ROWS = 1024
+STRICT_ROWS = 1024
 """Most query rows of one kv head in a pass that is computed in the order of positions; larger ones are prompts, not
 trees.
 """
 
-TILE, LEAST = 32, 4
+TILE_ROWS, MIN_TILE_ROWS = 32, 4
 """The CPU kernel works on tiles of 32 query rows, and a tile of 1 to 3 rows rounds differently from all others. Spare
 rows fill it up to 4, so that a row has the same bits whatever number of rows is scored with it.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What all layers share, and the window of each: `windows` lists the kinds, `kind_of[layer]` indexes it."""
-
-    groups: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    softcap: float | None
-    windows: tuple[int | None, ...]
-    kind_of: tuple[int, ...]
-
-    @property
-    def heads(self) -> int:
-        return self.groups * self.kv_heads
 
 
 class Step(Protocol):
@@ -131,7 +113,7 @@ class _Kind:
 class SequenceStep:
     """The rows of one sequence, attending to views of the arena; the CPU's hot path."""
 
-    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_slot", "_slots", "_spare", "_split")
+    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_slot", "_slots", "_spare", "_strict")
 
     def __init__(self, shape: AttentionShape, masks: Masks, segment: Segment) -> None:
         cache, n = segment.cache, segment.rows
@@ -142,10 +124,10 @@ class SequenceStep:
         self._slot, self._slots = cache.base + at, None
         if cache.base < 0:
             self._slots = torch.from_numpy(cache.slot_index(at, at + n)).to(masks.device)
-        self._split: SplitAttention | None = None
+        self._strict: StrictAttention | None = None
         self._kinds: list[_Kind] = []
-        if splits(shape, masks, segment):
-            self._split = SplitAttention(shape, masks.work, segment)
+        if takes_strict_attention(shape, masks, segment):
+            self._strict = StrictAttention(shape, masks.work, segment)
         else:
             self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
 
@@ -176,9 +158,9 @@ class SequenceStep:
         shape, n = self._shape, self._n
         heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
         cached, new = self._arena.layers[layer], qkv.narrow(1, heads, 2 * kv_heads)
-        if self._split is not None:
+        if self._strict is not None:
             self._write(cached, new)
-            return self._split.attend(layer, qkv, cached)
+            return self._strict.attend(layer, qkv, cached)
         kind = self._kinds[shape.kind_of[layer]]
         if self._slots is None:
             cached.narrow(0, self._slot, n).copy_(new)
@@ -200,7 +182,7 @@ class SequenceStep:
         shape, n, spare = self._shape, self._n, self._spare
         kv_heads, head_dim, rows = shape.kv_heads, shape.head_dim, n * shape.groups
         if n == 1 and 0 < spare <= 2:  # the row's own keys and values, right behind its queries, are the spare rows
-            queries = qkv.view(1, rows + 2, kv_heads, head_dim).narrow(1, 0, LEAST)
+            queries = qkv.view(1, rows + 2, kv_heads, head_dim).narrow(1, 0, MIN_TILE_ROWS)
         else:
             queries = qkv.narrow(1, 0, shape.heads).reshape(1, rows, kv_heads, head_dim)
             if spare:
@@ -219,14 +201,14 @@ class SequenceStep:
         return out[:, :, :n].permute(2, 1, 0, 3).reshape(n, shape.heads * head_dim)
 
 
-def splits(shape: AttentionShape, masks: Masks, segment: Segment) -> bool:
+def takes_strict_attention(shape: AttentionShape, masks: Masks, segment: Segment) -> bool:
     """Whether a pass is computed chunk by chunk, so that its rows keep their bits."""
-    return masks.row_invariant and masks.device.type == "cpu" and segment.rows * shape.groups <= SPLIT_ROWS
+    return masks.row_invariant and masks.device.type == "cpu" and segment.rows * shape.groups <= STRICT_ROWS
 
 
 def spare_rows(rows: int) -> int:
     """Rows to add so that no tile has 1 to 3 rows."""
-    return LEAST - rows % TILE if 0 < rows % TILE < LEAST else 0
+    return MIN_TILE_ROWS - rows % TILE_ROWS if 0 < rows % TILE_ROWS < MIN_TILE_ROWS else 0
 
 
 class BatchStep:
@@ -251,35 +233,3 @@ def attention(
     scores = torch.matmul(queries, keys.transpose(-1, -2)).float().mul_(shape.scale)
     scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap).add_(mask)
     return torch.matmul(torch.softmax(scores, -1).to(values.dtype), values)
-
-
-class PaddedStep:
-    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots): the GPU's form, fit for
-    capture.
-
-    All tensors are buffers that a captured graph reads; padding rows write to the arena's spare block and see one slot
-    of it.
-    """
-
-    def __init__(
-        self,
-        shape: AttentionShape,
-        layers: Sequence[torch.Tensor],
-        write_r: torch.Tensor,
-        read_bs: torch.Tensor,
-        masks: Sequence[torch.Tensor],
-    ) -> None:
-        self._shape, self._layers = shape, layers
-        self.write_r, self.read_bs, self.masks = write_r, read_bs, list(masks)
-
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """See `Step`; rows are b * n, sequence by sequence."""
-        shape, cached = self._shape, self._layers[layer]
-        batch, slots = self.read_bs.shape
-        heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
-        cached.index_copy_(0, self.write_r, qkv[:, heads:])
-        kv = cached.index_select(0, self.read_bs.view(-1)).view(batch, slots, 2 * kv_heads, head_dim).transpose(1, 2)
-        queries = qkv[:, :heads].reshape(batch, -1, kv_heads, head_dim).transpose(1, 2)
-        mask = self.masks[shape.kind_of[layer]]
-        out = attention(queries, kv[:, :kv_heads], kv[:, kv_heads:], mask, shape)
-        return out.transpose(1, 2).reshape(qkv.shape[0], heads * head_dim)

@@ -1,8 +1,5 @@
 """Layouts of diffusion language models: what each makes of its `config.json`, and how it names its tensors.
 
-In: the JSON object of a `config.json`, ids of special tokens. Out: a DenoiserSpec, canonical names. Not here: files
-(`models.denoiser.loading`), tensors (`models.denoiser.weights`).
-
     LLaDA         GSAI-ML/LLaDA-8B and 1.5 (arXiv:2502.09992): keys and tensor names of OLMo, full attention
     LLaDA-MoE     inclusionAI/LLaDA-MoE-7B-A1B: softmax routing, norms on queries and keys, full attention
     Dream         Dream-org/Dream-v0, DiffuCoder (arXiv:2508.15487): Qwen2, full attention, shifted logits
@@ -20,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.denoiser.spec import DenoiserSpec, RoutingSpec
+from paceline.models.denoiser.base import DenoiserSpec, RoutingSpec
 from paceline.models.loading.config_keys import ConfigKeys
 from paceline.models.loading.families import declared_dtype, spec_from_config
 from paceline.models.spec import ModelSpec

@@ -1,27 +1,286 @@
-"""The native denoiser: one readable transformer for all layouts of diffusion language models.
-
-In: a DenoiserSpec and canonical weights; Calls. Out: logits. Not here: files (`models.denoiser.loading`), the rules of
-decoding (`paceline.diffusion`).
+"""The native denoiser: one readable transformer for all families of diffusion language models.
 
 Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on
-its company. Where attention is block-causal, rows keep their bits whatever number of rows stands beside them, and each
-block's attention is a product of its own (`models.denoiser.attention`): decoding with the exact block cache is
+its company. Where attention is block-causal, rows keep their bits whatever number of rows stands beside them, and every
+block's attention is a product of its own, over keys in the order of their slots: a block's bits are the same whether
+the blocks before it are computed in the same pass or read from a cache, so decoding with the exact block cache is
 bit-equal to decoding without.
+
+Weights have the names of `models.loading.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
+`layers.N.shared.gate_up.weight` and `layers.N.shared.down.weight`. Angles are computed in float64 from float32
+frequencies, and applied in float32 (float64 for a float64 model), so that long canvases lose nothing to bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
-from paceline.models.decoder.linear import RowInvariance
-from paceline.models.denoiser.attention import attend, view_of
-from paceline.models.denoiser.base import Call, Ints, SlotCache
-from paceline.models.denoiser.cache import NativeSlotCache
-from paceline.models.denoiser.layers import DenoiserLayer, embed, head, norm, rotation
-from paceline.models.denoiser.spec import DenoiserSpec
+from paceline.models.decoder.decoder import gated_mlp, make_moe
+from paceline.models.decoder.linear import Map, RowInvariance, make_linear, make_norm
+from paceline.models.decoder.rope import Rope
+from paceline.models.denoiser.base import Call, DenoiserSpec, Ints, RoutingSpec, SlotCache
+from paceline.models.spec import MoeSpec, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGroup:
+    """Queries that see the same keys, or as `mask` says.
+
+    Attributes:
+        rows: (g,) rows of the call; None for all of them in order.
+        keys: the first `keys` of the pass's keys in their order.
+        mask: (g, keys) True where a query sees a key; None for all.
+    """
+
+    rows: torch.Tensor | None
+    keys: int
+    mask: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionView:
+    """What a pass attends to.
+
+    Attributes:
+        read: (r,) stored slots, or None.
+        order: (r + q,) order of the keys, over read ones and then computed ones; None leaves it as it is.
+        groups: cover all rows of the call once.
+    """
+
+    read: torch.Tensor | None
+    order: torch.Tensor | None
+    groups: tuple[QueryGroup, ...]
+
+
+def view_of(call: Call, block_length: int | None, device: torch.device) -> AttentionView:
+    """The AttentionView of a call under a layout; `block_length` None is full attention."""
+    read = np.empty(0, np.int64) if call.read is None else np.asarray(call.read, np.int64)
+    stored = torch.from_numpy(read).to(device) if read.size else None
+    count = read.size + call.slots.size
+    if call.mask is not None:
+        assert call.mask.shape == (call.slots.size, count), "a mask has a row for each query and a column for each key"
+        return AttentionView(stored, None, (QueryGroup(None, count, torch.from_numpy(call.mask).to(device)),))
+    if block_length is None:
+        return AttentionView(stored, None, (QueryGroup(None, count),))
+    return _by_block(read, call.slots, block_length, stored, device)
+
+
+def _by_block(
+    read: Ints, slots: Ints, block_length: int, stored: torch.Tensor | None, device: torch.device
+) -> AttentionView:
+    keys = np.concatenate([read, slots])
+    order = np.argsort(keys, kind="stable")
+    blocks, own = keys[order] // block_length, slots // block_length
+    groups = []
+    for block in np.unique(own):
+        rows = np.flatnonzero(own == block)
+        rows = rows[np.argsort(slots[rows], kind="stable")]
+        groups.append(QueryGroup(torch.from_numpy(rows).to(device), int(np.searchsorted(blocks, block, side="right"))))
+    return AttentionView(stored, torch.from_numpy(order).to(device), tuple(groups))
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, groups: Sequence[QueryGroup], scale: float
+) -> torch.Tensor:
+    """Attention of queries (r, h, d) over keys and values (s, kv, d), with h a multiple of kv: (r, h * d)."""
+    if len(groups) == 1 and groups[0].rows is None:
+        return _attend(q, k, v, groups[0].mask, scale)
+    out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+    for group in groups:
+        out[group.rows] = _attend(q[group.rows], k[: group.keys], v[: group.keys], group.mask, scale)
+    return out
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    share = q.shape[1] // k.shape[1]
+    if share > 1:
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    q_, k_, v_ = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out: torch.Tensor = F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, scale=scale)
+    return out[0].transpose(0, 1).reshape(q.shape[0], -1)
+
+
+class NativeSlotCache:
+    """A `SlotCache` of fixed length.
+
+    Args:
+        layers, length, heads, size: of the tensors (layers, length, heads, size).
+    """
+
+    def __init__(
+        self, layers: int, length: int, heads: int, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.keys = torch.empty((layers, length, heads, size), dtype=dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self._holds = np.zeros(length, np.bool_)
+
+    @property
+    def stored(self) -> Ints:
+        """Slots that hold keys and values, ascending."""
+        return np.flatnonzero(self._holds)
+
+    def truncate(self, length: int) -> None:
+        """Forget slots from `length` on."""
+        self._holds[length:] = False
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._holds[:] = False
+
+    def holds(self, slots: Ints) -> bool:
+        """Whether all of `slots` are stored."""
+        return bool(slots.size == 0 or (slots.max() < self._holds.size and self._holds[slots].all()))
+
+    def mark(self, slots: Ints) -> None:
+        """Note that a pass has stored `slots` in every layer."""
+        self._holds[slots] = True
+
+
+Weights = Mapping[str, torch.Tensor]
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+def rotation(spec: RopeSpec, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """Cosines and sines (r, 1, dims) of positions (r,), in the dtype that they are applied in."""
+    rope = Rope(spec, positions.device)
+    length = int(positions.max()) + 1 if len(positions) else 1
+    angles = torch.outer(positions.double(), rope.inverse_frequencies(length).double())
+    angles = torch.cat((angles, angles), -1).unsqueeze(1)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    return (angles.cos() * rope.attention_scaling).to(wide), (angles.sin() * rope.attention_scaling).to(wide)
+
+
+def rotate(heads: torch.Tensor, by: Rotation) -> torch.Tensor:
+    """Rotary embedding of (r, heads, head dim), pairs being (i, i + dims / 2); dims beyond the table pass unchanged."""
+    cos, sin = by
+    dims = cos.shape[-1]
+    turned, rest = heads[..., :dims].to(cos.dtype), heads[..., dims:]
+    first, second = turned.chunk(2, -1)
+    out = (turned * cos + torch.cat((-second, first), -1) * sin).to(heads.dtype)
+    return torch.cat((out, rest), -1) if rest.shape[-1] else out
+
+
+def norm(weight: torch.Tensor, eps: float) -> Map:
+    """RMS norm over the last axis, in float32, or float64 for float64 weights."""
+    if weight.dtype is not torch.float64:
+        return make_norm(weight, eps)
+
+    def wide(x: torch.Tensor) -> torch.Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+    return wide
+
+
+def choose_experts(
+    scores: torch.Tensor, prefer: torch.Tensor | None, moe: MoeSpec, routing: RoutingSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,) of the
+    choice.
+    """
+    ranked = scores if prefer is None else scores + prefer
+    grouped = ranked.view(len(scores), routing.groups, -1)
+    best = grouped.topk(min(2, grouped.shape[-1]), -1)[0].sum(-1)
+    open_ = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(routing.top_groups, -1)[1], True)
+    chosen = grouped.masked_fill(~open_.unsqueeze(-1), -torch.inf).flatten(1).topk(moe.top_k, -1)[1]
+    share = scores.gather(1, chosen)
+    if moe.norm_top_k and moe.top_k > 1:
+        share = share / (share.sum(-1, keepdim=True) + 1e-20)
+    return chosen, share * routing.scale
+
+
+def make_routed(moe: MoeSpec, routing: RoutingSpec, route: Map, prefer: torch.Tensor | None, experts: list[Map]) -> Map:
+    """x (r, hidden) -> (r, hidden) through the experts that grouped sigmoid scores choose (see RoutingSpec).
+
+    Args:
+        route: (r, hidden) -> (r, experts), in float32, or float64 for a float64 model.
+    """
+
+    def mixture(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        chosen, share = choose_experts(route(x.to(wide)).sigmoid(), prefer, moe, routing)
+        share = share.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, rank = (chosen == expert).nonzero(as_tuple=True)
+            out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
+        return out
+
+    return mixture
+
+
+class DenoiserLayer:
+    """One block: attention in two halves around the caller's attention, then the MLP or mixture."""
+
+    def __init__(self, spec: DenoiserSpec, index: int, weights: Weights, invariant: RowInvariance) -> None:
+        model, self._at, self._weights, self._invariant = spec.model, f"layers.{index}.", weights, invariant
+        self._sizes = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
+        self._head_dim = model.head_dim
+        self._norms = [norm(weights[f"{self._at}{name}.weight"], model.norm_eps) for name in ("attn_norm", "mlp_norm")]
+        self._qk_norms = (
+            [norm(weights[f"{self._at}{name}_norm.weight"], model.norm_eps) for name in "qk"] if model.qk_norm else None
+        )
+        self._qkv, self._o = self._linear("qkv"), self._linear("o")
+        if model.layers[index].moe:
+            self._mlp = self._mixture(spec)
+        else:
+            self._mlp = gated_mlp(self._linear("gate_up"), self._linear("down"), model.activation)
+        del self._weights
+
+    def _linear(self, name: str) -> Map:
+        weight, bias = self._weights[f"{self._at}{name}.weight"], self._weights.get(f"{self._at}{name}.bias")
+        return make_linear(weight, bias, row_invariant=self._invariant)
+
+    def _mixture(self, spec: DenoiserSpec) -> Map:
+        moe, activation = spec.model.moe, spec.model.activation
+        assert moe is not None
+        stacks = [self._weights[f"{self._at}experts.{name}"].unbind(0) for name in ("gate_up", "down")]
+        maps = [[make_linear(weight, row_invariant=self._invariant) for weight in stack] for stack in stacks]
+        if spec.routing is None:
+            return make_moe(spec.model, self._linear("router"), maps[0], maps[1])
+        experts = [gated_mlp(up, down, activation) for up, down in zip(*maps, strict=True)]
+        router, bias = self._weights[f"{self._at}router.weight"], self._weights.get(f"{self._at}router.bias")
+        wide = torch.promote_types(router.dtype, torch.float32)
+        route = make_linear(router.to(wide), row_invariant=self._invariant)
+        routed = make_routed(moe, spec.routing, route, None if bias is None else bias.to(wide), experts)
+        if not spec.routing.shared:
+            return routed
+        shared = gated_mlp(self._linear("shared.gate_up"), self._linear("shared.down"), activation)
+        return lambda x: routed(x) + shared(x)
+
+    def open(self, x: torch.Tensor, by: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rotated queries (r, h, d), rotated keys and values (r, kv, d) of hidden states (r, hidden)."""
+        heads = self._qkv(self._norms[0](x)).view(len(x), -1, self._head_dim)
+        q, k, v = heads.split(self._sizes, 1)
+        if self._qk_norms is not None:
+            q, k = self._qk_norms[0](q), self._qk_norms[1](k)
+        return rotate(q, by), rotate(k, by), v
+
+    def close(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the layer, from those before it and what attention gave (r, h * d)."""
+        x = x + self._o(attended)
+        return x + self._mlp(self._norms[1](x))
+
+
+def head(weight: torch.Tensor, invariant: RowInvariance) -> Map:
+    """Hidden states (r, hidden) -> logits (r, v) in float32, or float64 for float64 weights."""
+    linear = make_linear(weight, row_invariant=invariant)
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        out = linear(x)
+        return out if out.dtype is torch.float64 else out.float()
+
+    return logits
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, factor: float) -> torch.Tensor:
+    """Rows of the table (v, hidden)."""
+    x = F.embedding(ids, table)
+    return x if factor == 1.0 else x * factor
 
 
 class NativeDenoiser:
@@ -29,7 +288,7 @@ class NativeDenoiser:
 
     Args:
         spec: the shape.
-        weights: under the names of `models.loading.weights` and `models.denoiser.layers`, on one device, in one dtype.
+        weights: under the names of `models.loading.weights` and `models.denoiser.native`, on one device, in one dtype.
     """
 
     def __init__(self, spec: DenoiserSpec, weights: Mapping[str, torch.Tensor]) -> None:

@@ -1,10 +1,5 @@
 """The fallback runner: any causal model of transformers behind the Runner protocol.
 
-In:  a checkpoint folder whose architecture the native runner does not know, or a model object. Out: a Runner for
-chains.
-Not here: how a model's cache is taken back (`models.fallback.transformers_cache`), which checkpoints come here
-(`models.load`).
-
 Every sequence has its own history and its own forward pass. A branching tree would need masks that a foreign model may
 not take, so it is refused; chains, forks and taps of hidden states work.
 """

@@ -1,9 +1,5 @@
 """What a transformers model remembers of one sequence, and how it is made to forget.
 
-In:  a causal model of transformers and token ids. Out: logits and hidden states of the tokens fed, with a way back to
-any earlier
-length. Not here: trees, batches, the Runner protocol (`models.fallback.runner`).
-
 Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and
 caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the
 start. A model without any usable cache is *recomputed* from its first token at every step. `choose` tries them on the

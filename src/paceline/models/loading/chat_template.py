@@ -1,7 +1,6 @@
 """Chat templates: a list of messages as the one text that a checkpoint was trained on.
 
-In:  the template of a checkpoint (Jinja) and messages. Out: a prompt text, special tokens written out, so it must be
-encoded with `add_special_tokens=False`. Not here: finding the template (`models.loading.tokenizer`), token ids.
+Special tokens are written out in the prompt text, so it must be encoded with `add_special_tokens=False`.
 
 Templates are data from strangers: they run in Jinja's immutable sandbox and see plain JSON values only. The environment
 (whitespace control, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`) is the one that the

@@ -1,9 +1,7 @@
 """The tensors of a checkpoint folder: names, shapes and bytes from the headers, data by memory mapping, one tensor at a
 time.
 
-In:  a folder with `model.safetensors`, or with shards and their index. Out: Checkpoint. Not here: what the names mean
-(models.loading.weights), hub ids (models.loading.hub). Only safetensors files are opened; nothing of a checkpoint is
-ever executed.
+Only safetensors files are opened; nothing of a checkpoint is ever executed.
 
 The format: 8 bytes with the header's size, a JSON header, then the data; a file shorter than its header says is
 half-written.

@@ -1,8 +1,5 @@
 """Which families run natively, and what each makes of its `config.json`.
 
-In: the JSON object of a `config.json`, as transformers 5 or older versions write it. Out: a ModelSpec. Not here:
-tensors (models.loading.weights), angles (models.decoder.rope), quantised and other refused files (models.loading.hub).
-
 A family is one line of `FAMILIES`. What a file asks for and the decoder cannot do raises UnsupportedModelError, which
 `models.load` answers with the transformers fallback; a file that contradicts itself raises CheckpointError.
 """
@@ -14,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.config_keys import ConfigKeys
-from paceline.models.loading.layer_keys import Windows, layer_specs
-from paceline.models.loading.rope_keys import local_and_global, rope_spec
+from paceline.models.loading.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
 from paceline.models.spec import ModelSpec, MoeSpec, RopeSpec
 from paceline.utils import shortened
 

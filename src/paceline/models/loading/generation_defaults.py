@@ -1,7 +1,6 @@
 """What a checkpoint recommends for generation: its end tokens and default sampling parameters.
 
-In:  generation_config.json, with config.json and the tokenizer behind it. Out: GenerationDefaults.
-Not here: what a user asked for (`config.SamplingParams` wins over all of this).
+What a user asks for (`config.SamplingParams`) wins over all of this.
 
 End tokens are those of transformers: a generation_config.json decides alone, even where it names none; only without
 that file config.json decides, for a composite model its text part where the outer part is silent. transformers would

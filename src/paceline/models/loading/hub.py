@@ -1,9 +1,6 @@
 """From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; formats that are refused,
 by name.
 
-In: a folder, or a hub id with a revision. Out: a local folder, its config.json. Not here: tensors
-(models.loading.checkpoint), which architectures run how (models.loading.families, models.load).
-
 Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
 only for configuration, safetensors, tokenizer and generation files at the top of the repository.
 """

@@ -1,8 +1,5 @@
 """Weight-only quantisation: which weights become int8 or int4, and how they are rounded.
 
-In: canonical weights one by one (models.loading.weights). Out: whole numbers with their scales. Not here: products with
-them (models.cpu.int8 and models.cpu.int4, models.decoder.quantized_linear).
-
 Rounding is symmetric, to the nearest whole number, ties to even. *int8*: scale = largest magnitude of an output's
 weights / 127, what torchao calls int8_weight_only, written down here because four lines need no dependency. *int4*: a
 scale for every GROUP inputs of an output; the weight of largest magnitude becomes -8, so that all sixteen numbers are

@@ -1,7 +1,6 @@
 """What each token of a vocabulary writes into a text, as bytes, whatever the tokenizer's kind.
 
-In: a Tokenizer. Out: bytes per id, a leading space included; None for special tokens and unused ids. Not here: encoding
-and decoding of texts (models.loading.tokenizer).
+A leading space is included; special tokens and unused ids have no bytes.
 
 Byte-level vocabularies (GPT-2's) spell every byte as one character; sentencepiece's write a space as U+2581 and lonely
 bytes as <0x00> .. <0xFF>; WordPiece marks what continues a word with "##". Other vocabularies are taken as they read.

@@ -1,7 +1,7 @@
 """The weights of a checkpoint under the decoder's names: fused, checked, cast, read tensor by tensor.
 
-In:  a Checkpoint and the ModelSpec of its config.json. Out: name -> tensor, with these names and shapes (d hidden, i
-inner, v vocabulary, e experts, q and k the widths of all query and of all key-value heads):
+Canonical names and shapes (d hidden, i inner, v vocabulary, e experts, q and k the widths of all query and of all
+key-value heads):
 
     embed.weight (v, d)    final_norm.weight (d,)    head.weight (v, d), unless tied
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
@@ -9,8 +9,8 @@ inner, v vocabulary, e experts, q and k the widths of all query and of all key-v
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.router.weight (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i)
 
-Not here: files (models.loading.checkpoint), layouts for speed (models.decoder.linear). Stored names may begin with
-`model.`, `language_model.model.` or `model.language_model.`; experts may be stored one by one or stacked.
+Stored names may begin with `model.`, `language_model.model.` or `model.language_model.`; experts may be stored one by
+one or stacked.
 """
 
 from __future__ import annotations

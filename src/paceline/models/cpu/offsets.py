@@ -1,8 +1,5 @@
 """Where compiled code finds what it works on: byte offsets into three tables of 8-byte fields.
 
-In: nothing. Out: offsets. Not here: who fills the tables (models.cpu.compiled_decoder), who reads them
-(models.cpu.forward).
-
 The *frame* describes one pass, a *layer* record one decoder layer, a *rope* record one kind of rotary embedding.
 Pointers and counts are int64; a float32 takes the first half of its field.
 """

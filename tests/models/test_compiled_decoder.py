@@ -20,7 +20,7 @@ from paceline.models.cpu import (
     FULL,
     HALF,
     SLAB,
-    FusedDecoder,
+    CompiledDecoder,
     Pages,
     compilation,
     compiled_decoder,
@@ -46,7 +46,7 @@ in_each_kind = pytest.mark.parametrize(("dtype", "kind"), KINDS)
 
 def compiled_runner(dtype=torch.float32, **kwargs) -> NativeRunner:
     runner = runner_of(tiny_llama(**WIDE).to(dtype), cache_slots=64, **kwargs)
-    assert isinstance(runner.passes, FusedDecoder)
+    assert isinstance(runner.passes, CompiledDecoder)
     return runner
 
 
@@ -229,7 +229,7 @@ def pair(changes):
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_of_families(name):
     ours, plain = pair(FEATURES[name])
-    assert isinstance(ours.passes, FusedDecoder)
+    assert isinstance(ours.passes, CompiledDecoder)
     want = whole(plain, IDS[:30])
     assert want.std() > 0.05
     assert close(whole(ours, IDS[:30]), want)

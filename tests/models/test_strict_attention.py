@@ -10,23 +10,22 @@ import torch
 from models.test_attention import CPU, TREE, by_definition, filled, rows_for, segment_of, shape_of
 from tiny_llama import runner_of, tiny_llama, tokens
 
+from paceline.models import AttentionShape
 from paceline.models.decoder import (
     CHUNK,
     FAR,
     PIECE,
     Arena,
-    AttentionShape,
     BatchStep,
     Masks,
     NativeCache,
     Segment,
     SequenceStep,
-    attention_chunks,
     can_pack,
-    plan,
+    plan_chunks,
     products_keep_order,
-    splits,
     strict_attention,
+    takes_strict_attention,
     tree_segment,
 )
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -70,7 +69,7 @@ def test_a_lost_chunk_is_caught(monkeypatch):
     shape = shape_of()
     segment = segment_of(filled(shape, 2 * CHUNK, slots=2048), TREE)
     qkv = rows_for(shape, segment)
-    monkeypatch.setattr(attention_chunks._Planner, "_first_chunk", lambda self, rows, k: 1)
+    monkeypatch.setattr(strict_attention._ChunkPlanner, "_first_chunk", lambda self, rows, k: 1)
     out = SequenceStep(shape, MASKS, segment).attend(0, qkv)
     assert not torch.allclose(out, by_definition(shape, segment, qkv, 0), atol=1e-3)
 
@@ -100,23 +99,23 @@ def test_inputs_already_scored_are_not_fed_again():
 def test_when_a_pass_is_split():
     shape = shape_of(groups=2)
     segment = Segment(filled(shape, 600, slots=2048), 8)
-    assert splits(shape, MASKS, segment)
-    assert not splits(shape, Masks(torch.float32, CPU), segment)
-    assert not splits(shape, MASKS, Segment(segment.cache, 600))
+    assert takes_strict_attention(shape, MASKS, segment)
+    assert not takes_strict_attention(shape, Masks(torch.float32, CPU), segment)
+    assert not takes_strict_attention(shape, MASKS, Segment(segment.cache, 600))
 
 
 def test_plans_cut_at_fixed_positions():
     cache = filled(shape_of(), CHUNK + 2 * PIECE - 3, slots=2048)
-    (group,) = plan(segment_of(cache, TokenTree.chain([1, 2])), None)
+    (group,) = plan_chunks(segment_of(cache, TokenTree.chain([1, 2])), None)
     assert [(part.count, part.mask) for part in group.chunks] == [(CHUNK, None)]
     assert [(piece.start, piece.count) for piece in group.pieces] == [(0, PIECE), (PIECE, PIECE)]
-    (group,) = plan(segment_of(cache, TREE), None)
+    (group,) = plan_chunks(segment_of(cache, TREE), None)
     assert [piece.start for piece in group.pieces] == [0, PIECE, 2 * PIECE - 3]
     assert (group.pieces[1].within[:, PIECE - 3 : PIECE + 3] + group.pieces[2].within[:, :6] == 1).all()
     assert set(group.tail.mask.unique().tolist()) == {0.0, float(np.float32(FAR))}
     cache.length = CHUNK - 1
-    assert len(plan(segment_of(cache, TREE), None)) == 6
-    assert len(plan(segment_of(cache, TokenTree.chain([1, 2, 3])), None)) == 2
+    assert len(plan_chunks(segment_of(cache, TREE), None)) == 6
+    assert len(plan_chunks(segment_of(cache, TokenTree.chain([1, 2, 3])), None)) == 2
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> TokenTree:
@@ -181,10 +180,10 @@ def test_sums_in_any_order_are_caught(monkeypatch):
     shape = shape_of(head_dim=32, groups=1)
     assert not equal_to_plain(shape, torch.float32, row_invariant=False)
     with monkeypatch.context() as patch:
-        patch.setattr(strict_attention, "LEAST", 1)
+        patch.setattr(strict_attention, "ROW_MULTIPLE", 1)
         assert not equal_to_plain(shape, torch.float32)
     monkeypatch.setattr(
-        strict_attention.SplitAttention, "_pieced", lambda self, q, group, *rest: self._whole(q, group.tail, *rest)
+        strict_attention.StrictAttention, "_pieced", lambda self, q, group, *rest: self._whole(q, group.tail, *rest)
     )  # the weights are summed in the order of slots
     assert not equal_to_plain(shape, torch.float32)
 

@@ -11,8 +11,9 @@ from models.test_attention import TREE, by_definition, filled, segment_of, shape
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
 from paceline.models.cuda import (
-    ApartStep,
     Bucket,
+    ChunkedPrefixStep,
+    PaddedStep,
     ScoringGraphs,
     by_kernel,
     far,
@@ -23,7 +24,7 @@ from paceline.models.cuda import (
     pack,
     padded_masks,
 )
-from paceline.models.decoder import NativeCache, PaddedStep, Segment
+from paceline.models.decoder import NativeCache, Segment
 from paceline.tree import EMPTY_TREE, TokenTree
 
 SLOTS = 256
@@ -70,7 +71,9 @@ class Case:
         return self.valid(step.attend(layer, self.qkv))
 
     def apart(self, layer):
-        return self.valid(ApartStep(self.shape, self.layers, self.given, self.qkv.dtype).attend(layer, self.qkv))
+        return self.valid(
+            ChunkedPrefixStep(self.shape, self.layers, self.given, self.qkv.dtype).attend(layer, self.qkv)
+        )
 
     def valid(self, out):
         assert torch.isfinite(out).all()
@@ -116,7 +119,7 @@ def test_other_merges_are_caught(wrong, monkeypatch):
 def test_no_mask_has_rows_and_context(monkeypatch):
     shape = shape_of((None, 70))
     case = Case(shape)
-    whole, window = ApartStep(shape, case.layers, case.given, torch.float32)._kinds
+    whole, window = ChunkedPrefixStep(shape, case.layers, case.given, torch.float32)._kinds
     assert whole.prefix.shape == (4 * SLOTS // 64, 1, 1, 64)
     assert window.prefix.shape == (4 * 3, 1, 8 * shape.groups, 64)
     assert whole.inputs.shape == (4, 1, 8 * shape.groups, 8)
@@ -163,7 +166,7 @@ def test_a_model_scores_the_same_both_ways(windows, monkeypatch):
     model = tiny_llama()
     eager, fixed = (runner_of(model, windows=windows, cache_slots=64) for _ in range(2))
     fixed.graphs = ScoringGraphs(fixed.passes._decoder, fixed.rotary, fixed.arena, capture=False)
-    monkeypatch.setattr(graphs, "FROM", 256)
+    monkeypatch.setattr(graphs, "LONG_CONTEXT", 256)
     ids, rows = tokens(200), []
     for runner in (eager, fixed):
         caches = [runner.open() for _ in range(2)]
