@@ -64,6 +64,7 @@ class LLM:
         diffusion_config: of a diffusion language model: its method and options as dict or JSON (`diffusion.methods`).
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
+        gguf_file: the file meant where `model` is a folder or repository of GGUF files.
         dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
             kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
@@ -94,6 +95,7 @@ class LLM:
         diffusion_config: Mapping[str, Any] | str | None = None,
         tokenizer: str | Path | None = None,
         revision: str | None = None,
+        gguf_file: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
         max_model_len: int | None = None,
@@ -125,18 +127,25 @@ class LLM:
         )
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
         self._by_default, self._trust, self._turns = speculative_config is DEFAULT, trust_remote_code, Turns()
-        self._open(model, tokenizer, revision, profile=profile)
+        self._open(model, tokenizer, revision, gguf_file, profile=profile)
 
     def _open(
-        self, model: str | Path | None, tokenizer: str | Path | None, revision: str | None, *, profile: bool
+        self,
+        model: str | Path | None,
+        tokenizer: str | Path | None,
+        revision: str | None,
+        gguf_file: str | None,
+        *,
+        profile: bool,
     ) -> None:
         """Load the model and build the engine around it."""
         check_names(model=model, tokenizer=tokenizer, revision=revision)
+        need(gguf_file is None or isinstance(gguf_file, str), "gguf_file", "be the name of a file", gguf_file)
         for key, value in (("profile", profile), ("trust_remote_code", self._trust)):
             need(isinstance(value, bool), key, "be True or False", value)
         check_methods(self.speculative)
         self.default_draft = str(BUNDLED / "draft") if model is None else None
-        self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision)
+        self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision, gguf_file)
         if profile and self._by_default and self.diffusion is None:
             self._adopt_profile()
         if self.diffusion is None:
@@ -144,13 +153,13 @@ class LLM:
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else secrets.randbits(62), 0)
         self._count = count()
 
-    def _load(self, name: str, tokenizer: str | Path | None, revision: str | None) -> None:
+    def _load(self, name: str, tokenizer: str | Path | None, revision: str | None, gguf_file: str | None) -> None:
         """Read the checkpoint: tokenizer, defaults, weights."""
         if self.config.threads is not None:
             import torch
 
             torch.set_num_threads(self.config.threads)
-        self.folder = folder = resolve(name, revision=revision, code=self._trust)
+        self.folder = folder = resolve(name, revision=revision, code=self._trust, gguf_file=gguf_file)
         config = read_config(folder)  # what is refused by name often has no tokenizer, which would be missed first
         chosen = None if self._by_default else self.speculative
         check_kind(name, is_denoiser(config), chosen, self._diffusion_config)

@@ -259,7 +259,7 @@ def model_digest(fingerprint: str, folder: Path) -> str:
     digest = hashlib.sha256(fingerprint.encode())
     config = folder / "config.json"
     digest.update(config.read_bytes() if config.is_file() else b"")
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.config import DTYPES, QUANTIZATIONS
+from paceline.config import DTYPES, NOT_ROUNDED, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.decoder.eager import TRANSFORMERS, refusal, unavailable
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
+from paceline.models.loading.gguf import GgufCheckpoint, is_gguf
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
 from paceline.models.loading.weights import Instead, load_weights, untie_if_different
@@ -89,7 +90,7 @@ class _Wanted:
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+        if self.quantization not in {None, NOT_ROUNDED, *QUANTIZATIONS}:
             raise ConfigError(
                 f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
@@ -128,7 +129,7 @@ def _refuse_fallback(wanted: _Wanted) -> None:
         )
     if wanted.strict:
         raise unavailable(name, TRANSFORMERS)
-    if wanted.quantization is not None:
+    if wanted.quantization not in {None, NOT_ROUNDED}:
         raise UnsupportedModelError(f"{name}: quantization={wanted.quantization!r} {NATIVE_ONLY}")
 
 
@@ -138,12 +139,12 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
         raise unavailable(name, why)
     if max_context is not None and not 2 <= max_context <= spec.max_context:
         raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
-    checkpoint = Checkpoint(folder)
+    checkpoint = GgufCheckpoint(folder) if is_gguf(folder) else Checkpoint(folder)
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
     spec = untie_if_different(checkpoint, spec)
-    form = None if wanted.quantization is None else QUANTIZATIONS[wanted.quantization]
+    form = _form(checkpoint, wanted)
     rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, spec.vocab_size)
     counted = spec if rows is None else replace(spec, tied=False)
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
@@ -162,6 +163,22 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
         )
         runner = cast(Runner, made)
     return runner if rows is None else MappedRunner.of_head(runner, rows)
+
+
+def _form(checkpoint: Checkpoint, wanted: _Wanted) -> Form | None:
+    """What the weights are rounded to; those of a quantised GGUF file are by default."""
+    if wanted.quantization is not None:
+        return QUANTIZATIONS.get(wanted.quantization)
+    if not isinstance(checkpoint, GgufCheckpoint) or (form := checkpoint.file.quantization) is None:
+        return None
+    log.warning(
+        "%s: weights of type %s are rounded again to %s as they are read; quantization='none' keeps their values, "
+        "in more memory and slower",
+        wanted.name,
+        checkpoint.file.kind,
+        form,
+    )
+    return form
 
 
 def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Instead | None:

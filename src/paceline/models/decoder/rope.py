@@ -129,6 +129,11 @@ def _longrope(spec: RopeSpec, length: int) -> torch.Tensor:
     return 1.0 / (torch.tensor(spec.scaling[key], dtype=torch.float32) * _powers(spec))
 
 
+def _factors(spec: RopeSpec, length: int) -> torch.Tensor:
+    """Wavelengths stretched by a factor for each pair: how GGUF files store `llama3`."""
+    return 1.0 / (torch.tensor(spec.scaling["factors"], dtype=torch.float32) * _powers(spec))
+
+
 def _llama3(spec: RopeSpec, length: int) -> torch.Tensor:
     """Long waves are stretched, short ones kept, those between blended by their number of turns in the original
     context.
@@ -147,6 +152,7 @@ KINDS: Mapping[str, Callable[[RopeSpec, int], torch.Tensor]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "factors": _factors,
 }
 
 

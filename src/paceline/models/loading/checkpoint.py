@@ -93,6 +93,10 @@ class Checkpoint:
             raise CheckpointError(f"{entry.file} cannot be read ({error}); download the checkpoint again") from error
         return tensor
 
+    def fill(self, name: str, out: torch.Tensor) -> None:
+        """Copy one tensor into `out`, which has its shape; see `tensor`."""
+        out.copy_(self.tensor(name))
+
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint: the single one, or all shards of the index.

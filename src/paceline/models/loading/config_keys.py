@@ -236,6 +236,7 @@ ROPE_NEEDED: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
+    "factors": ("factors",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """Kinds, and the parameters that have no default."""
@@ -260,7 +261,7 @@ ROPE_MINIMA = {
 }
 """Least value of a parameter that is divided by, or whose logarithm is taken; 0 for the others. None is above HUGE."""
 
-ROPE_LISTS = ("short_factor", "long_factor")
+ROPE_LISTS = ("short_factor", "long_factor", "factors")
 ROPE_PARAMETERS = (*ROPE_NUMBERS, *ROPE_LISTS, "truncate")
 ROPE_READ_ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 """Keys that are read elsewhere, or say nothing about the angles."""
@@ -367,7 +368,7 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
             raise CheckpointError(
                 f"config.json: rope parameter {key!r} must be a number of {least:g} or more, got {got}"
             )
-    for key in ROPE_LISTS if kind == "longrope" else ():
+    for key in set(ROPE_LISTS) & set(ROPE_NEEDED[kind]):
         values = scaling[key]
         if not isinstance(values, list) or len(values) != dims // 2 or not all(_in_range(v, TINY) for v in values):
             raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} positive numbers")

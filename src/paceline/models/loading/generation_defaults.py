@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
+from paceline.models.loading.gguf import is_gguf
+from paceline.models.loading.gguf_tokenizer import gguf_end_ids
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import shortened
 
@@ -58,6 +60,8 @@ class GenerationDefaults:
             CheckpointError: a file that cannot be read, or a value of the wrong type or out of range.
         """
         path = Path(folder)
+        if is_gguf(path):
+            return cls(gguf_end_ids(path))
         file = path / "generation_config.json"
         generation = read_json(file)
         config = read_json(path / "config.json")

@@ -19,13 +19,13 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.checkpoint import Entry, some
+from paceline.models.loading.checkpoint import Checkpoint, Entry, some
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS: Mapping[int, str] = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -35,8 +35,9 @@ ROWS = 2**22
 """Weights that are multiplied out at a time: 16 MiB in float32."""
 
 SPLIT = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
-FOUR_BITS = 5.0
-"""Bits per weight up to which a file counts as one of 4 bits: Q4_K_M mixes in weights of 6."""
+PLAIN = ("F32", "F16", "BF16")
+FOUR_BITS = ("Q4", "Q3", "Q2", "IQ", "MXFP4", "NVFP4", "TQ")
+"""Beginnings of the names of types that spend 4 bits or less on a weight, scales not counted."""
 
 Metadata = dict[str, Any]
 
@@ -132,16 +133,27 @@ class GgufFile:
                 f"{self.path}: {name} is stored as {kind.name}, which cannot be read; use a file of another type, "
                 f"such as Q8_0 or Q4_K_M"
             ) from error
-        return torch.from_numpy(np.ascontiguousarray(flat, np.float32)).view(shape)
+        return torch.from_numpy(np.array(flat, np.float32)).view(shape)
 
-    def bits_per_weight(self) -> float:
-        """Mean bits of the weights in matrices, the embedding left out."""
-        found = [
-            (tensor.nbytes * 8, int(np.prod(tensor.shape)))
-            for name, tensor in self.tensors.items()
-            if len(tensor.shape) > 1 and not name.startswith(("token_embd", "output"))
-        ]
-        return sum(bits for bits, _ in found) / max(1, sum(count for _, count in found))
+    @property
+    def kind(self) -> str:
+        """The type of most bytes in the layers' matrices, as gguf calls it ("Q4_K")."""
+        import gguf
+
+        total: dict[int, int] = {}
+        for name, tensor in self.tensors.items():
+            if name.startswith("blk.") and len(tensor.shape) > 1:
+                total[tensor.kind] = total.get(tensor.kind, 0) + tensor.nbytes
+        return str(gguf.GGMLQuantizationType(max(total, key=lambda kind: total[kind], default=0)).name)
+
+    @property
+    def quantization(self) -> Literal["int8", "int4"] | None:
+        """What weights are rounded to where the user says nothing: int4 for types of up to 4 bits, int8 for others,
+        None for plain floats.
+        """
+        if self.kind in PLAIN:
+            return None
+        return "int4" if self.kind.startswith(FOUR_BITS) else "int8"
 
 
 def _plain(raw: np.ndarray, kind: int) -> np.ndarray:
@@ -180,14 +192,18 @@ def _read(path: Path, changed: int, size: int) -> GgufFile:
     return GgufFile(parts[0], metadata, tensors)
 
 
-def _parts(path: Path) -> list[Path]:
-    """All files of a split model, in order; otherwise the file alone."""
-    if (match := SPLIT.match(path.name)) is None:
-        return [path]
+def split_names(name: str) -> list[str]:
+    """The names of all parts of a split file, in order; otherwise the name alone."""
+    if (match := SPLIT.match(name)) is None:
+        return [name]
     count = int(match["count"])
-    names = [f"{match['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+    return [f"{match['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+
+
+def _parts(path: Path) -> list[Path]:
+    names = split_names(path.name)
     if missing := [name for name in names if not (path.parent / name).is_file()]:
-        raise CheckpointError(f"{path.parent} lacks {some(missing)} of {count} parts; download them too")
+        raise CheckpointError(f"{path.parent} lacks {some(missing)} of {len(names)} parts; download them too")
     return [path.parent / name for name in names]
 
 
@@ -292,7 +308,7 @@ class _Place:
     add: float = 0.0
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(Checkpoint):
     """The tensors of a GGUF file under the names that safetensors checkpoints give them; see `Checkpoint`.
 
     Attributes:
@@ -310,7 +326,7 @@ class GgufCheckpoint:
 
     def _add(self, name: str) -> None:
         stem, _, ending = name.rpartition(".")
-        if stem in TABLES or (match := BLOCK.match(name)) is not None and match[2] in TABLES:
+        if stem in TABLES or ((match := BLOCK.match(name)) is not None and match[2] in TABLES):
             return
         if match is None:
             self._place(f"{NAMES.get(stem, stem)}.{ending}", _Place(name, add=self._offset(stem)))
@@ -321,7 +337,7 @@ class GgufCheckpoint:
                 stored = f"layers.{layer}.mlp.experts.{expert}.{EXPERTS[part]}.{kind}"
                 self._place(stored, _Place(name, expert=expert))
             return
-        names = NAMES | self._architecture.names
+        names = {**NAMES, **self._architecture.names}
         heads = self._turned(part)
         self._place(f"layers.{layer}.{names.get(part, part)}.{kind}", _Place(name, None, heads, self._offset(part)))
 
@@ -505,7 +521,9 @@ def gguf_config(path: Path) -> Metadata:
         raise CheckpointError(f"{path} lacks {file.architecture}.embedding_length; download it again")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(f"{path} holds no embedding (token_embd.weight), so it is no whole model; download it again")
+        raise CheckpointError(
+            f"{path} holds no embedding (token_embd.weight), so it is no whole model; download it again"
+        )
     found |= {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
@@ -532,7 +550,9 @@ def _rotary(file: GgufFile, found: Metadata) -> Metadata:
     dims, longest = int(file.get("rope.dimension_count", head)), found.get("max_position_embeddings")
     share = {} if dims >= head else {"partial_rotary_factor": dims / head}
     original = file.get("rope.scaling.original_context_length", longest)
-    tables = {name: file.array(f"{name}.weight").flatten().tolist() for name in TABLES if f"{name}.weight" in file.tensors}
+    tables = {
+        name: file.array(f"{name}.weight").flatten().tolist() for name in TABLES if f"{name}.weight" in file.tensors
+    }
     if "rope_freqs" in tables:
         return share | {"rope_scaling": {"rope_type": "factors", "factors": tables["rope_freqs"]}}
     if "rope_factors_long" in tables:
@@ -544,5 +564,7 @@ def _rotary(file: GgufFile, found: Metadata) -> Metadata:
     kind = file.get("rope.scaling.type", "none")
     if kind in {"linear", "yarn"} and file.get("rope.scaling.factor") is not None:
         scaling = {"rope_type": kind, "factor": file.get("rope.scaling.factor")}
-        return share | {"rope_scaling": scaling | ({"original_max_position_embeddings": original} if kind == "yarn" else {})}
+        return share | {
+            "rope_scaling": scaling | ({"original_max_position_embeddings": original} if kind == "yarn" else {})
+        }
     return share

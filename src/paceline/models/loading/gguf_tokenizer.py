@@ -15,8 +15,6 @@ from typing import Any
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.gguf import GgufFile, read_gguf
-from paceline.models.loading.tokenizer import Tokenizer
-from paceline.models.loading.tokenizer_backends import Fast
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """Types of tokens; 1 is normal."""
@@ -83,8 +81,8 @@ ENDS = (
 """Control tokens that end an answer, whether the file says so or not."""
 
 
-def gguf_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file.
+def gguf_tokenizer(path: Path) -> tuple[Any, dict[str, str], str | None]:
+    """The tokenizer of a GGUF file: a `tokenizers.Tokenizer`, its named tokens ("bos_token", ...), its chat template.
 
     Raises:
         CheckpointError: the file holds none, or a damaged one.
@@ -108,7 +106,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     named = _named(file, tokens)
     _add_ends(file, inner, named, begins)
     template = file.metadata.get("tokenizer.chat_template")
-    return Tokenizer(Fast(inner), name=str(path), named=named, template=template if isinstance(template, str) else None)
+    return inner, named, template if isinstance(template, str) else None
 
 
 def _list(file: GgufFile, key: str, *, least: int = 1) -> list[Any]:
@@ -119,7 +117,8 @@ def _list(file: GgufFile, key: str, *, least: int = 1) -> list[Any]:
 
 
 def _byte_level(file: GgufFile, tokens: Sequence[str]) -> tuple[Any, bool]:
-    from tokenizers import Regex, Tokenizer as Inner, decoders, models, pre_tokenizers
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Inner
 
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
     if name not in PRE:
@@ -128,7 +127,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> tuple[Any, bool]:
             f"tokenizer=FOLDER with the tokenizer.json of the model"
         )
     rule = PRE[name]
-    merges = [tuple(_halves(one)) for one in _list(file, "merges")]
+    merges = [_halves(one) for one in _list(file, "merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
     try:
         inner = Inner(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole))
@@ -148,7 +147,8 @@ def _halves(merge: str) -> tuple[str, str]:
 
 
 def _by_scores(file: GgufFile, tokens: Sequence[str]) -> Any:
-    from tokenizers import Tokenizer as Inner, decoders, models, normalizers
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, normalizers
 
     scores = _list(file, "scores", least=len(tokens))
     vocab = {token: index for index, token in enumerate(tokens)}

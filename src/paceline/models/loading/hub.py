@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.loading.checkpoint import INDEX, SINGLE
+from paceline.models.loading.gguf import SPLIT, gguf_config, is_gguf, split_names
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import need, shortened
 
@@ -44,16 +45,20 @@ def check_names(**names: object) -> None:
         need(value is None or isinstance(value, kinds), key, f"be {rule}", value)
 
 
-def resolve(model: str | Path, *, revision: str | None = None, code: bool = False) -> Path:
-    """The local folder of a model, downloaded if it is a hub id that is not in the cache.
+def resolve(
+    model: str | Path, *, revision: str | None = None, code: bool = False, gguf_file: str | None = None
+) -> Path:
+    """The local folder or GGUF file of a model, downloaded if it is a hub id that is not in the cache.
 
     Args:
-        model: a folder, "bundled/NAME" for a model that ships with the package, or a hub id such as "org/name".
+        model: a folder, a GGUF file, "bundled/NAME" for a model that ships with the package, or a hub id such as
+            "org/name".
         revision: branch, tag or commit on the hub.
         code: fetch Python files too (for `trust_remote_code`).
+        gguf_file: the file meant in a folder or repository that holds GGUF files; of a split one any part.
     Raises:
-        CheckpointError: no such folder or repository, gated, or offline and not in the cache.
-        UnsupportedModelError: a GGUF file. ConfigError: a revision of a local folder.
+        CheckpointError: no such folder, file or repository, gated, or offline and not in the cache.
+        ConfigError: a revision of a local folder.
     """
     name = str(model)
     try:
@@ -66,18 +71,34 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
     if is_folder:
         if revision is not None:
             raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
-        return path
+        return _gguf_in(path, gguf_file) or path
     if name.startswith(BUNDLED_PREFIX):
         return _bundled(name, revision)
-    if name.endswith(".gguf"):
-        raise UnsupportedModelError(
-            f"{name} is a GGUF file, which is not supported; use the safetensors checkpoint it was made from"
-        )
+    if path.is_file() and is_gguf(path):
+        return path
     if path.is_file():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint, with config.json and safetensors")
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
         raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; check the path")
-    return _download(name, revision, code)
+    return _download(name, revision, code) if gguf_file is None else _download_gguf(name, revision, gguf_file)
+
+
+def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
+    """The GGUF file of a folder: the one wanted, else the only one where there are no other weights; or None."""
+    if wanted is not None:
+        if not (folder / wanted).is_file():
+            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file")
+        return folder / wanted
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return None
+    files = [
+        file for file in sorted(folder.glob("*.gguf")) if (m := SPLIT.match(file.name)) is None or int(m["part"]) == 1
+    ]
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(files)} GGUF files; name one with gguf_file: {', '.join(file.name for file in files)}"
+        )
+    return files[0] if files else None
 
 
 def _bundled(name: str, revision: str | None) -> Path:
@@ -99,6 +120,16 @@ def _download(name: str, revision: str | None, code: bool) -> Path:
     wanted = [*WANTED, *(["*.py"] if code else [])]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNWANTED)))
+    except Exception as error:  # HTTP, cache and validation errors of several libraries
+        raise _explain(error, name, revision) from error
+
+
+def _download_gguf(name: str, revision: str | None, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        parts = [Path(hf_hub_download(name, one, revision=revision)) for one in split_names(file)]
+        return parts[0]
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
 
@@ -144,10 +175,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: no config.json, or not readable.
         UnsupportedModelError: adapters, GGUF, pickled or quantised weights, models without a language-modelling head.
     """
+    if is_gguf(folder):
+        return gguf_config(folder)
     _refuse_formats(folder)
     config = read_json(folder / "config.json")
     if not config:
-        raise CheckpointError(f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint")
+        raise CheckpointError(
+            f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for "
+            "GGUF files gguf_file=NAME"
+        )
     _refuse_quantised(folder, config)
     architectures = config.get("architectures")
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
@@ -168,11 +204,6 @@ def _refuse_formats(folder: Path) -> None:
         )
     if weights:
         return
-    if any(folder.glob("*.gguf")):
-        raise UnsupportedModelError(
-            f"{folder} holds GGUF weights only, which are not supported; use the safetensors checkpoint they were "
-            f"made from"
-        )
     if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise UnsupportedModelError(
             f"{folder} holds pickled weights only, which may run code and are not supported; convert them to "

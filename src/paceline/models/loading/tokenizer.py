@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models.loading import chat_template
+from paceline.models.loading.gguf import is_gguf
+from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
 from paceline.utils import keys_once, reject_unknown, shortened
 
 CLEAN_UP = (
@@ -145,6 +147,9 @@ class Tokenizer:
             CheckpointError: no such folder, no tokenizer in it, or a file that cannot be read.
         """
         path = Path(folder)
+        if is_gguf(path) and path.is_file():
+            inner, named, template = gguf_tokenizer(path)
+            return cls(Fast(inner), name=str(path), named=named, template=template)
         if not path.is_dir():
             raise CheckpointError(f"no tokenizer: {str(path)!r} is not a folder; give a checkpoint folder")
         if (path / "tokenizer.json").is_file():

@@ -177,6 +177,13 @@ class Names:
 
     def read(self, name: str, piece: Piece) -> torch.Tensor:
         """The tensor of a piece, its shape checked."""
+        return self.checkpoint.tensor(self._checked(name, piece))
+
+    def fill(self, name: str, piece: Piece, out: torch.Tensor) -> None:
+        """Copy the tensor of a piece, its shape checked, into `out`."""
+        self.checkpoint.fill(self._checked(name, piece), out)
+
+    def _checked(self, name: str, piece: Piece) -> str:
         self.unused.discard(name)
         stored = self.stored[name]
         if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
@@ -184,7 +191,7 @@ class Names:
                 f"{self.checkpoint.folder}: {stored} has shape {shape}, but config.json asks for {piece.shape}; "
                 f"download both again"
             )
-        return self.checkpoint.tensor(stored)
+        return stored
 
 
 def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
@@ -234,7 +241,7 @@ def load_weights(
         out = torch.empty(target.shape, dtype=dtype, device=device)
         for piece, name in recipe:
             place = out if piece.expert is None else out[piece.expert]
-            place.narrow(0, piece.at, piece.shape[0]).copy_(names.read(name, piece))
+            names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
         weights.update([(target.name, out)] if instead is None else instead(target.name, out))
     _check_surplus(names)
     return weights
