@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.models.denoiser import (
-    LAYOUTS,
+    FAMILIES,
     DenoiserSpec,
     NativeDenoiser,
     denoiser_spec,
     end_tokens,
-    layout_name,
+    family_name,
     load_denoiser_weights,
     mask_token_id,
     rotation,
@@ -173,7 +173,7 @@ def read_net(path: Path) -> Net:
         return read_state(path)
     config = read_config(path)
     spec = denoiser_spec(config, mask_token_id=mask_token_id(path, config), eos_token_ids=end_tokens(path, config))
-    net, names = Net(spec), LAYOUTS[str(layout_name(config))].names
+    net, names = Net(spec), FAMILIES[str(family_name(config))].names
     net.load_state_dict(
         load_denoiser_weights(Checkpoint(path), spec, names, device=torch.device("cpu"), dtype=torch.float32)
     )

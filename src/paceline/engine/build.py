@@ -32,7 +32,7 @@ from paceline.engine.policy import (
     with_published_number,
 )
 from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
-from paceline.models import Capabilities, Runner
+from paceline.models import IN_WORDS, Capabilities, Runner
 from paceline.models.loading import Tokenizer
 from paceline.utils import check_types, need, shortened
 from paceline.verifiers import GreedyVerifier
@@ -209,7 +209,7 @@ def _drafter(
     options = _options(config, factory)
     for lack in entry.needs:
         if lack in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, lack):
-            raise CapabilityError(f"method {name!r} needs {lack!r}, which the runner of {runner.info.name} cannot do")
+            raise _unable(name, lack, runner)
     args = DrafterArgs(
         vocab_size=runner.info.vocab_size,
         index=index,
@@ -265,7 +265,14 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
     if not whole or not all(-1 <= layer <= last for layer in taps):
         raise DrafterError(f"taps of drafter {name!r} must be a tuple of layers in -1..{last}, got {shortened(taps)}")
     if taps and not runner.capabilities.taps:
-        raise CapabilityError(f"method {name!r} needs 'taps', which the runner of {runner.info.name} cannot do")
+        raise _unable(name, "taps", runner)
+
+
+def _unable(method: str, capability: str, runner: Runner) -> CapabilityError:
+    return CapabilityError(
+        f"method {method!r} needs a model that {IN_WORDS[capability]}, "
+        f"which {runner.info.name} does not as it runs here; choose another method"
+    )
 
 
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ token comes from the same code path as every other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a runner can do beyond chains of one sequence; a method that needs more is refused by name before it runs.
+    """What a runner can do beyond chains of one sequence; a method that needs more is rejected before it runs, with an
+    error that says what is missing (`IN_WORDS`).
 
     `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a
     `memory`.
@@ -42,6 +43,19 @@ class Capabilities:
     input_embeddings: bool = False
     fork: bool = False
     blocks: bool = False
+
+
+IN_WORDS: Mapping[str, str] = {
+    "trees": "scores trees that branch",
+    "taps": "gives the hidden states between its layers",
+    "layer_subsets": "runs without some of its layers",
+    "early_exit": "stops behind any of its layers",
+    "head": "makes logits of any hidden state",
+    "input_embeddings": "takes embeddings in place of tokens",
+    "fork": "goes on from one text in several ways",
+    "blocks": "keeps its cache in blocks",
+}
+"""What a model does that has a capability, for messages: "needs a model that ..."."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,24 +257,6 @@ class HasHead(Protocol):
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
-
-
-@runtime_checkable
-class HasEmbeddings(Protocol):
-    """A runner that takes input embeddings in place of tokens."""
-
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """(r, hidden) input embeddings of tokens."""
-
-    def extend_embeddings(
-        self,
-        caches: Sequence[SequenceCache],
-        embeddings: Sequence[torch.Tensor],
-        *,
-        taps: Sequence[int] = (),
-        all_logits: bool = False,
-    ) -> Scores:
-        """`Runner.extend` with input embeddings (rows, hidden) per sequence instead of tokens."""
 
 
 @runtime_checkable

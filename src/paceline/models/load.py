@@ -64,7 +64,7 @@ def load_runner(
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
         passes.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
+        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: what is not supported.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
     target = resolve_device(device)

@@ -159,10 +159,8 @@ def by_kernel(
 @functools.cache
 def kernel_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, one_mask: bool) -> bool:
     """Whether `by_kernel` gives what the definition gives, for one mask for all rows or one each."""
-    generator, shape = (
-        torch.Generator().manual_seed(0),
-        AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,)),
-    )
+    generator = torch.Generator().manual_seed(0)
+    shape = AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,))
     q, k, v = (torch.randn(3, 2, n, head_dim, generator=generator).to(device, dtype) for n in (5, CHUNK, CHUNK))
     seen = torch.rand(3, 1, 1 if one_mask else 5, CHUNK, generator=generator) < 0.5
     seen[1] = False

@@ -238,8 +238,8 @@ class _Trial:
         cache, at = self.copied(prompted), 0
         for width, kept in cycle(((3, 2), (1, 1), (6, 1), (8, 7), (2, 2), (5, 3))):
             tokens = self.text[self.prompt + at : self.prompt + at + width]
-            guesses = [*tokens[1:kept], *self.noise[: width - kept]]
-            rows = self.score([cache], tokens[:1], [TokenTree.chain(guesses) if guesses else EMPTY_TREE])
+            drafted = [*tokens[1:kept], *self.noise[: width - kept]]
+            rows = self.score([cache], tokens[:1], [TokenTree.chain(drafted) if drafted else EMPTY_TREE])
             self.runner.commit([cache], [range(kept - 1)])
             until = min(kept, STEPS - at)
             if not torch.equal(rows[:until], plain.states[at : at + until]):

@@ -321,7 +321,6 @@ def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:
 def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
     """Names the shape and type of a model: what costs that were measured belong to."""
     experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
-    return (
-        f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
-        f"-{spec.intermediate_size}{experts}-{spec.vocab_size}-{str(dtype).removeprefix('torch.')}"
-    )
+    heads = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
+    sizes = f"{spec.intermediate_size}{experts}-{spec.vocab_size}"
+    return f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{heads}-{sizes}-{str(dtype).removeprefix('torch.')}"

@@ -177,8 +177,7 @@ class ReplayRunner(NativeRunner):
         if UNKNOWN in cache.tokens:
             raise CapabilityError(
                 f"a sequence fed with embeddings cannot cross {limit} tokens, where the angles of {self.info.name} "
-                f"change; "
-                "feed tokens"
+                "change; feed tokens"
             )
         return cache.tokens.copy()
 

@@ -1,7 +1,7 @@
 """What a transformers model remembers of one sequence, and how it is made to forget.
 
 Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and
-caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the
+caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the drafts were fed, or from the
 start. A model without any usable cache is *recomputed* from its first token at every step. `choose` tries them on the
 model itself and takes the first whose logits are those of one pass over the whole text.
 """
@@ -123,7 +123,7 @@ class History:
         return Fed(fed.logits[-new:], {layer: states[-new:] for layer, states in fed.taps.items()})
 
     def mark(self) -> None:
-        """Guesses come next: make going back to here cheap."""
+        """Drafts come next: make going back to here cheap."""
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -164,7 +164,7 @@ class CroppedHistory(History):
 
 
 class ReplayedHistory(History):
-    """Whatever cache the model makes for itself, copied before guesses are fed.
+    """Whatever cache the model makes for itself, copied before drafts are fed.
 
     Args:
         one_by_one: feed the tokens behind the first chunk singly, for models whose state cannot take several at once.
@@ -268,7 +268,7 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
 
 
 def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
-    """Logits at every token, with wrong guesses fed and taken back twice on the way."""
+    """Logits at every token, with wrong drafts fed and taken back twice on the way."""
     rows = [history.feed(tokens[:4]).logits]
     for start, stop in ((4, 7), (7, 9)):
         history.mark()

@@ -1,5 +1,5 @@
-"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; formats that are refused,
-by name.
+"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; other formats are
+rejected with an error that names them.
 
 Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
 only for configuration, safetensors, tokenizer and generation files at the top of the repository.
@@ -176,8 +176,7 @@ def _refuse_formats(folder: Path) -> None:
     if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise UnsupportedModelError(
             f"{folder} holds pickled weights only, which may run code and are not supported; convert them to "
-            f"safetensors "
-            "(load them with transformers and save_pretrained)"
+            "safetensors (load them with transformers and save_pretrained)"
         )
 
 
@@ -189,8 +188,7 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
             if found is not None and not isinstance(found, Mapping):
                 raise CheckpointError(
                     f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
-                    f"float16 "
-                    "checkpoint, or remove the key if the weights are not quantised"
+                    "float16 checkpoint, or remove the key if the weights are not quantised"
                 )
             if found is not None:
                 method = found.get("quant_method") or (

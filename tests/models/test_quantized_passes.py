@@ -1,4 +1,4 @@
-"""models.cpu.quantized: integer products against float64, and passes over int8 and int4 weights."""
+"""Integer products of compiled passes: packing, products, and models with weights of bytes and half bytes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from paceline.models.cpu import (
     load_at,
     lowered,
     pack,
+    quantized,
     self_test,
     steps_of,
     store_at,
@@ -33,7 +34,7 @@ from paceline.models.cpu import (
     to_bytes,
 )
 from paceline.models.decoder import NativeRunner
-from paceline.models.loading import dequantized, quantize, quantize_groups, quantize_rows
+from paceline.models.loading import dequantized, quantize, quantize_groups, quantize_rows, unpacked
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}
@@ -293,3 +294,38 @@ def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
     monkeypatch.setattr(eligibility, "MAX_INPUTS", 64)
     assert "rows of more than 64" in str(eligibility.lacks(spec, torch.float32, CPU, quantization="int8"))
     assert eligibility.lacks(spec, torch.float32, CPU) is None
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (70, 96), (1, 1024), (130, 2816), (8, 80)])
+def test_packing_half_bytes_keeps_every_weight_and_scale_once(outputs, inputs):
+    pairs, scale, _ = case("int4", outputs, inputs, 1)
+    blocks = pack(pairs, Pages(), scale=scale).strips
+    body = blocks[:, :, quantized.SCALES :].view(len(blocks), -1, 4, 64, 1, 4)
+    whole = (
+        torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1).to(torch.int8) - 8
+    )
+    assert torch.equal(whole[:outputs, :inputs], unpacked(pairs))
+    assert not whole[:outputs, inputs:].any()
+    scales = (
+        blocks[:, :, : quantized.SCALES].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(64 * len(blocks), -1)
+    )
+    assert torch.equal(scales[:outputs], scale)
+    assert not scales[outputs:].any()
+
+
+@pytest.mark.parametrize("inputs", [8, 24, 40, 48, 88])
+def test_what_lies_behind_a_row_counts_for_nothing(inputs):
+    pairs, scale, x = case("int4", 64, inputs, 1)
+    packed = pack(pairs, Pages(), scale=scale)
+    if inputs % 16 == 0:
+        assert torch.equal(product(packed, x, filling=77), product(packed, x))
+    assert torch.allclose(product(packed, torch.cat((x, x))[:1]).double(), exact(pairs, scale, x), atol=1e-3)
+
+
+@DTYPES
+def test_the_self_test_catches_scales_of_other_groups(dtype, monkeypatch):
+    right = quantized.pack_nibbles
+    monkeypatch.setattr(
+        "paceline.models.cpu.matrix.pack_nibbles", lambda pairs, scale, pages: right(pairs, scale.roll(1, 1), pages)
+    )
+    assert not self_test.agrees(dtype, quantization="int4")

@@ -1,4 +1,4 @@
-"""Layouts of diffusion language models: what each makes of its `config.json`, and how it names its tensors.
+"""Families of diffusion language models: what each makes of its `config.json`, and how it names its tensors.
 
     LLaDA         GSAI-ML/LLaDA-8B and 1.5 (arXiv:2502.09992): keys and tensor names of OLMo, full attention
     LLaDA-MoE     inclusionAI/LLaDA-MoE-7B-A1B: softmax routing, norms on queries and keys, full attention
@@ -6,7 +6,7 @@
     SDAR          JetLM/SDAR, TraDo (arXiv:2510.06303): Qwen3 or Qwen3-MoE, block-causal
     LLaDA2.x      inclusionAI/LLaDA2.0 and 2.1 (arXiv:2512.15745): grouped sigmoid routing, block-causal
 
-A layout becomes the configuration of the decoder family that it was built from, which `models.loading.families` reads.
+A family becomes the configuration of the decoder family that it was built from, which `models.loading.families` reads.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Rename = tuple[tuple[re.Pattern[str], str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """One layout.
+class Family:
+    """One family.
 
     Attributes:
         spec: the DenoiserSpec of a configuration, its mask and end tokens still missing.
         names: patterns of stored names and what takes their place, so that `models.loading.weights` knows them.
-        block_length: of layouts that are block-causal, where the file does not say; None for full attention.
+        block_length: of families that are block-causal, where the file does not say; None for full attention.
     """
 
     spec: Callable[[ConfigKeys], DenoiserSpec]
@@ -180,7 +180,7 @@ def _block_length(keys: ConfigKeys) -> int:
     given = next((name for name in ("block_length", "block_size") if keys.given(name)), None)
     if given is not None:
         return keys.size(given)
-    length = LAYOUTS[keys.family].block_length
+    length = FAMILIES[keys.family].block_length
     assert length is not None
     return length
 
@@ -210,13 +210,13 @@ _LLADA2_NAMES: Rename = (
     (re.compile(r"\.attention\.key_layernorm\."), ".self_attn.k_norm."),
 )
 
-LAYOUTS: Mapping[str, Layout] = {
-    "llada": Layout(spec=_llada, names=_LLADA_NAMES),
-    "llada_moe": Layout(spec=_llada_moe),
-    "dream": Layout(spec=_dream),
-    "sdar": Layout(spec=_sdar, block_length=4),
-    "sdar_moe": Layout(spec=_sdar, block_length=4),
-    "llada2_moe": Layout(spec=_llada2, names=_LLADA2_NAMES, block_length=32),
+FAMILIES: Mapping[str, Family] = {
+    "llada": Family(spec=_llada, names=_LLADA_NAMES),
+    "llada_moe": Family(spec=_llada_moe),
+    "dream": Family(spec=_dream),
+    "sdar": Family(spec=_sdar, block_length=4),
+    "sdar_moe": Family(spec=_sdar, block_length=4),
+    "llada2_moe": Family(spec=_llada2, names=_LLADA2_NAMES, block_length=32),
 }
 REFUSED: Mapping[str, str] = {
     "bd3lm": "BD3-LM's own checkpoints condition on time (adaptive layer norm)",
@@ -235,17 +235,17 @@ DEFAULTS: Config = {
 }
 
 
-def layout_name(config: Config) -> str | None:
-    """The layout of a `config.json`, a refused one included; None where it is no diffusion language model."""
+def family_name(config: Config) -> str | None:
+    """The family of a `config.json`, a refused one included; None where it is no diffusion language model."""
     kind = str(config.get("model_type")).lower()
     if kind in {"llada", "lladamoe"} and "d_model" not in config and "num_experts" in config:
         return "llada_moe"
-    return kind if kind in LAYOUTS or kind in REFUSED else None
+    return kind if kind in FAMILIES or kind in REFUSED else None
 
 
 def is_denoiser(config: Config) -> bool:
-    """Whether a `config.json` describes a masked diffusion language model (also one that will be refused by name)."""
-    return layout_name(config) is not None
+    """Whether a `config.json` describes a masked diffusion language model (also one that is not supported)."""
+    return family_name(config) is not None
 
 
 def denoiser_spec(config: Config, *, mask_token_id: int | None, eos_token_ids: tuple[int, ...] = ()) -> DenoiserSpec:
@@ -254,16 +254,16 @@ def denoiser_spec(config: Config, *, mask_token_id: int | None, eos_token_ids: t
     Args:
         mask_token_id: as the checkpoint's files say; None where they do not.
     Raises:
-        UnsupportedModelError: no diffusion model, a layout or feature that is not implemented, or no mask token.
+        UnsupportedModelError: no diffusion model, a family or feature that is not implemented, or no mask token.
         CheckpointError: a key that is missing, of the wrong kind, or contradicts another.
     """
-    name = layout_name(config)
+    name = family_name(config)
     if name is None or name in REFUSED:
         reason = "it is no masked diffusion language model" if name is None else REFUSED[name]
         raise UnsupportedModelError(
-            f"model_type {config.get('model_type')!r} is not native: {reason}; native are {', '.join(LAYOUTS)}"
+            f"model_type {config.get('model_type')!r} is not native: {reason}; native are {', '.join(FAMILIES)}"
         )
-    spec = LAYOUTS[name].spec(ConfigKeys(config, _defaults(name), name))
+    spec = FAMILIES[name].spec(ConfigKeys(config, _defaults(name), name))
     if mask_token_id is None:
         raise UnsupportedModelError(
             f"a {name} checkpoint without a mask token cannot be decoded by diffusion; set mask_token_id in its "
@@ -279,5 +279,5 @@ def denoiser_spec(config: Config, *, mask_token_id: int | None, eos_token_ids: t
 
 
 def _defaults(name: str) -> Config:
-    """Of the layout; those that `models.loading.families` knows are left to it."""
+    """Of the family; those that `models.loading.families` knows are left to it."""
     return DEFAULTS if name == "llada" else {key: value for key, value in DEFAULTS.items() if key != "rms_norm_eps"}
