@@ -7,7 +7,7 @@ import pytest
 import torch
 from llvmlite import ir
 from numba import njit
-from tiny_llama import CPU, spec_of, tiny_llama, tokens, weights_of
+from tiny_llama import CPU, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
 from paceline.models.cpu import (
     BYTES,
@@ -193,21 +193,6 @@ def small_runner(form, dtype=torch.float32, **changes):
     runner = NativeRunner(spec_of(model.config), dict(weights), name="t", device=CPU, dtype=dtype, cache_slots=64)
     assert isinstance(runner.passes, CompiledDecoder)
     return runner, weights
-
-
-def whole_pass(runner, ids):
-    return runner.extend([runner.open()], [ids], all_logits=True).logits
-
-
-def stepwise(runner, ids, width=1):
-    cache, rows = runner.open(), []
-    for at in range(0, len(ids), width):
-        part = ids[at : at + width]
-        rows.append(
-            runner.score([cache], part[:1], [TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE]).logits
-        )
-        runner.commit([cache], [range(len(part) - 1)])
-    return torch.cat(rows)
 
 
 @EACH

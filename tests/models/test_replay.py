@@ -13,7 +13,7 @@ from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.decoder import LongRopeRunner, NativeRunner, ReplayRunner
+from paceline.models.decoder import LongRopeRunner, ReplayRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32
@@ -85,10 +85,13 @@ def test_embeddings_cannot_be_run_again(runner: ReplayRunner) -> None:
         runner.extend([sequence], [TEXT[20:40]])
 
 
-def test_the_check_catches_chunks_with_angles_of_their_own(runner: ReplayRunner) -> None:
+def test_the_check_catches_chunks_with_angles_of_their_own(
+    runner: ReplayRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sequence = fed(runner, TEXT[:10], 10)
-    NativeRunner.extend(runner, [sequence], [TEXT[10:45]])
-    logits = NativeRunner.score(runner, [sequence], [TEXT[45]], [EMPTY_TREE]).logits
+    monkeypatch.setattr(ReplayRunner, "_before_chunk", lambda *args: None)
+    runner.extend([sequence], [TEXT[10:45]])
+    logits = runner.score([sequence], [TEXT[45]], [EMPTY_TREE]).logits
     assert float((logits - oracle(TEXT[:45], TEXT[45:46])).abs().max()) > 10 * TOLERANCE
 
 
@@ -214,8 +217,10 @@ def test_embeddings_cannot_cross(longrope: LongRopeRunner) -> None:
     assert close(whole.logits[0], LONG_TEXT[:40])
 
 
-def test_the_check_catches_a_cache_of_mixed_angles(longrope: LongRopeRunner) -> None:
+def test_the_check_catches_a_cache_of_mixed_angles(longrope: LongRopeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = fed_in_chunks(longrope, LONG_TEXT[:20])
-    NativeRunner.extend(longrope, [sequence], [LONG_TEXT[20:40]])
-    logits = NativeRunner.score(longrope, [sequence], [9], [EMPTY_TREE]).logits
+    for name in ("_before_chunk", "_replace_long_rows"):
+        monkeypatch.setattr(LongRopeRunner, name, lambda *args: None)
+    longrope.extend([sequence], [LONG_TEXT[20:40]])
+    logits = longrope.score([sequence], [9], [EMPTY_TREE]).logits
     assert not close(logits[0], [*LONG_TEXT[:40], 9])

@@ -188,6 +188,22 @@ class NativeRunner:
             context.
         """
         check_score(self.info, caches, trees)
+        self._before_step(caches, roots, trees)
+        return self._score(caches, roots, trees, taps, computed)
+
+    def _before_step(
+        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
+    ) -> None:
+        """For runners whose cached keys depend on the length of the text; roots None: embeddings are fed."""
+
+    def _score(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        taps: Sequence[int],
+        computed: Sequence[int] | None,
+    ) -> Scores:
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
             fed = [
@@ -224,6 +240,8 @@ class NativeRunner:
         Raises:
             ConfigError: a pass that begins at a later layer without hidden states, or hidden states of the wrong shape.
         """
+        if plan.first == 0:
+            self._before_step(caches, roots if hidden is None else None, trees)
         segments = self._segments(caches, trees, computed)
         rows = sum(segment.rows for segment in segments)
         if hidden is None and plan.first:
