@@ -1,4 +1,4 @@
-"""models/quantize.py: rounding to int8 and int4, and models that are loaded with it."""
+"""Rounding to int8 and int4, and models that are loaded with it."""
 
 from __future__ import annotations
 
