@@ -16,15 +16,15 @@ from paceline import LLM, SamplingParams
 from paceline.bench.judge import Pair
 from paceline.bench.peers import (
     TRIES,
-    Guests,
     PeerError,
     PeerRun,
+    PeersInTurn,
     WantedPeer,
-    guests,
     parse_peers,
     with_one_end,
     without_end,
 )
+from paceline.bench.peers import wanted as guests
 from paceline.bench.report import document_remarks, document_tables, report_html
 from paceline.bench.run import Harness, Options, Setting, build_document, check_document
 from paceline.errors import ConfigError
@@ -109,7 +109,7 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def bench(
     llm: LLM, wanted: list[WantedPeer], options: Options = OPTIONS, settings: Sequence[Setting] = ()
 ) -> dict[str, Any]:
-    with Guests(llm, wanted) as others:
+    with PeersInTurn(llm, wanted) as others:
         harness = Harness(llm, settings, options, guests=others)
         harness.run([WORK])
         made = build_document(harness, [WORK], peers=others)
@@ -187,7 +187,7 @@ def test_a_peer_that_crashes_fails_its_prompts_and_is_tried_again(llm: LLM, log:
 
 
 def test_a_peer_that_never_starts_again_is_given_up(llm: LLM, log: list[Any]) -> None:
-    with Guests(llm, parse_peers(["openvino-genai:plain"])) as others:
+    with PeersInTurn(llm, parse_peers(["openvino-genai:plain"])) as others:
         FakePeer.hows["openvino-genai"] = "refuse"  # type: ignore[attr-defined]
         harness = Harness(llm, [], OPTIONS, guests=others)
         harness.run([WORK])

@@ -28,7 +28,7 @@ from paceline.bench.doctor import (
     chance_of,
     diagnose,
     draft_names,
-    machine_facts,
+    gather,
     token_class,
     visit,
 )
@@ -271,52 +271,52 @@ class TestMachine:
         return root
 
     def test_quota(self, tmp_path: Path) -> None:
-        assert machine_facts.quota(tmp_path) is None
+        assert gather.quota(tmp_path) is None
         own = tmp_path / "sys/fs/cgroup/jobs/one/cpu.max"
         own.parent.mkdir(parents=True)
         own.write_text("150000 100000\n")
         self.write(tmp_path, proc__self__cgroup="0::/jobs/one\n")
-        assert machine_facts.quota(tmp_path) == 1.5
+        assert gather.quota(tmp_path) == 1.5
         own.write_text("max 100000\n")
-        assert machine_facts.quota(tmp_path) is None
+        assert gather.quota(tmp_path) is None
 
     def test_quota_of_version_1(self, tmp_path: Path) -> None:
         folder = tmp_path / "sys/fs/cgroup/cpu"
         folder.mkdir(parents=True)
         (folder / "cpu.cfs_quota_us").write_text("50000")
         (folder / "cpu.cfs_period_us").write_text("100000")
-        assert machine_facts.quota(tmp_path) == 0.5
+        assert gather.quota(tmp_path) == 0.5
         (folder / "cpu.cfs_quota_us").write_text("-1")
-        assert machine_facts.quota(tmp_path) is None
+        assert gather.quota(tmp_path) is None
 
     def test_cores_are_counted_once(self, tmp_path: Path) -> None:
         for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
             folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
             folder.mkdir(parents=True)
             (folder / "thread_siblings_list").write_text(siblings)
-        assert machine_facts.cores(frozenset(range(4)), tmp_path) == 2
-        assert machine_facts.cores(frozenset({0, 2}), tmp_path) == 1
+        assert gather.cores(frozenset(range(4)), tmp_path) == 2
+        assert gather.cores(frozenset({0, 2}), tmp_path) == 1
 
     def test_flags_swap_gpu(self, tmp_path: Path) -> None:
-        assert machine_facts.flags(tmp_path) == frozenset()
-        assert machine_facts.gpu(tmp_path) is None
+        assert gather.flags(tmp_path) == frozenset()
+        assert gather.gpu(tmp_path) is None
         self.write(
             tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n", proc__self__status="VmSwap:\t  12 kB\n"
         )
-        assert machine_facts.flags(tmp_path) == {"fpu", "avx2"}
-        assert machine_facts.swapped(tmp_path) == 12 * 1024
+        assert gather.flags(tmp_path) == {"fpu", "avx2"}
+        assert gather.swapped(tmp_path) == 12 * 1024
         self.write(tmp_path, proc__driver__nvidia__version="x")
-        assert machine_facts.gpu(tmp_path) == "driver loaded"
+        assert gather.gpu(tmp_path) == "driver loaded"
 
     def test_versions(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found, unfit = machine_facts.versions()
+        found, unfit = gather.versions()
         assert unfit == []
         assert found["torch"][0].split("+")[0] == torch.__version__.split("+")[0]
         assert "pytest" not in found
         monkeypatch.setattr(
-            machine_facts, "requires", lambda name: ["torch>=99", "no-such-package>=1", 'hypothesis; extra == "test"']
+            gather, "requires", lambda name: ["torch>=99", "no-such-package>=1", 'hypothesis; extra == "test"']
         )
-        found, unfit = machine_facts.versions()
+        found, unfit = gather.versions()
         assert unfit == ["torch", "no-such-package"]
         assert found["no-such-package"] == (None, ">=1")
 

@@ -16,7 +16,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench.explain import LIKELIEST, Recorder, places, summarize_replay
 from paceline.bench.explain import recorder as replay
-from paceline.bench.explain.step import _untried
+from paceline.bench.explain.recorder import _untried
 from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
 from paceline.engine import crew, loop

@@ -226,7 +226,7 @@ def test_a_fixed_number_is_for_small_batches(run: Run, monkeypatch: pytest.Monke
 
 def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("paceline.bench.tune.trial._set_threads", calls.append)
+    monkeypatch.setattr("paceline.bench.tune.tuning._set_threads", calls.append)
     monkeypatch.setattr("paceline.bench.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
     found = run(budget=1600.0, max_tokens=4)
     assert 7 in calls

@@ -18,7 +18,7 @@ from paceline.bench.judge import (
     UP_TO_NEAR_TIES,
     Agreement,
     Difference,
-    LawTest,
+    SamplingTest,
     VerifyReport,
     claimed_class,
     drafting,
@@ -177,7 +177,7 @@ def agreement(*found: Difference) -> Agreement:
     return made
 
 
-GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
+GOOD, BAD = SamplingTest(400, 20.0, 0.4), SamplingTest(400, 90.0, 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ FAST = ("--dtype", "float32", "--threads", "1")
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has time for us, and drafters that are fast; what the real one does is not the subject."""
     monkeypatch.setattr(gather, "_machine", lambda llm: MachineFacts(threads=1))
-    real = gather.probing.probe
+    real = gather.probe
 
     def fast(llm: object, prompts: object, **more: object) -> object:
         return [replace(one, draft_seconds=0.0) for one in real(llm, prompts, tokens=20, **more)]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gather.probing, "probe", fast)
+    monkeypatch.setattr(gather, "probe", fast)
     monkeypatch.setenv("COLUMNS", "80")
 
 

@@ -78,7 +78,7 @@ def test_an_interrupt_before_anything_was_measured(
     def interrupt(*arguments: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.bench.tune.trial.Trial.warm_up", interrupt)
+    monkeypatch.setattr("paceline.bench.tune.tuning.Trial.warm_up", interrupt)
     found = run("tune", "--prompts", prompts, *FAST)
     assert found.code == 130
     assert "Interrupted" in found.out

@@ -117,7 +117,7 @@ def _measure(
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)
     from paceline.bench import read_bandwidth
-    from paceline.bench.peers import Guests
+    from paceline.bench.peers import PeersInTurn
     from paceline.bench.run import Harness, build_document, load_sweep
 
     work = _workloads(texts, llm, options)
@@ -127,7 +127,7 @@ def _measure(
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
     bandwidth = read_bandwidth(llm.runner.info.device)
-    with _progress() as progress, Guests(llm, wanted, draft=draft, progress=progress) as peers:
+    with _progress() as progress, PeersInTurn(llm, wanted, draft=draft, progress=progress) as peers:
         harness = Harness(llm, [*chosen, *dials], options, progress, peers)
         harness.run(work)
         for one in work:

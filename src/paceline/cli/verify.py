@@ -18,7 +18,7 @@ from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from paceline.bench.judge import Agreement, LawTest, VerifyReport
+    from paceline.bench.judge import Agreement, SamplingTest, VerifyReport
     from paceline.llm import LLM
 
 WIDEST = 100
@@ -127,7 +127,7 @@ def _agreement(name: str, found: Agreement) -> list[str]:
     return lines
 
 
-def _law(name: str, law: LawTest, *, approximate: bool) -> list[str]:
+def _law(name: str, law: SamplingTest, *, approximate: bool) -> list[str]:
     if law.holds:
         verdict = "no deviation from the model's own law"
     elif approximate:

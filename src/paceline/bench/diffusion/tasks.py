@@ -1,8 +1,5 @@
 """Tasks with closed-form answers that tell what deciding several slots at once costs.
 
-In: a task's name, a split, a seed. Out: prompts, a right answer of each, and whether a text is right. Not here: models,
-methods, settings; what a single step can reach at best (`bench.parallel_theory`).
-
 Some tasks have one right answer (copy, reverse, sort, anything at a given place, sudoku): slots can be decided
 together. Others leave a choice that all slots must agree on (shuffle, anything at random, a Latin square, a sentence
 from words): deciding slots apart from each other breaks them. The lists are queues of people in a waiting line; their
@@ -15,12 +12,96 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+from math import factorial, log, prod
 from typing import Any, Literal
 
-from paceline.bench.diffusion.grids import is_latin, is_sudoku, latin_puzzle, parse_grid, sudoku_puzzle, written
 from paceline.utils import integer, need
+
+DIGITS = "1234"
+ROWS = tuple(tuple(range(4 * r, 4 * r + 4)) for r in range(4))
+COLUMNS = tuple(tuple(range(c, 16, 4)) for c in range(4))
+BOXES = tuple(tuple(4 * (r + i) + c + j for i in (0, 1) for j in (0, 1)) for r in (0, 2) for c in (0, 2))
+GRID = re.compile(r"[1-4] [1-4] [1-4] [1-4]( / [1-4] [1-4] [1-4] [1-4]){3}")
+
+
+def written(grid: str) -> str:
+    """ "1 2 3 4 / 2 1 4 3 / ..." """
+    return " / ".join(" ".join(grid[i] for i in row) for row in ROWS)
+
+
+def parse_grid(text: str) -> str | None:
+    """The grid of a text as `written` writes it, without blanks; None for anything else."""
+    return re.sub("[ /]", "", text) if GRID.fullmatch(text) else None
+
+
+def is_latin(grid: str) -> bool:
+    """Every digit once in each row and column."""
+    return _keeps(grid, (*ROWS, *COLUMNS))
+
+
+def is_sudoku(grid: str) -> bool:
+    """Every digit once in each row, column and box of 2 x 2."""
+    return _keeps(grid, (*ROWS, *COLUMNS, *BOXES))
+
+
+def _keeps(grid: str, units: Sequence[tuple[int, ...]]) -> bool:
+    return all({grid[i] for i in unit} == set(DIGITS) for unit in units)
+
+
+@cache
+def squares() -> tuple[str, ...]:
+    """All 576 Latin squares of order 4."""
+    rows = ["".join(p) for p in permutations(DIGITS)]
+    return tuple(_stacks(rows))
+
+
+def _stacks(rows: list[str], above: str = "") -> Iterator[str]:
+    """Stacks of four rows that share no digit in a column."""
+    if len(above) == 16:
+        yield above
+        return
+    for row in rows:
+        if all(digit not in above[column::4] for column, digit in enumerate(row)):
+            yield from _stacks(rows, above + row)
+
+
+@cache
+def sudokus() -> tuple[str, ...]:
+    """All 288 sudokus of order 4."""
+    return tuple(filter(is_sudoku, squares()))
+
+
+def solutions(given: str, grids: Sequence[str]) -> list[str]:
+    """Those of `grids` that agree with what is given."""
+    fixed = [(i, digit) for i, digit in enumerate(given) if digit != "_"]
+    return [grid for grid in grids if all(grid[i] == digit for i, digit in fixed)]
+
+
+def _blanked(grid: str, kept: Sequence[int]) -> str:
+    return "".join(digit if i in kept else "_" for i, digit in enumerate(grid))
+
+
+def latin_puzzle(rng: random.Random) -> tuple[str, str]:
+    """Three to five given cells that leave a choice, and one Latin square that agrees with them."""
+    while True:
+        full = rng.choice(squares())
+        given = _blanked(full, rng.sample(range(16), rng.randint(3, 5)))
+        if len(solutions(given, squares())) > 1:
+            return given, full
+
+
+def sudoku_puzzle(rng: random.Random) -> tuple[str, str]:
+    """Six to ten given cells with exactly one solution, and that solution."""
+    while True:
+        full = rng.choice(sudokus())
+        given = _blanked(full, rng.sample(range(16), rng.randint(6, 10)))
+        if len(solutions(given, sudokus())) == 1:
+            return given, full
+
 
 NAMES = (
     *("Bayes", "Bill", "Bob", "Carl", "Don", "Edward", "Gauss", "Henry", "Holmes", "Jack", "James"),
@@ -253,3 +334,43 @@ TASKS: Mapping[str, Task] = {
     "sudoku": _grid("sudoku", sudoku_puzzle, is_sudoku, determined=True),
 }
 """All tasks; those with one right answer are `determined`."""
+
+
+def shuffle_success(n: int, *, may_repeat_input: bool = False) -> float:
+    """Chance that n slots, each drawn uniformly from n items, form a permutation: n! / n^n, or (n! - 1) / n^n without
+    the input.
+    """
+    return (factorial(n) - (0 if may_repeat_input else 1)) / float(n**n)
+
+
+def shuffle_correlation(n: int) -> float:
+    """Total correlation in nats of a uniform permutation of n items: n log n - log n!."""
+    return n * log(n) - log(factorial(n))
+
+
+def replace_success(n: int) -> float:
+    """Chance that exactly one of n slots takes the new item, each with probability 1 / n: ((n - 1) / n)^(n - 1)."""
+    return float(((n - 1) / n) ** (n - 1))
+
+
+def remove_success(n: int) -> float:
+    """Chance that n - 1 slots hold the n items but one, in order.
+
+    With the removed place uniform, slot i holds item i with probability (n - i) / n, else item i + 1. The text is right
+    if for some k the slots before k hold their own item and the others the next one: sum_k prod_{i<k} (n - i) / n *
+    prod_{k<=i<n} i / n.
+    """
+    return sum(prod((n - i) / n for i in range(1, k)) * prod(i / n for i in range(k, n)) for k in range(1, n + 1))
+
+
+def insert_success(n: int) -> float:
+    """Chance that n + 1 slots hold the n items in order with a new one among them, at any of n + 1 places.
+
+    With the place uniform over n + 1, slot i (from 1) holds item i with probability (n + 1 - i) / (n + 1), the new one
+    with 1 / (n + 1), item i - 1 with (i - 1) / (n + 1).
+    """
+    m = n + 1
+    return sum(
+        prod((m - i) / m for i in range(1, k)) / m * prod((i - 1) / m for i in range(k + 1, m + 1))
+        for k in range(1, m + 1)
+    )

@@ -13,7 +13,7 @@ from paceline.bench.stats import ENOUGH, rates_differ
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.judge.documents import ComparedLine, Comparison
+    from paceline.bench.judge.compare import ComparedLine, Comparison
 
 Cell = Mapping[str, Any]
 NOTHING = "-"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.machine import provenance
-from paceline.bench.peers.against import Guests
+from paceline.bench.peers.measure import PeersInTurn
 from paceline.bench.run import aggregate
 from paceline.bench.run.harness import Harness
 from paceline.bench.run.settings import PLAIN
@@ -103,7 +103,7 @@ def build_document(
     skipped: Sequence[Mapping[str, str]] = (),
     bandwidth: Mapping[str, Any] | None = None,
     random: bool = False,
-    peers: Guests | None = None,
+    peers: PeersInTurn | None = None,
     arguments: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The document of a benchmark as far as it got.

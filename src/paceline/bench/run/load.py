@@ -1,12 +1,7 @@
 """Latency under load: a request trace replayed through the running engine, in real or scaled time.
 
-In: arrivals, settings. Out: one record per setting, rate and repeat. Not here: reading traces (`bench.trace`).
-
-Requests enter the engine when their time has come, whether it keeps up or not (an open loop); between steps everything
-that has arrived is handed over, and the engine decides what runs. Latency counts from the arrival in the trace, so that
-waiting for a slow step counts too. Lengths are scaled down by one factor where the longest request would not fit the
-context. At `rate` 2, requests arrive twice as fast as recorded. Settings take turns within each repeat, plain decoding
-first.
+Prompts are cut from a text to the lengths of the trace, which are scaled to fit the model. Requests wait in the engine,
+so that latency counts from the moment of arrival.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.bench.run import trace
 from paceline.bench.run.harness import Harness
 from paceline.bench.run.measures import StepLog, Totals, quantiles
 from paceline.bench.run.workloads import bundled_workload
@@ -25,7 +19,7 @@ from paceline.engine import Request, TimeSplit, check_prompt, watching
 from paceline.errors import PromptError
 from paceline.llm import LLM
 from paceline.sampling import draw_seed
-from paceline.utils import Workload
+from paceline.utils import Arrival, Workload
 
 NAP = 0.02
 """Seconds of one sleep while nothing is to be done, so that Ctrl-C is heard."""
@@ -73,10 +67,10 @@ def load_sweep(harness: Harness, workload: Workload) -> None:
 def _plan(llm: LLM, workload: Workload, rate: float) -> tuple[list[_Planned], float]:
     """The requests of a trace for this model, their prompts cut from the bundled ones."""
     info = llm.runner.info
-    arrivals, scale = trace.fit_arrivals(workload.arrivals or (), info.max_context)
+    arrivals, scale = fit_arrivals(workload.arrivals or (), info.max_context)
     text = [token for c in bundled_workload().conversations for token in llm.tokenizer.encode(c.turns[0])]
     planned = []
-    for arrival, tokens in zip(arrivals, trace.trace_prompts(arrivals, text, info.vocab_size), strict=True):
+    for arrival, tokens in zip(arrivals, trace_prompts(arrivals, text, info.vocab_size), strict=True):
         try:
             check_prompt(tokens, info.vocab_size, info.max_context, arrival.output_length)
             planned.append(_Planned(arrival.time / rate, tokens, arrival.output_length))
@@ -164,3 +158,27 @@ def _row(planned: _Planned, request: Request | None) -> dict[str, Any]:
         "time_to_first_token": metrics.time_to_first_token,
     }
     return row | times | {"tokens": len(output.token_ids)}
+
+
+def fit_arrivals(arrivals: Sequence[Arrival], max_context: int) -> tuple[list[Arrival], float]:
+    """The arrivals with lengths scaled by one factor, at most 1, so that the longest fits the context; and the
+    factor.
+    """
+    longest = max(arrival.input_length + arrival.output_length for arrival in arrivals)
+    scale = min(1.0, (max_context - 2) / longest)
+    if scale == 1.0:
+        return list(arrivals), 1.0
+    return [
+        Arrival(a.time, max(1, int(a.input_length * scale)), max(1, int(a.output_length * scale))) for a in arrivals
+    ], scale
+
+
+def trace_prompts(arrivals: Sequence[Arrival], text: Sequence[int], vocab_size: int) -> list[list[int]]:
+    """Token ids of each arrival's length, cut from `text` at different places (repeated where it is too short)."""
+    base = [token % vocab_size for token in text]
+    made = []
+    for number, arrival in enumerate(arrivals):
+        start = (number * 997) % len(base)
+        turned = base[start:] + base[:start]
+        made.append((turned * (arrival.input_length // len(base) + 1))[: arrival.input_length])
+    return made

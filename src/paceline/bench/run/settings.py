@@ -31,7 +31,7 @@ PLAIN = "plain"
 RECORD = "continuations"
 DIAL = "corrupted_oracle"
 DIAL_ENTRY = registry.Entry(
-    "paceline.bench.run.corrupted_oracle:CorruptedOracleDrafter",
+    "paceline.bench.run.oracle:CorruptedOracleDrafter",
     "table",
     ("bit-equal up to near ties", "bit-equal up to near ties"),
     ("recorded continuations",),

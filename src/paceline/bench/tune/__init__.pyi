@@ -12,9 +12,9 @@ from .halving import RefusedError as RefusedError
 from .halving import confirm as confirm
 from .halving import interval as interval
 from .halving import race as race
-from .trial import LEAST_TOKENS as LEAST_TOKENS
-from .trial import Trial as Trial
-from .trial import salted as salted
 from .tuning import FIXED_UP_TO as FIXED_UP_TO
+from .tuning import LEAST_TOKENS as LEAST_TOKENS
+from .tuning import Trial as Trial
 from .tuning import Tuning as Tuning
+from .tuning import salted as salted
 from .tuning import tune as tune

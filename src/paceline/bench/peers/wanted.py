@@ -1,11 +1,8 @@
 """Which peers take part in a benchmark, and one process each.
 
-In: what the user typed after --peers, the loaded model. Out: `Wanted`, and `Lane`s that open, decode and open again.
-Not here: taking turns, comparing (`bench.against`), the peers (`bench.peers`).
-
-    all                                     every method of every installed peer
-    NAME,NAME:METHOD                        every method of one, one method of another
-    {"name": NAME, "method": METHOD, ...}   with options: dtype, and those of the peer, as num_speculative_tokens
+all                                     every method of every installed peer
+NAME,NAME:METHOD                        every method of one, one method of another
+{"name": NAME, "method": METHOD, ...}   with options: dtype, and those of the peer, as num_speculative_tokens
 """
 
 from __future__ import annotations
@@ -19,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.bench.peers import catalog
 from paceline.bench.peers.catalog import PEERS, peer_names
-from paceline.bench.peers.endpoint import parts_of
 from paceline.bench.peers.install import peer_state
-from paceline.bench.peers.peer import Peer, PeerRun, open_peer
+from paceline.bench.peers.peer import Peer, PeerRun, open_peer, parts_of
 from paceline.bench.run.records import Piece
 from paceline.errors import ConfigError
 from paceline.utils import json_object, need, reject_unknown

@@ -1,7 +1,5 @@
 """Two benchmark documents side by side: which differences are more than noise.
 
-In: documents A and B. Out: one line per cell that both have. Not here: running, files, printing.
-
 For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their
 prompts, and the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were
 made at different times, so the machine may have changed between them; the ratio of the two *speed-ups*, each over plain

@@ -1,10 +1,6 @@
 """Other engines in the same benchmark: the same token ids, precision, threads and lengths, greedily, in turn with our
 settings.
 
-In: what the user typed after --peers, the loaded model. Out: `Guests` that the harness lets decode between our
-settings, and their
-entries in the document. Not here: the peers themselves (`bench.peers`), our own settings (`bench.harness`).
-
 A peer that takes one prompt at a time decodes a batch one by one; its seconds are the sum.
 
 Every peer and method is a process of its own that stays open for the whole run; the harness gives it turns like a
@@ -18,17 +14,18 @@ one differs beyond that, the peer decodes something else, and it gets no speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from paceline.bench import stats
-from paceline.bench.judge import equality
-from paceline.bench.peers.agreement import agreement_with
-from paceline.bench.peers.guests import Lane, WantedPeer, lanes_of
-from paceline.bench.peers.peer import PeerRun
+from paceline.bench.judge import tokens as equality
+from paceline.bench.peers.peer import PeerRun, agreement_with
+from paceline.bench.peers.wanted import Lane, WantedPeer, lanes_of
 from paceline.bench.run import aggregate
 from paceline.bench.run.measures import quantiles
 from paceline.bench.run.records import Cell, Piece, Run, waking
@@ -51,7 +48,7 @@ class Played:
     base: Cell
 
 
-class Guests:
+class PeersInTurn:
     """The peers of one run, a context manager that ends their processes.
 
     Args:
@@ -155,7 +152,7 @@ class Guests:
         for lane in self._lanes:
             lane.close()
 
-    def __enter__(self) -> Guests:
+    def __enter__(self) -> PeersInTurn:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -258,3 +255,46 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
         "time_to_first_token": quantiles(first),
         "rows": rows,
     }
+
+
+Record = Mapping[str, Any]
+
+
+def peer_ratio(ours: Record, theirs: Record) -> stats.Estimate | None:
+    """Median over groups of our tokens per second over theirs in the same repeat, with its 95 % interval.
+
+    A group is what ran as one batch, a prompt at batch size 1: prompts of one batch share their seconds and are one
+    measurement.
+
+    Returns:
+        None where one of them has no speed, or no group in common that both decoded in every repeat.
+    """
+    if ours["tokens_per_second"] is None or theirs["tokens_per_second"] is None:
+        return None
+    a, b = _rates(ours), _rates(theirs)
+    groups = [group for group in a if group in b and all(a[group]) and all(b[group])]
+    repeats = min((min(len(a[group]), len(b[group])) for group in groups), default=0)
+    if not repeats:
+        return None
+    columns = [np.array([table[group][:repeats] for group in groups], float) for table in (a, b)]
+    return stats.bootstrap([columns[0] / columns[1]], stats.median_ratio)
+
+
+def _rates(found: Record) -> dict[int, list[float]]:
+    """Tokens per second by group, a value per repeat; 0 where a prompt of it failed."""
+    tokens: dict[tuple[int, int], float] = {}
+    seconds: dict[tuple[int, int], float] = {}
+    for row in found["rows"]:
+        key = row["group"], row["repeat"]
+        tokens[key] = tokens.get(key, 0.0) + row["tokens"] if not row["error"] else -np.inf
+        seconds[key] = row["seconds"]
+    made: dict[int, list[float]] = {}
+    for (group, repeat), count in sorted(tokens.items()):
+        made.setdefault(group, []).append(max(0.0, count) / seconds[group, repeat] if seconds[group, repeat] else 0.0)
+    return made
+
+
+def fastest_setting(found: Sequence[Record]) -> Record | None:
+    """The one with the highest tokens per second, of those that have a speed."""
+    known = [one for one in found if one["tokens_per_second"] is not None]
+    return max(known, key=lambda one: float(one["tokens_per_second"]["value"]), default=None)

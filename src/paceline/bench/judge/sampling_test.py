@@ -1,8 +1,5 @@
 """Does accelerated sampling follow the model's own law? A test with a declared error, on any model.
 
-In: sampled outputs and the runner that made them. Out: a chi-square test of conditional probability-integral values.
-Not here: temperature 0 (`bench.compare`).
-
 Every sampled token is scored again by one plain pass, which gives its whole conditional distribution p. With tokens
 ordered from likely to unlikely, u = P(tokens before it) + U p(token), U uniform: under exact sampling all u are
 independent and uniform on (0, 1), whatever the model (the randomised Rosenblatt transform). A sampler that favours
@@ -27,7 +24,7 @@ ERROR = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class LawTest:
+class SamplingTest:
     """Outcome of the test.
 
     Attributes:
@@ -68,7 +65,7 @@ def integral_values(
     return before.cpu() + tied.cpu() * uniform
 
 
-def uniform_test(values: torch.Tensor) -> LawTest:
+def uniform_test(values: torch.Tensor) -> SamplingTest:
     """Chi-square of (t,) values against the uniform law on (0, 1), in equal bins."""
     import torch
 
@@ -78,4 +75,4 @@ def uniform_test(values: torch.Tensor) -> LawTest:
     p_value = float(
         torch.special.gammaincc(torch.tensor((BINS - 1) / 2, dtype=torch.float64), torch.tensor(statistic / 2).double())
     )
-    return LawTest(len(values), statistic, p_value)
+    return SamplingTest(len(values), statistic, p_value)
