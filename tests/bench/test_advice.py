@@ -115,6 +115,19 @@ def test_a_sentence_is_said_where_its_figures_are(
     assert said not in advice(*right)
 
 
+def test_drafting_is_not_said_to_have_paid_where_steps_vary_too_much() -> None:
+    """The mean gain is the same; only the scatter of the tokens differs. The even run is the negative control."""
+    plain = steps(9, asked=False)
+    even = [*steps(12, *chain(1), seconds=SECONDS | {"score": 0.012}), *plain]
+    uneven = [
+        *steps(11, *chain(0), seconds=SECONDS | {"score": 0.012}),
+        *steps(1, *chain(12), seconds=SECONDS | {"score": 0.012}),
+        *plain,
+    ]
+    assert "so drafting paid" in advice(*even)
+    assert "which shows neither that drafting paid nor that it did not" in advice(*uneven)
+
+
 def test_longer_drafts_are_not_advised_where_drafting_did_not_pay() -> None:
     plain = steps(9, asked=False)
     assert "longer drafts may pay" in advice(*steps(12, *chain(2, False)), *plain)

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from bench.browser import FOUND, look, picture
-from bench.documents import cell, difference, document, equality, load_run, peer, row, withheld
+from bench.documents import cell, difference, document, equality, estimate, load_run, peer, row, withheld
 from bench.replays import NASTY
 
-from paceline.bench.report import REPORT_MARK, Axis, Line, plot, report_html, ticks, write_report
+from paceline.bench import ENOUGH
+from paceline.bench.report import REPORT_MARK, Axis, Line, document_remarks, plot, report_html, ticks, write_report
 from paceline.bench.run import check_document
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
@@ -102,6 +103,19 @@ def test_everything_of_a_document_is_in_the_page() -> None:
     assert page.count('class="faster"') == page.count('class="slower"') == 2
     assert REPORT_MARK in page[:1000]
     assert page.startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("low", "n", "shown"), [(1.05, ENOUGH, True), (0.98, ENOUGH, False), (1.05, ENOUGH - 1, False)]
+)
+def test_the_best_setting_is_one_that_is_shown_to_be_faster(low: float, n: int, shown: bool) -> None:
+    gain = {**estimate(1.2), "low": low, "high": 1.5, "n": n}
+    made = document([cell("plain"), cell("ngram", 1.2) | {"speedup": gain}, cell("auto", 1.0)], peers=[peer("p")])
+    page, told = report_html(made), list(document_remarks(made))
+    assert ("Best: ngram" in page) is shown
+    assert ("No setting shown faster than plain" in page) is not shown
+    assert f"Our fastest setting here: {'ngram' if shown else 'plain'}." in page
+    assert ("no setting shown faster than plain decoding." in told) is not shown
 
 
 def test_energy_stands_there_for_every_setting_that_was_metered() -> None:

@@ -21,6 +21,8 @@ from paceline.bench.tune import (
     MAX_CANDIDATES,
     MIN_PAIRS,
     Arm,
+    Gain,
+    Interval,
     Tuning,
     find_candidates,
     thread_counts,
@@ -111,13 +113,13 @@ def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
     json.dumps(found.to_dict())
 
 
-def test_where_every_row_costs_a_pass_plain_decoding_is_chosen(run: Run) -> None:
+def test_where_every_row_costs_a_pass_nothing_is_chosen(run: Run) -> None:
+    """On one of three prompts nothing is drafted, so that its ratio is 1: neither side is shown to be faster."""
     found = run(row=1.0, draft=1.0)
     assert found.gain is not None
-    assert found.gain.low <= 1.0
-    assert found.chosen == Arm(None, found.threads)
-    assert found.profile is not None
-    assert found.profile.speculative_config is None
+    assert found.gain.low < 1.0 <= found.gain.high
+    assert found.chosen is None
+    assert found.profile is None
 
 
 def test_dear_drafts_lose_to_copying(run: Run) -> None:
@@ -140,6 +142,29 @@ def test_a_draft_that_cannot_be_loaded_is_refused_and_the_others_go_on(run: Run,
     assert any("cannot run" in why for why in found.refused.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "pairs", "chosen"),
+    [
+        (1.01, 1.3, MIN_PAIRS, "best"),
+        (0.99, 1.3, MIN_PAIRS, None),
+        (0.8, 0.99, MIN_PAIRS, "plain"),
+        (1.01, 1.3, MIN_PAIRS - 1, None),
+    ],
+)
+def test_a_choice_needs_an_interval_without_1_and_enough_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, low: float, high: float, pairs: int, chosen: str | None
+) -> None:
+    monkeypatch.setattr(
+        "paceline.bench.tune.tuning.interval", lambda measured: Interval(1.1, low, high, 0.9, len(measured), 4)
+    )
+    monkeypatch.setattr(
+        "paceline.bench.tune.tuning.confirm", lambda *_, **__: ([Gain(0, 1.1) for _ in range(pairs)], False)
+    )
+    found = run()
+    assert found.chosen == {"best": found.best, "plain": Arm(None, found.threads), None: None}[chosen]
+    assert (found.profile is None) == (chosen is None)
 
 
 class Interrupting:
@@ -195,8 +220,6 @@ def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(
     assert kept.max_tokens is not None
     assert LEAST_TOKENS <= kept.max_tokens < 40
     assert kept.seconds < 1.3 * 800
-    assert kept.profile is not None
-    assert kept.profile.measured["max_tokens"] == kept.max_tokens
     for hook in ("shorten", "hurry"):
         monkeypatch.setattr(f"paceline.bench.tune.tuning.Trial.{hook}", lambda *_: None)
     late = run(budget=800.0, max_tokens=96, prompts=prompts)

@@ -33,7 +33,7 @@ def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.DemoPrompt("a", "code", "Write a function that adds two numbers.", repetitive=False),
         bench.DemoPrompt("b", "summary", "Say one two three, one two three, one two three.", repetitive=True),
     ]
-    monkeypatch.setattr(bench, "bundled_prompts", lambda: prompts)
+    monkeypatch.setattr("paceline.bench.bundled_prompts", lambda: prompts)
 
 
 def test_the_table_fits_80_columns(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:

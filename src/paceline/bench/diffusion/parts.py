@@ -14,6 +14,7 @@ import numpy as np
 from paceline.bench.diffusion.harness import DiffusionBench, Progress, timed, wilson
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
+from paceline.bench.stats import FloatArray, bootstrap, median_ratio
 from paceline.diffusion import Deviation, Recipe, deviation, options_of, part, pooled
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
@@ -207,11 +208,9 @@ def _run(bench: DiffusionBench, recipe: Recipe, case: Case, item: Item) -> _Run:
     return _Run(case.keeps(text), item.right(text), seconds, len(outcome.trajectory.rounds), *counts)
 
 
-def _median(values: Any, draws: int = 2000) -> dict[str, float]:
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(values, (draws, len(values))), axis=1)
-    low, high = np.quantile(medians, (0.025, 0.975))
-    return {"value": float(np.median(values)), "low": float(low), "high": float(high), "n": len(values)}
+def _median(values: FloatArray) -> dict[str, Any] | None:
+    found = bootstrap([values[:, None]], median_ratio)
+    return None if found is None else found.to_dict()
 
 
 def broken_constrained(found: Mapping[str, Any]) -> list[str]:

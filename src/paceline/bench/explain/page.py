@@ -6,10 +6,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from paceline.bench.stats import FloatArray, interval_apart
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
@@ -181,8 +185,8 @@ def _advice(data: Data, summary: Data) -> Iterator[str]:
         yield from _on_first_guesses(drafted)
         balance = _balance(data["steps"], drafted) if len(data["steps"]) >= TIMED else None
         if balance is not None:
-            yield _on_balance(*balance)
-        if balance is None or balance[0] < balance[1]:
+            yield _on_balance(balance)
+        if balance is None or balance.gain[1] >= 1.0:
             yield from _on_full_acceptance(drafted)
     yield from _on_cuts(data, summary)
     yield from _on_empty_steps(data["steps"], drafted)
@@ -232,9 +236,24 @@ def _end(step: Data) -> str:
     )
 
 
-def _balance(steps: Sequence[Data], drafted: Sequence[Data]) -> tuple[float, float] | None:
-    """What a usual step with drafts cost, in steps without (drafting that found nothing not counted), and the tokens it
-    brought.
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """Whether drafting paid.
+
+    Attributes:
+        cost: time of a usual step with drafts, in usual steps without.
+        tokens: that a step with drafts brought.
+        gain: 95 % interval of the speed with drafts over the speed without.
+    """
+
+    cost: float
+    tokens: float
+    gain: tuple[float, float]
+
+
+def _balance(steps: Sequence[Data], drafted: Sequence[Data]) -> _Balance | None:
+    """What drafting cost and brought, drafting that found nothing not counted; None where too few steps drafted
+    nothing.
     """
     plain = [
         sum(s["seconds"].values()) - s["seconds"]["draft"]
@@ -243,17 +262,30 @@ def _balance(steps: Sequence[Data], drafted: Sequence[Data]) -> tuple[float, flo
     ]
     if len(plain) < FEW:
         return None
-    cost = median(sum(step["seconds"].values()) for step in drafted) / median(plain)
-    return cost, fmean(step["count"] for step in drafted)
-
-
-def _on_balance(cost: float, tokens: float) -> str:
-    paid = (
-        "so drafting paid"
-        if cost < tokens
-        else "so drafting did not pay; a cheaper drafter or shorter drafts are needed"
+    steps_of = [(sum(step["seconds"].values()), step["count"]) for step in drafted]
+    return _Balance(
+        cost=median(seconds for seconds, _ in steps_of) / median(plain),
+        tokens=fmean(count for _, count in steps_of),
+        gain=interval_apart([np.array(plain), np.array(steps_of, dtype=np.float64)], _gain),
     )
-    return f"A step with drafts took {cost:.2f} times one without and brought {tokens:.2f} tokens instead of 1, {paid}."
+
+
+def _gain(plain: FloatArray, drafted: FloatArray) -> FloatArray:
+    """Speed with drafts over speed without, of resampled seconds (d, n) and seconds with tokens (d, n, 2)."""
+    usual = np.median(drafted[..., 0], axis=1) / drafted[..., 1].mean(axis=1)
+    return np.asarray(np.median(plain, axis=1) / usual)
+
+
+def _on_balance(found: _Balance) -> str:
+    paid = "which shows neither that drafting paid nor that it did not"
+    if found.gain[0] > 1.0:
+        paid = "so drafting paid"
+    elif found.gain[1] < 1.0:
+        paid = "so drafting did not pay; a cheaper drafter or shorter drafts are needed"
+    return (
+        f"A step with drafts took {found.cost:.2f} times one without and brought {found.tokens:.2f} tokens instead of "
+        f"1, {paid}."
+    )
 
 
 def _on_cuts(data: Data, summary: Data) -> Iterator[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.bench import stats
 from paceline.bench.explain.page import PAGES
 from paceline.bench.peers import measure
 from paceline.bench.report import figures
-from paceline.bench.report import figures as sweeps
 from paceline.bench.report.table import NOTHING, interval, length, milliseconds, percent, same
 from paceline.bench.run.document import write_whole
 from paceline.bench.stats import ENOUGH, rates_differ
@@ -318,7 +318,7 @@ def view(document: Record) -> dict[str, Any]:
         "places": places,
         "sweeps": list(_sweeps(document, palette)),
         "loads": [
-            (trace, sweeps.load([r for r in document["load"] if r["workload"] == trace], palette)) for trace in traces
+            (trace, figures.load([r for r in document["load"] if r["workload"] == trace], palette)) for trace in traces
         ],
         "peers": list(_peers(document, palette)),
         "peer_columns": PEER_COLUMNS,
@@ -354,12 +354,7 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
         if cell is not plain and cell["speedup"] is not None and cell["setting"] not in _dials(document)
     ]
     if others:
-        best = max(others, key=lambda cell: cell["speedup"]["value"])
-        gain = best["speedup"]
-        name = best["setting"] if len(best["setting"]) <= NAME else best["setting"][: NAME - 3] + "..."
-        what = "Best" if gain["value"] >= 1.0 else "Nearest to plain"
-        found.append((f"{what}: {name}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"))
-        found.append(("Its tokens/s", interval(best["tokens_per_second"], 0).split(" ")[0], f"batch {best['batch']}"))
+        found += _best(others)
     if plain is not None and plain["tokens_per_second"] is not None:
         found.append(("Plain tokens/s", f"{plain['tokens_per_second']['value']:.0f}", f"batch {plain['batch']}"))
     compared = [cell["equality"] for cell in cells if cell["equality"]["mode"] == "tokens"]
@@ -373,9 +368,28 @@ def _key_figures(document: Record) -> list[tuple[str, str, str]]:
     return found
 
 
+def _best(others: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """The best of the settings that are shown to be faster than plain decoding; chance is not called the best."""
+    shown = [cell for cell in others if stats.shown_faster(cell["speedup"])]
+    if not shown:
+        return [("No setting shown faster than plain", "-", f"of {len(others)}")]
+    best = max(shown, key=lambda cell: float(cell["speedup"]["value"]))
+    gain = best["speedup"]
+    name = best["setting"] if len(best["setting"]) <= NAME else best["setting"][: NAME - 3] + "..."
+    return [
+        (f"Best: {name}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"),
+        ("Its tokens/s", interval(best["tokens_per_second"], 0).split(" ")[0], f"batch {best['batch']}"),
+    ]
+
+
 def _dials(document: Record) -> set[str]:
     """Settings that measure and could not be used."""
     return {setting["name"] for setting in document["settings"] if setting["acceptance"] is not None}
+
+
+def _usable(document: Record, cell: Record) -> bool:
+    """Whether a setting could be used, and is shown to be faster than plain decoding."""
+    return cell["setting"] not in _dials(document) and stats.shown_faster(cell["speedup"])
 
 
 def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
@@ -408,7 +422,7 @@ def _sweeps(document: Record, palette: figures.Palette) -> Iterator[tuple[str, f
     for cell in document["cells"]:
         groups.setdefault(f"{cell['workload']}, temperature {cell['temperature']:g}", []).append(cell)
     for name, cells in groups.items():
-        if (figure := sweeps.batches(cells, palette)) is not None:
+        if (figure := figures.batches(cells, palette)) is not None:
             yield name, figure
 
 
@@ -418,7 +432,9 @@ def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any
         groups.setdefault(place_name(peer), []).append(peer)
     for name, peers in groups.items():
         ours = [cell for cell in document["cells"] if place_name(cell) == name]
-        best = measure.fastest_setting([cell for cell in ours if cell["setting"] not in _dials(document)])
+        best = measure.fastest_setting(
+            [cell for cell in ours if cell["setting"] == document["baseline"] or _usable(document, cell)]
+        )
         gains = [None if best is None else measure.peer_ratio(best, peer) for peer in peers]
         table = [
             [*row[:3], NOTHING if g is None else interval(g.to_dict()), *row[3:]]
@@ -426,7 +442,7 @@ def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any
         ]
         yield {
             "name": name,
-            "bars": sweeps.against(ours, peers, palette),
+            "bars": figures.against(ours, peers, palette),
             "rows": table,
             "best": best and best["setting"],
         }

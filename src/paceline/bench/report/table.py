@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.stats import ENOUGH, rates_differ
+from paceline.bench.stats import ENOUGH, rates_differ, shown_faster
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -263,8 +263,16 @@ def document_remarks(document: Mapping[str, Any]) -> Iterator[str]:
         yield from _trouble(peer)
     for skipped in (*document["skipped"], *document["peers_skipped"]):
         yield f"left out: {skipped['name']}: {skipped['why']}"
+    yield from _verdict(document)
     if document["interrupted"]:
         yield "interrupted: the figures are of what was done until then."
+
+
+def _verdict(document: Mapping[str, Any]) -> Iterator[str]:
+    """Said where nothing is shown to be faster than plain decoding, so that the largest figure is not taken for it."""
+    others = [cell for cell in document["cells"] if cell["setting"] != document["baseline"]]
+    if others and not any(shown_faster(cell["speedup"]) for cell in others):
+        yield "no setting shown faster than plain decoding."
 
 
 def _trouble(peer: Mapping[str, Any]) -> Iterator[str]:

@@ -24,6 +24,8 @@ from statistics import median
 
 import numpy as np
 
+from paceline.bench import stats
+
 Pull = Callable[[int, int], float]
 """`pull(arm, item)`: speed of the arm over speed of the baseline, measured in turn. May raise Refused or
 KeyboardInterrupt.
@@ -39,7 +41,6 @@ LEAST_ARMS = 3
 """Arms that are looked at whatever the budget."""
 
 MAX_PAIRS = 256
-RESAMPLES = 2000
 
 
 class RefusedError(Exception):
@@ -204,26 +205,11 @@ def interval(gains: Sequence[Gain], *, seed: int = 0, level: float = 0.95) -> In
     """
     if not gains:
         raise ValueError("no measurements to take an interval of")
-    groups = [
-        np.array([gain.ratio for gain in gains if gain.item == item]) for item in dict.fromkeys(g.item for g in gains)
-    ]
-    medians = _resampled_medians(groups, np.random.default_rng(seed))
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
-    middle = median(gain.ratio for gain in gains)
-    return Interval(middle, float(low), float(high), float((medians > 1.0).mean()), len(gains), len(groups))
-
-
-def _resampled_medians(groups: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """(RESAMPLES,) medians: groups drawn with replacement, then as many values of each as it has."""
-    sizes = np.array([len(group) for group in groups])
-    padded = np.full((len(groups), sizes.max()), np.inf)
+    groups = [[gain.ratio for gain in gains if gain.item == item] for item in dict.fromkeys(g.item for g in gains)]
+    padded = np.full((len(groups), max(map(len, groups))), np.nan)
     for row, group in zip(padded, groups, strict=True):
         row[: len(group)] = group
-    drawn = rng.integers(len(groups), size=(RESAMPLES, len(groups)))
-    place = (rng.random((*drawn.shape, sizes.max())) * sizes[drawn][..., None]).astype(int)
-    values = padded[drawn[..., None], place]
-    values[np.arange(sizes.max()) >= sizes[drawn][..., None]] = np.inf
-    values, number = np.sort(values.reshape(RESAMPLES, -1)), sizes[drawn].sum(1)
-    every = np.arange(RESAMPLES)
-    found: np.ndarray = (values[every, (number - 1) // 2] + values[every, number // 2]) / 2
-    return found
+    medians = stats.resampled([padded], lambda values: np.asarray(np.nanmedian(values, axis=(-2, -1))), seed=seed)
+    low, high = stats.quantiles_of(medians, level)
+    middle = median(gain.ratio for gain in gains)
+    return Interval(middle, low, high, float((medians > 1.0).mean()), len(gains), len(groups))

@@ -1,7 +1,8 @@
 """Tuning: which method and settings decode these prompts fastest with this model on this machine, and is it worth it?
 
 Three parts of the budget search, two confirm: the winner of the search is measured again, on prompts that the search
-did not see where there are enough, and chosen only if the lower bound of its gain over plain decoding is above 1. Where
+did not see where there are enough. It is chosen only if the interval of its gain over plain decoding lies above 1,
+plain decoding only if it lies below; in between nothing is chosen, and `auto` stays. Where
 the model is so slow, or the machine so busy, that RUNS runs would not fit, runs are made shorter; the search ends early
 enough for MIN_PAIRS pairs of the winner at the pace of the pairs so far, or these pairs are made shorter still. A
 budget is passed only by runs that cannot be shorter, and by a pace that changed.
@@ -233,7 +234,7 @@ class Tuning:
         best: the setting that the search preferred; None if all were refused, or there was no time for any.
         gain: of `best`, on fresh measurements (after an interrupt in the search: on the search's own); None without
         measurements.
-        chosen: what to use from now on: `best`, or plain decoding.
+        chosen: what to use from now on: `best`, or plain decoding; None where neither is shown to be faster.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
         refused, skipped: words or method -> why.
         left_out: words of the settings that the budget did not allow to try.
@@ -241,7 +242,7 @@ class Tuning:
         near_ties, compared: outputs that differed from plain decoding at a near tie, of all that were compared.
         asked_tokens, max_tokens: most new tokens of a prompt, as asked for and as the budget allowed.
         interrupted: Ctrl-C ended it; `in_search` before the confirmation.
-        profile: what to keep; None where an interrupt left too few measurements to choose by.
+        profile: what to keep; None where nothing was chosen.
     """
 
     model: str
@@ -409,15 +410,16 @@ def _confirm(
 
 
 def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
-    """The best if its lower bound is above 1, else plain decoding; nothing after an interrupt that left too few
-    measurements.
+    """The best where it is shown to be faster than plain decoding, plain decoding where it is shown to be slower, else
+    nothing: `auto` stays. Runs of the search show nothing, since they chose the setting that they flatter.
     """
     found.gain = interval(measured) if measured else None
-    enough = len(measured) >= MIN_PAIRS
-    if found.interrupted and not enough:
+    if found.gain is None or found.in_search or len(measured) < MIN_PAIRS:
         return
-    wins = found.best is not None and found.gain is not None and found.gain.low > 1.0
-    found.chosen = found.best if wins else Arm(None, found.threads)
+    if found.gain.low > 1.0:
+        found.chosen = found.best
+    elif found.gain.high < 1.0:
+        found.chosen = Arm(None, found.threads)
 
 
 def _profile(found: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
