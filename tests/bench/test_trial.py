@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.bench import trial
-from paceline.bench.candidates import Arm
-from paceline.bench.trial import Trial, salted
+from paceline.bench.tune import Arm, Trial, salted, tuning
 from paceline.engine import RequestOutput
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]
@@ -23,7 +21,7 @@ def llm() -> LLM:
 
 def accepted(llm: LLM, monkeypatch: pytest.MonkeyPatch, visits: int = 3) -> list[int]:
     """Guesses of suffix trees that stood in each visit to the same two prompts."""
-    one = Trial(llm, [Arm(SUFFIX, trial._threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
+    one = Trial(llm, [Arm(SUFFIX, tuning._threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
     found, compare = [], one._compare
 
     def seen(plain: list[RequestOutput], fast: list[RequestOutput]) -> None:
@@ -40,7 +38,7 @@ def accepted(llm: LLM, monkeypatch: pytest.MonkeyPatch, visits: int = 3) -> list
 def test_an_earlier_answer_is_no_help(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *later = accepted(llm, monkeypatch)
     assert later == [first, first]
-    monkeypatch.setattr(trial, "salted", lambda prompt, salt: prompt)
+    monkeypatch.setattr(tuning, "salted", lambda prompt, salt: prompt)
     assert min(accepted(llm, monkeypatch)) > first + 10  # all was heard before, in the warm-up
 
 

@@ -11,7 +11,7 @@ import tiny_checkpoint
 from command import Command
 
 from paceline.bench import demo as bench
-from paceline.bench.compare import Difference
+from paceline.bench.judge import Difference
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
 
@@ -33,7 +33,7 @@ def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.DemoPrompt("a", "code", "Write a function that adds two numbers.", repetitive=False),
         bench.DemoPrompt("b", "summary", "Say one two three, one two three, one two three.", repetitive=True),
     ]
-    monkeypatch.setattr(bench, "bundled_prompts", lambda: prompts)
+    monkeypatch.setattr("paceline.bench.bundled_prompts", lambda: prompts)
 
 
 def test_the_table_fits_80_columns(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def _verdict(found: Tuning) -> list[str]:
     if found.interrupted:
         lines.append("Interrupted; what follows rests on the measurements so far.")
     if found.best is None or found.gain is None:
-        return [*lines, "No setting could be measured." + (" Chosen: plain decoding (off)." if found.chosen else "")]
+        return [*lines, "No setting could be measured: undecided, auto stays."]
     gain, best = found.gain, found.best.words(found.threads)
     figures = (
         f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
@@ -209,17 +209,19 @@ def _verdict(found: Tuning) -> list[str]:
     )
     confidence = f"It is faster with a confidence of {_percent(gain.confidence)}."
     if found.chosen is None:
-        lines.append(f"Best so far: {best}, {figures}. That is too little to choose by.")
+        why = (
+            "the same runs chose it, and flatter it"
+            if found.in_search
+            else "too few runs"
+            if found.gain.low > 1.0 or found.gain.high < 1.0
+            else "no setting is shown faster than plain"
+        )
+        lines.append(f"Undecided, auto stays: the search preferred {best}, {figures}; {why}.")
     elif found.chosen == found.best:
         lines.append(f"Chosen: {best}. It decodes at {figures}. {confidence}")
     else:
         lines.append(
-            f"Chosen: plain decoding (off). The best other setting ({best}) decodes at {figures}: "
-            "its lower bound is not above 1, so no gain is shown."
-        )
-    if found.in_search and found.chosen is not None:
-        lines.append(
-            "The search had not ended, and a setting that was chosen by the same runs looks better than it is."
+            f"Chosen: plain decoding (off). The setting that the search preferred ({best}) is slower: {figures}."
         )
     if gain.high > SCATTER * gain.low:
         lines.append(
