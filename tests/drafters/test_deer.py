@@ -76,7 +76,7 @@ def test_rules_of_the_request_shape_every_row_along_the_drafted_path() -> None:
             row[list(path)] = float("-inf")  # no token twice
         return out
 
-    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, shape=shape)
+    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, apply_rules=shape)
     drafted = tree.tokens.tolist()
     assert sorted(drafted) == [0, 1, 2]
     assert paths == [drafted[:i] for i in range(3)]

@@ -17,7 +17,7 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
-from paceline.drafters import DrafterArgs, Guess
+from paceline.drafters import DraftedToken, DrafterArgs
 from paceline.drafters.draft_model import STEPS, TURNS, Pace, Paces, PearlDrafter, pearl
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
@@ -105,7 +105,7 @@ class Racing(PearlDrafter):
         if found is None:
             return None
 
-        def work() -> list[Guess | None]:
+        def work() -> list[DraftedToken | None]:
             guesses = list(found.run())
             if self.target_calls() > before:
                 for state in states:
@@ -160,7 +160,7 @@ def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     if wrong:
         true = pearl._first
         flat = torch.full((VOCAB,), 1 / VOCAB)
-        monkeypatch.setattr(pearl, "_first", lambda *given: (one := true(*given)) and Guess(one.token, flat))
+        monkeypatch.setattr(pearl, "_first", lambda *given: (one := true(*given)) and DraftedToken(one.token, flat))
     target, draft = models(1.5)
     live = engine(target, [drafter(target, draft, 2)], 9, max_num_seqs=128)
     params = SamplingParams(temperature=1.0, max_tokens=3, n=128, ignore_eos=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paceline.drafters.self import SearchRules, SkipSearch, SubLayers, first_set, random_set, skip_search, upper_bounds
+from paceline.drafters.self import SearchRules, SkipSearch, SubLayers, first_set, random_set, swift, upper_bounds
 
 LAYERS, COUNT = 10, 6
 PLANTED = random_set(LAYERS, COUNT, np.random.default_rng(5))
@@ -83,7 +83,7 @@ def test_another_kind_of_text_begins_the_search_again() -> None:
 
 def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the textbook's formulas with an inverse; with another noise they differ (negative control)."""
-    monkeypatch.setattr(skip_search, "LENGTHS", (2.0,))
+    monkeypatch.setattr(swift, "LENGTHS", (2.0,))
     rng = np.random.default_rng(1)
     known, asked = (rng.integers(0, 2, (n, 9)).astype(float) for n in (12, 5))
     scores = rng.random(12)

@@ -30,9 +30,9 @@ from paceline.drafters.suffix import (
     SuffixTree,
     child_of,
     draft_from_trees,
-    growth,
     step,
 )
+from paceline.drafters.suffix import tree as suffix_tree
 
 Counts = dict[tuple[int, ...], int]
 
@@ -138,8 +138,8 @@ def test_removal_restores_the_tree_before_the_text_came() -> None:
 
 def test_a_careless_removal_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: leaving the last suffix of a text in the tree."""
-    remove = growth.remove
-    monkeypatch.setattr(growth, "remove", lambda tree, start, stop, depth: remove(tree, start, stop - 1, depth))
+    remove = suffix_tree.remove
+    monkeypatch.setattr(suffix_tree, "remove", lambda tree, start, stop, depth: remove(tree, start, stop - 1, depth))
     tree = SuffixTree(3)
     span = tree.insert(ints([1, 2, 1, 2, 5]))
     tree.insert(ints([1, 2, 7]))

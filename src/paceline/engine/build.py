@@ -95,10 +95,9 @@ def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
         (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
     ]
     for name, drafter in drawing:
-        policy = drafter.policy
-        if policy is not None and policy.name != "chain":
+        if drafter.tree_policy != "chain":
             raise ConfigError(
-                f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and "
+                f"{why}, but method {name!r} draws trees (tree_policy {drafter.tree_policy!r}); leave tree_policy and "
                 f"tree_width out, {way}"
             )
     if drawing and len(methods) > 1:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from paceline.tree.static_shapes import Shape
 
 
+GoOn = Callable[[int, float, object], bool]
+
+
 def always_go_on(depth: int, confidence: float, features: object) -> bool:
     """The default stopper of a budget: never stop before it is used up."""
     return True
@@ -37,7 +40,7 @@ class Budget:
 
     nodes: int
     depth: int
-    go_on: Callable[[int, float, object], bool] = always_go_on
+    go_on: GoOn = always_go_on
     fallback: bool = False
     shape: Shape | None = None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.utils import user_cache
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,8 +49,6 @@ class CostKey:
     def of(cls, info: ModelInfo) -> CostKey:
         """The key of a loaded model in this process, with PyTorch's present number of threads."""
         import torch
-
-        from paceline import __version__
 
         device = str(info.device)
         if info.device.type == "cuda":

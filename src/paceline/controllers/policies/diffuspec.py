@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.controllers.policies.lengths import MOST, Course, LengthController
+from paceline.controllers.policies.base import MOST, Course, LengthController
 from paceline.controllers.words import count
 from paceline.utils import integer, number
 

@@ -7,8 +7,7 @@ Source: Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (a
 
 from __future__ import annotations
 
-from paceline.controllers.policies.lengths import MOST
-from paceline.controllers.policies.stoppers import ThresholdController
+from paceline.controllers.policies.base import MOST, ThresholdController
 from paceline.utils import integer, number
 
 

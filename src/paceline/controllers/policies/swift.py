@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from paceline.controllers.policies.lengths import MOST
-from paceline.controllers.policies.stoppers import ThresholdController
+from paceline.controllers.policies.base import MOST, ThresholdController
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:
-    from paceline.controllers.policies.lengths import Course
+    from paceline.controllers.policies.base import Course
     from paceline.tree import TokenTree
 
 EDGES: Final = (0.95, 0.8, 0.5)

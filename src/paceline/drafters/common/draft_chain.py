@@ -6,7 +6,7 @@ caches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.drafters.base import Context
     from paceline.models import Runner
-    from paceline.tree import TokenTree
-
-GoOn = Callable[[int, float, object], bool]
+    from paceline.tree import GoOn, TokenTree
 
 
 @dataclass(slots=True)
@@ -76,7 +74,7 @@ def draft_chains(
 
 
 def _plain(draft: ChainDraft) -> bool:
-    return not draft.drawn and draft.context.shape is None
+    return not draft.drawn and draft.context.apply_rules is None
 
 
 def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:

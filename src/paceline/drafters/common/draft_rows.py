@@ -59,8 +59,8 @@ def weights(context: Context, logits: torch.Tensor, paths: Sequence[Sequence[int
     Args:
         logits: (r, v), fitted; paths: the tokens after the root that lead to each row.
     """
-    if context.shape is not None:
-        return context.shape(logits, paths)
+    if context.apply_rules is not None:
+        return context.apply_rules(logits, paths)
     return logits.float() if context.temperature <= 0 else logits.float() / context.temperature
 
 

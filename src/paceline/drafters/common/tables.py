@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.base import Drafter, DrafterArgs
+from paceline.drafters.base import Drafter, DrafterArgs, SavedTables
 from paceline.drafters.common.part_file import Part
 from paceline.errors import DrafterError
 from paceline.utils import integer, need
@@ -231,7 +231,7 @@ def _folder(name: str) -> Path:
     return path
 
 
-def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> list[Tables[Any]]:
+def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> list[SavedTables]:
     """The tables of those that have any.
 
     Args:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import numpy as np
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.draft_options import limit_of
+from paceline.drafters.common.bases import limit_of
 from paceline.drafters.common.draft_rows import fit_rows
 from paceline.errors import DrafterError
 from paceline.models.denoiser import Call, Ints, SlotCache

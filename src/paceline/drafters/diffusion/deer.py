@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import check_method, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
-from paceline.drafters.common.draft_options import check_method, draws_for
 from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.tree import TokenTree, always_go_on
 from paceline.utils import integer

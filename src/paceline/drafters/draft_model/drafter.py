@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import ModelDrafter, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.common.draft_options import ModelDrafter, draws_for
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.growth.base import grow
 from paceline.drafters.growth.policies import PolicyName, TreePolicy
@@ -122,6 +122,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         """Check and keep what needs no model."""
         self._keep(args, limit, method)
         self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
+        self.tree_policy = self.policy.name
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
 

@@ -30,8 +30,7 @@ from typing import Final
 
 import torch
 
-from paceline.drafters.growth.base import Growth, Ranked
-from paceline.drafters.growth.siblings import Siblings, siblings_of
+from paceline.drafters.growth.base import Growth, Ranked, Siblings, siblings_of
 from paceline.tree import ROOT
 
 ROWS: Final = 8

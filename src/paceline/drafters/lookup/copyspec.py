@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from paceline.drafters.base import DrafterArgs
-from paceline.drafters.lookup.ngram_table import LONGEST_MATCH, CopyDrafter
+from paceline.drafters.lookup.ngram import LONGEST_MATCH, CopyDrafter
 from paceline.utils import integer
 
 LONGEST_GRAM: Final = 32

@@ -19,9 +19,9 @@ from random import Random
 from typing import Final
 
 from paceline.drafters.base import Context
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_state import along
-from paceline.drafters.common.text import SingleDrafter
 from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 FIRST: Final = 0.3

@@ -25,7 +25,7 @@ from random import Random
 from typing import Final
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.text import SingleDrafter
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer
 

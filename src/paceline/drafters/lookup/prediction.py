@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.base import Context
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_tree
-from paceline.drafters.common.text import SingleDrafter
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 SURE: Final = 3

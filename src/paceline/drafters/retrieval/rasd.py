@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.drafters.base import DrafterArgs
-from paceline.drafters.retrieval.base import RetrievalDrafter, TextState
+from paceline.drafters.retrieval.rest import RetrievalDrafter, TextState
 from paceline.drafters.retrieval.trie import FirstTokens
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer

@@ -21,8 +21,8 @@ from typing import Final, Generic, TypeVar, cast
 import torch
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
-from paceline.drafters.common.draft_options import SampleMethod, check_method, draws_for, limit_of
 from paceline.drafters.common.draft_state import agreed
 from paceline.errors import CapabilityError, DrafterError
 from paceline.models import Runner, SequenceCache

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.draft_options import SampleMethod
+from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.self.base import SelfDrafter, SelfState, Way
 from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.models import SequenceCache

@@ -17,7 +17,7 @@ all layers verify, so that nothing is lost.
 from __future__ import annotations
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.draft_options import UNLIMITED, SampleMethod
+from paceline.drafters.common.bases import UNLIMITED, SampleMethod
 from paceline.drafters.self.base import SelfDrafter, SelfState, Way
 from paceline.drafters.self.skip_sets import unified_plan
 from paceline.errors import ConfigError

@@ -22,8 +22,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
-from paceline.drafters.vocab.retokenize import Retokenizer
-from paceline.drafters.vocab.translated import TranslatedState
+from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, open_shared, shared_tokens
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
@@ -93,5 +92,5 @@ class TliDrafter(DraftModelDrafter):
         if min(budget.nodes, budget.depth) <= 0:
             return NO_BUDGET
         state.follow(self.runner, self._numbering.numbers)
-        state.inner.context.shape = state.context.shape
+        state.inner.context.apply_rules = state.context.apply_rules
         return budget if state.ready else NO_BUDGET
