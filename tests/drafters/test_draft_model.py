@@ -1,5 +1,5 @@
 """The draft model drafter: what it drafts, what its trials carry, what it feeds, and that its trees keep the output
-law.
+distribution.
 """
 
 from __future__ import annotations

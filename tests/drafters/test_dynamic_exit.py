@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_way
+from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_exit
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree import Scores, Verdict
@@ -110,7 +110,7 @@ def test_one_exit_and_one_token_is_layer_skip(plain: LLM) -> None:
 
 
 def chosen(rates: list[float]) -> tuple[int, int]:
-    return best_way(np.array(rates), np.arange(1, LAYERS), LAYERS, 8)
+    return best_exit(np.array(rates), np.arange(1, LAYERS), LAYERS, 8)
 
 
 def objective(rate: float, layer: int, length: int) -> float:

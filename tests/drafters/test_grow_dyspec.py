@@ -1,5 +1,5 @@
 """DySpec: v never grows, a sure token makes a chain, equal ones breadth, a node's reach is the product of raw q, the
-law stands.
+distribution stands.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Policies that say how tokens are drawn: the output law stands, beams are draws of whole texts, chains agree and count
-apart.
+"""Policies that say how tokens are drawn: the output distribution stands, beams are draws of whole texts, chains agree
+and count apart.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_one_draft_is_a_chain_of_speculative_sampling(policy: str) -> None:
 
 
 class Fixed(ToyRunner):
-    """One law after every text."""
+    """One distribution after every text."""
 
     law = Q
 

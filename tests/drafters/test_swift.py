@@ -247,7 +247,7 @@ def test_what_was_found_holds_for_a_tenants_next_text_and_for_no_other_tenant() 
         world.say(mine, 20)
         world.propose([mine])
     assert (mine.replays, mine.search.begun) == (1, 1)
-    assert world.drafter._way(mine).plan is world.drafter._way(state).plan
+    assert world.drafter._draft_plan(mine).plan is world.drafter._draft_plan(state).plan
     world.layers.idle = frozenset()
     third = world.text("another kind")
     world.say(third, 20)

@@ -1,4 +1,4 @@
-"""The exact verifier: its output law is the target's, shown by enumeration without sampling noise."""
+"""The exact verifier: its output distribution is the target's, shown by enumeration without sampling noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRONG = 1e-3
 
 
 def error_of(propose, target: Target, length: int) -> float:
-    """Distance of the verifier's output law from the target's."""
+    """Distance of the verifier's output distribution from the target's."""
     return distance(output_law(RecursiveRejection(), propose, target, length), target_law(target, length))
 
 

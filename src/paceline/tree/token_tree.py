@@ -1,20 +1,14 @@
-"""Columns that follow from a chain's length alone, made once and shared by all chains of that length.
+"""The token tree: candidate continuations of one sequence, the one type that drafters, verifiers and runners exchange.
 
-Shared columns lie over `bytes`, which nobody can make writable. So a tree that holds one of these very objects is right
-in that column, whoever built it, and need not be looked through: that makes a chain's checks take a few microseconds.
+Columns that follow from a chain's length alone are made once and shared by all chains of that length. They lie over
+`bytes`, which nobody can make writable. So a tree that holds one of these very objects is right in that column, whoever
+built it, and need not be looked through: that makes a chain's checks take a few microseconds.
 
-The token tree: candidate continuations of one sequence, the one type that drafters, verifiers and runners exchange.
+Rows of drawn proposals stay on their device and are shared, never copied.
 
 Axes in this file: n = tree nodes, v = vocabulary. Node indices count from 0; the parent of a first-level node is -1,
 the root, which is the last committed token of the sequence and is not stored in the tree. Source: SpecInfer
 (arXiv:2305.09781).
-
-A drawn trial that says how many independent draws from its row were planned at its place, for rules that need the
-number.
-
-A cut leaves fewer draws than planned, and how many may depend on the tokens that came up. A rule that reads the number
-of draws off a tree would let the chance of the first draw depend on its own token, which breaks the output law; the
-planned number does not.
 """
 
 from __future__ import annotations
@@ -395,7 +389,12 @@ EMPTY_TREE: Final = TokenTree.build([], [])
 
 @dataclass(frozen=True, slots=True)
 class GroupTrial(Trial):
-    """One of several draws with replacement from one row at one place; they share the row object.
+    """One of several draws with replacement from one row at one place, for rules that need their number; they share
+    the row object.
+
+    A cut leaves fewer draws than planned, and how many may depend on the tokens that came up. A rule that reads the
+    number of draws off a tree would let the chance of the first draw depend on its own token, which breaks the output
+    distribution; the planned number does not.
 
     Attributes:
         group: planned number of these draws, settled before the first.

@@ -1,7 +1,4 @@
-"""Small types that the loop hands around besides the tree: budgets, verdicts, scores.
-
-In: nothing. Out: frozen records. Not here: anything that computes.
-"""
+"""Small types that the loop hands around besides the tree: budgets, verdicts, scores."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What a verifier is: decides which guesses stand, and draws the target's own next token.
 
-In: trees, rows of the target *after all sampling rules*, randomness. Out: verdicts.
-Not here: sampling rules (constraints), drafting.
-
 Notation follows Leviathan et al. 2023 (arXiv:2211.17192): p is the target, q the drafter.
 """
 

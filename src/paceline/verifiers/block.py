@@ -1,9 +1,5 @@
 """Block verification: the drafted tokens of a chain are judged together, not one by one. Exact, and never worse.
 
-In:  a tree whose drawn proposals do not branch, the target's log-weights, what each token was drawn from. Out: the
-accepted path and one more token, distributed exactly as the target alone would write them.
-Not here: several drafts of one place (`recursive_rejection`, `k_seq`, `greedy_draft`), point trials beyond `match`.
-
 A *run* is a chain of drawn tokens x_1..x_m below a node. With p_0 = 1 and p_i = min(1, p_{i-1} p(x_i) / q(x_i)), the
 run is accepted up to its last token i that passes a coin of chance h_i: p_m at the end, and before it R / (R + 1 -
 p_i), where R is the mass of max(p_i p - q, 0) over the next token. A run that ends before its last token goes on with a

@@ -1,14 +1,10 @@
 """The rule of greedy draft sampling: all drafts of a place but one are its likeliest tokens, and one test decides.
 Exact.
 
-In:  a tree whose places have points and a drawn proposal, the target's log-weights, the row of the draw. Out: the
-accepted path and one more token, distributed exactly as the target alone would write them.
-Not here: choosing the points and drawing beside them (a drafter's `tree_policy` "greedy_draft"), the bound
-(`bench.optimal_acceptance`).
-
-With T the points and q' the law of the draw y, which q' keeps out of T: y stands with probability min(1, p(y) / q'(y)).
-If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on there. That
-accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these drafts.
+With T the points and q' the distribution of the draw y, which q' keeps out of T: y stands with probability min(1, p(y)
+/ q'(y)). If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on
+there. That accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these
+drafts.
 
 At a place with several draws these are tried in their order by recursive rejection, and all points are looked up with
 the token drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the tokens

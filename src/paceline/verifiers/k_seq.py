@@ -1,10 +1,5 @@
 """k-SEQ, SpecTr's rule: several independent drafts of one place, each tried against the same scaled-down target. Exact.
 
-In:  a tree whose equal draws count apart, the target's log-weights, the row that they were drawn from. Out: the
-accepted path and one more token, distributed exactly as the target alone would write them.
-Not here: drawing k chains (a drafter's `tree_policy` "spectr"), what the best rule could reach
-(`bench.optimal_acceptance`).
-
 With k draws from q at a place, draw x stands with probability min(1, p(x) / (gamma q(x))), whichever it is of the k;
 beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none
 stands, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 -
@@ -130,7 +125,7 @@ class _Group:
     """The draws of one group, as they are tried.
 
     Args:
-        r_v: (v,) what is left of the target before the first of them. q_v: (v,) their law.
+        r_v: (v,) what is left of the target before the first of them. q_v: (v,) their distribution.
     """
 
     def __init__(self, trial: GroupTrial, r_v: torch.Tensor, q_v: torch.Tensor) -> None:

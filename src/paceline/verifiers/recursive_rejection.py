@@ -1,12 +1,8 @@
 """Exact verification of a token tree at any temperature: sample-and-match for points, recursive rejection for draws.
 
-In:  a tree, the target's log-weights at its root and nodes, what drawn trials were drawn from. Out: the accepted path
-and one more token, distributed exactly as the target alone would write them.
-Not here: sampling rules (constraints), building trees (drafters), and which trials may be cut (`tree.select`).
-
 At a parent whose trials are all points the target's token z is drawn first and looked up among the children
-(multi-draft verification of point masses is the same in law), with noise keyed by position: any tree of points gives
-the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
+(multi-draft verification of point masses is the same in distribution), with noise keyed by position: any tree of points
+gives the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
 failures before it have left of p.
 
 Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q

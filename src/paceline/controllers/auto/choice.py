@@ -15,6 +15,7 @@ import numpy as np
 from paceline.tree import EMPTY_TREE, PROBE, prune
 
 if TYPE_CHECKING:
+    from paceline.controllers.auto.trust import State
     from paceline.tree import TokenTree
 
 BETTER: Final = 1.005
@@ -54,6 +55,24 @@ class Pick:
     drafter: int
     levels: int
     fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A drafter in a plan.
+
+    Attributes:
+        state: its trust when the plan was made; OFF: it drafts, and nothing of it is scored.
+        gain: tokens of a step expected of it beyond those that its time would bring otherwise.
+        cheap: its drafts cost next to nothing.
+    """
+
+    name: str
+    drafter: int
+    state: State
+    pick: Pick
+    gain: float
+    cheap: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""What was measured, on disk: one small JSON file a machine, model and version.
-
-In: a key and a JSON-able document. Out: the document again, in a later process; None where there is none to trust.
-Not here: what is in the document, and measuring.
-"""
+"""What was measured, on disk: one small JSON file a machine, model and version."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@ from .diffuspec import DiffuSpecController as DiffuSpecController
 from .fixed import FixedController as FixedController
 from .heuristic import HeuristicController as HeuristicController
 from .kangaroo import KangarooController as KangarooController
-from .ppd import EVERY as EVERY
-from .ppd import FIRST as FIRST
-from .ppd import SETTLED as SETTLED
+from .ppd import CHOICE_STEPS as CHOICE_STEPS
+from .ppd import EARLY_CHOICE_STEPS as EARLY_CHOICE_STEPS
+from .ppd import EARLY_STEPS as EARLY_STEPS
 from .ppd import PPDController as PPDController
 from .specdec_pp import AcceptHead as AcceptHead
 from .specdec_pp import Features as Features

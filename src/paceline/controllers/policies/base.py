@@ -1,10 +1,10 @@
-"""What the published policies share that decide sequence by sequence how long a draft may be.
+"""Base classes of the published policies, which decide sequence by sequence how long a draft may be.
 
-What the policies share that stop a drafter while it drafts, by what it says of its own tokens.
-
-The token that crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is
-drafted depends on the tokens before it alone, and drawn trials keep their law: a drafter that asks has stopped by
-itself, and trees with drawn trials stay whole in `select`.
+Some stop a drafter while it drafts, by its confidence in its own tokens: drafters that ask before each token have a
+`Stopper`, and for those that propose everything at once (tables) the same cut is made afterwards. The token that
+crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is drafted depends on
+the tokens before it alone, and drawn trials keep their distribution: a drafter that asks has stopped by itself, and
+trees with drawn trials stay whole in `select`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.auto.choice import cut, fixed_shape
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import count
+from paceline.controllers.words import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
 from paceline.tree import Budget, select_nodes
 from paceline.utils import integer
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 
-MOST: Final = 1024
+MAX_LENGTH: Final = 1024
 """Highest limit of a draft's length that any option takes."""
 
 
-class Course(Generic[M]):
+class SequenceState(Generic[M]):
     """One sequence: what its policy keeps across steps, and the step under way.
 
     Attributes:
@@ -38,11 +38,11 @@ class Course(Generic[M]):
         memory: the policy's own.
         length: levels that this step's draft may have by the policy; `limited`: the end of the sequence allows fewer.
         remaining: tokens it may still produce.
-        voices: by drafter, where the policy may stop it.
+        stoppers: by drafter, where the policy may stop it.
         sizes: nodes proposed and nodes scored in this step.
     """
 
-    __slots__ = ("greedy", "length", "limited", "memory", "remaining", "sizes", "voices")
+    __slots__ = ("greedy", "length", "limited", "memory", "remaining", "sizes", "stoppers")
 
     def __init__(self, greedy: bool, memory: M) -> None:
         self.greedy, self.memory = greedy, memory
@@ -51,7 +51,7 @@ class Course(Generic[M]):
     def clear(self, remaining: int, length: int) -> None:
         """A new step begins."""
         self.remaining, self.length, self.limited = remaining, length, length > remaining - 1
-        self.voices: dict[int, Voice] = {}
+        self.stoppers: dict[int, Stopper] = {}
         self.sizes = (0, 0)
 
 
@@ -68,10 +68,10 @@ class LengthController(Controller, ABC, Generic[M]):
 
     def __init__(self, num_speculative_tokens: int | None, disable_by_batch_size: int | None) -> None:
         if num_speculative_tokens is not None:
-            integer("num_speculative_tokens", num_speculative_tokens, 0, MOST)
+            integer("num_speculative_tokens", num_speculative_tokens, 0, MAX_LENGTH)
         self.num_speculative_tokens, self.disable_by_batch_size = num_speculative_tokens, disable_by_batch_size
-        self._courses: dict[int, Course[M]] = {}
-        self._batch: list[Course[M]] = []
+        self._states: dict[int, SequenceState[M]] = {}
+        self._batch: list[SequenceState[M]] = []
         self._idle = False
 
     # The policy's part
@@ -84,11 +84,11 @@ class LengthController(Controller, ABC, Generic[M]):
     def _length(self, memory: M) -> int:
         """Most levels of this step's draft."""
 
-    def _learn(self, course: Course[M], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: SequenceState[M], tree: TokenTree, verdict: Verdict) -> None:
         """The outcome of a step in which something was scored."""
 
     @abstractmethod
-    def _why(self, course: Course[M]) -> str:
+    def _why(self, state: SequenceState[M]) -> str:
         """The decision on a sequence in words, one sentence."""
 
     @abstractmethod
@@ -103,69 +103,66 @@ class LengthController(Controller, ABC, Generic[M]):
         self._idle = most == 0 or (limit is not None and len(signals) >= limit)
         self._batch = []
         for signal in signals:
-            course = self._courses.get(signal.key)
-            if course is None:
+            state = self._states.get(signal.key)
+            if state is None:
                 greedy = signal.temperature < GREEDY_EPSILON
-                course = self._courses[signal.key] = Course(greedy, self._remember(greedy))
-            length = self._length(course.memory)
-            course.clear(signal.remaining, length if most is None else min(length, most))
-            self._batch.append(course)
-        return Plan.nothing(len(signals)) if self._idle else Plan([self._budgets(course) for course in self._batch])
+                state = self._states[signal.key] = SequenceState(greedy, self._remember(greedy))
+            length = self._length(state.memory)
+            state.clear(signal.remaining, length if most is None else min(length, most))
+            self._batch.append(state)
+        return Plan.nothing(len(signals)) if self._idle else Plan([self._budgets(state) for state in self._batch])
 
-    def _budgets(self, course: Course[M]) -> list[Budget]:
-        nodes = self._most(course)
-        depth = min(course.length, nodes, course.remaining - 1)
-        return [] if depth < 1 else [self._grant(course, drafter, nodes, depth) for drafter in range(self.drafters)]
+    def _budgets(self, state: SequenceState[M]) -> list[Budget]:
+        nodes = self._most(state)
+        depth = min(state.length, nodes, state.remaining - 1)
+        return [] if depth < 1 else [self._grant(state, drafter, nodes, depth) for drafter in range(self.drafters)]
 
-    def _most(self, course: Course[M]) -> int:
+    def _most(self, state: SequenceState[M]) -> int:
         """Nodes of a sequence's tree."""
-        most = course.length * self.width
+        most = state.length * self.width
         return most if self.num_speculative_tokens is None else min(most, self.num_speculative_tokens)
 
-    def _grant(self, course: Course[M], drafter: int, nodes: int, depth: int) -> Budget:
+    def _grant(self, state: SequenceState[M], drafter: int, nodes: int, depth: int) -> Budget:
         return Budget(nodes, depth)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Every tree as it is: budgets keep them within the length, but for merged ones, which are cut to it."""
         chosen = []
-        for course, tree in zip(self._batch, trees, strict=True):
-            chosen.append(self._within(course, tree))
-            course.sizes = len(tree), len(chosen[-1])
+        for state, tree in zip(self._batch, trees, strict=True):
+            chosen.append(self._within(state, tree))
+            state.sizes = len(tree), len(chosen[-1])
         return chosen
 
-    def _within(self, course: Course[M], tree: TokenTree) -> TokenTree:
+    def _within(self, state: SequenceState[M], tree: TokenTree) -> TokenTree:
         """Merged trees with drawn trials are cut whatever their size, which depends on where the draws fell."""
-        return tree if self.drafters == 1 else select_nodes(tree, self._most(course))
+        return tree if self.drafters == 1 else select_nodes(tree, self._most(state))
 
     def observe(self, outcome: Outcome) -> None:
         """Tell the policy what became of every tree that had nodes."""
-        for course, tree, verdict in zip(self._batch, outcome.trees, outcome.verdicts, strict=True):
+        for state, tree, verdict in zip(self._batch, outcome.trees, outcome.verdicts, strict=True):
             if len(tree):
-                self._learn(course, tree, verdict)
+                self._learn(state, tree, verdict)
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
-        self._courses.pop(key, None)
+        self._states.pop(key, None)
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, the policy in one line."""
         if index is None:
-            limit = self.disable_by_batch_size
-            off = "" if limit is None else f", none from {limit} running sequences on"
-            return f"{self.name}: {self._policy()}{off}"
+            return f"{self.name}: {self._policy()}{none_from(self.disable_by_batch_size)}"
         if self.num_speculative_tokens == 0:
-            return "Nothing is drafted: 0 speculative tokens are plain decoding."
+            return ZERO_TOKENS
         if self._idle:
-            running = count(len(self._batch), "sequence")
-            return f"Nothing is drafted: {running} at once, and disable_by_batch_size is {self.disable_by_batch_size}."
-        course = self._batch[index]
-        if course.remaining <= 1:
-            return "Nothing is drafted: this is the last token."
-        return self._why(course) + self._result(course)
+            return too_many(len(self._batch), self.disable_by_batch_size)
+        state = self._batch[index]
+        if state.remaining <= 1:
+            return LAST_TOKEN
+        return self._why(state) + self._result(state)
 
-    def _result(self, course: Course[M]) -> str:
+    def _result(self, state: SequenceState[M]) -> str:
         """What came of it, as one more sentence."""
-        return "" if course.sizes[0] else " Nothing was found to propose."
+        return "" if state.sizes[0] else " Nothing was found to propose."
 
 
 class Token(NamedTuple):
@@ -186,7 +183,7 @@ class Token(NamedTuple):
 Follow = Callable[[float, Token], tuple[float, bool]]
 
 
-class Voice:
+class Stopper:
     """The policy's word while one drafter drafts for one sequence.
 
     Attributes:
@@ -222,27 +219,27 @@ class StopController(LengthController[M]):
         the root.
         """
 
-    def _grant(self, course: Course[M], drafter: int, nodes: int, depth: int) -> Budget:
-        voice = course.voices[drafter] = Voice(partial(self._follow, course.memory))
-        return Budget(nodes, depth, voice)
+    def _grant(self, state: SequenceState[M], drafter: int, nodes: int, depth: int) -> Budget:
+        stopper = state.stoppers[drafter] = Stopper(partial(self._follow, state.memory))
+        return Budget(nodes, depth, stopper)
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Trees of points without the nodes below one that crossed the threshold; those with drawn trials or probes
         whole.
         """
         chosen = []
-        for course, tree in zip(self._batch, trees, strict=True):
-            kept = tree if not len(tree) or fixed_shape(tree) else cut(tree, self._kept(course, tree))
-            chosen.append(self._within(course, kept))
-            course.sizes = len(tree), len(chosen[-1])
+        for state, tree in zip(self._batch, trees, strict=True):
+            kept = tree if not len(tree) or fixed_shape(tree) else cut(tree, self._kept(state, tree))
+            chosen.append(self._within(state, kept))
+            state.sizes = len(tree), len(chosen[-1])
         return chosen
 
-    def _kept(self, course: Course[M], tree: TokenTree) -> list[int]:
+    def _kept(self, state: SequenceState[M], tree: TokenTree) -> list[int]:
         """The nodes whose path never stopped before them, in their order."""
         carried, kept = {-1: 1.0}, []
-        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tokens_of(course, tree), strict=True)):
+        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tokens_of(state, tree), strict=True)):
             if parent in carried:
-                value, more = self._follow(course.memory, carried[parent], token)
+                value, more = self._follow(state.memory, carried[parent], token)
                 kept.append(node)
                 if more:
                     carried[node] = value
@@ -250,14 +247,14 @@ class StopController(LengthController[M]):
                     break
         return kept
 
-    def _result(self, course: Course[M]) -> str:
+    def _result(self, state: SequenceState[M]) -> str:
         """What came of it."""
-        proposed, scored = course.sizes
+        proposed, scored = state.sizes
         if not proposed:
             return " Nothing was found to propose."
         if scored < proposed:
             return f" Of {proposed} proposed nodes, {scored} {'is' if scored == 1 else 'are'} scored."
-        stopped = max((voice.stopped for voice in course.voices.values()), default=0)
+        stopped = max((stopper.stopped for stopper in state.stoppers.values()), default=0)
         return f" It was stopped before level {stopped}." if stopped else ""
 
 
@@ -285,23 +282,21 @@ class ThresholdController(StopController[None]):
     def _follow(self, memory: None, carried: float, token: Token) -> tuple[float, bool]:
         return carried, token.confidence >= self.threshold
 
-    def _why(self, course: Course[None]) -> str:
-        return (
-            f"Up to {count(course.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
-        )
+    def _why(self, state: SequenceState[None]) -> str:
+        return f"Up to {count(state.length, 'level')}, none after a token whose confidence is below {self.threshold:g}."
 
     def _policy(self) -> str:
         return f"up to {self.levels} levels, none after a token below a confidence of {self.threshold:g}"
 
 
-def tokens_of(course: Course[M], tree: TokenTree) -> Iterator[Token]:
+def tokens_of(state: SequenceState[M], tree: TokenTree) -> Iterator[Token]:
     """The nodes of a tree with what their drafters said of them, one after the other."""
     reached: list[float] = []
     columns = zip(
         tree.parents.tolist(), tree.depths.tolist(), tree.sources.tolist(), tree.confidence.tolist(), strict=True
     )
     for parent, depth, source, confidence in columns:
-        voice = course.voices.get(source)
-        features = voice.features[depth - 1] if voice is not None and depth <= len(voice.features) else None
+        stopper = state.stoppers.get(source)
+        features = stopper.features[depth - 1] if stopper is not None and depth <= len(stopper.features) else None
         reached.append(confidence if parent < 0 else confidence * reached[parent])
         yield Token(depth, confidence, reached[-1], features)

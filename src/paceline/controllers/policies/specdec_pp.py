@@ -1,19 +1,16 @@
-"""SpecDec++'s acceptance head, learned on the fly: the chance that the target accepts a drafted token.
+"""SpecDec++: draft until a rejection somewhere in the draft is too likely.
 
-The published head is a small network on the drafter's hidden state, trained beforehand. This one is a logistic
-regression on what every drafter gives (its confidence in the token and in the path, the depth) and on how the sequence
-has gone lately, with the drafter's entropy and margin where it passes them. It begins as the drafter's own confidence
-and takes Newton steps on the observed verdicts (recursive least squares of the weighted log-likelihood), older ones
-weighing less.
-
-Rejections weigh `weight` times as much as acceptances, as published. That alone makes a head that foretells `weight`
-times the odds of a rejection (`raw`); `chance` takes the factor out again, so that it is a probability.
-
-SpecDec++: draft until a rejection somewhere in the draft is too likely.
-
-With c_i the chance that drafted token i stands if those before it do, drafting stops when 1 - c_1 c_2 ... c_i >
+With c_i the chance that drafted token i is accepted if those before it are, drafting stops when 1 - c_1 c_2 ... c_i >
 `stop_threshold`, within `bound`; under costs of a draft step and of a verification, a threshold on this chance is the
 optimal policy.
+
+The published head that foretells c_i is a small network on the drafter's hidden state, trained beforehand. This one is
+a logistic regression on what every drafter gives (its confidence in the token and in the path, the depth) and on how
+the sequence has gone lately, with the drafter's entropy and margin where it passes them. It begins as the drafter's own
+confidence and takes Newton steps on the observed verdicts (recursive least squares of the weighted log-likelihood),
+older ones weighing less. Rejections weigh `weight` times as much as acceptances, as published. That alone makes a head
+that foretells `weight` times the odds of a rejection (`raw`); `chance` takes the factor out again, so that it is a
+probability.
 
 Two differences from the published code. Its head reads hidden states, which come with the next token, so that it drafts
 one token past the one that crosses; here that one is the last. And its head's rejections are `weight_mismatch` times as
@@ -31,12 +28,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.controllers.policies.base import MOST, StopController, Token, tokens_of
+from paceline.controllers.policies.base import MAX_LENGTH, StopController, Token, tokens_of
 from paceline.controllers.words import count
 from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
-    from paceline.controllers.policies.base import Course
+    from paceline.controllers.policies.base import SequenceState
     from paceline.tree import TokenTree, Verdict
 
 FloatArray = npt.NDArray[np.float64]
@@ -173,7 +170,7 @@ class SpecDecPPController(StopController[_Recent]):
             "be two integers, the least and the most",
             bound,
         )
-        integer("bound[1]", bound[1], 1, MOST)
+        integer("bound[1]", bound[1], 1, MAX_LENGTH)
         integer("bound[0]", bound[0], 1, bound[1])
         super().__init__(num_speculative_tokens, disable_by_batch_size)
         self.stop_threshold, self.bound = stop_threshold, (bound[0], bound[1])
@@ -189,11 +186,11 @@ class SpecDecPPController(StopController[_Recent]):
         stands = carried * memory.head.chance(_features(memory, token))
         return stands, token.depth < self.bound[0] or 1.0 - stands <= self.stop_threshold
 
-    def _learn(self, course: Course[_Recent], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: SequenceState[_Recent], tree: TokenTree, verdict: Verdict) -> None:
         """Nodes below accepted ones are evidence; those below rejected ones say nothing."""
-        memory, stands, chain = course.memory, set(verdict.path), tree.is_chain
+        memory, stands, chain = state.memory, set(verdict.path), tree.is_chain
         known: list[tuple[Features, bool]] = []
-        rows = zip(tree.parents.tolist(), tree.kinds.tolist(), tokens_of(course, tree), strict=True)
+        rows = zip(tree.parents.tolist(), tree.kinds.tolist(), tokens_of(state, tree), strict=True)
         for node, (parent, kind, token) in enumerate(rows):
             if parent >= 0 and parent not in stands:
                 if chain:
@@ -204,12 +201,11 @@ class SpecDecPPController(StopController[_Recent]):
             memory.head.learn(features, accepted)
             memory.share += _RECENT * (accepted - memory.share)
 
-    def _why(self, course: Course[_Recent]) -> str:
-        least, most = (min(one, course.length) for one in self.bound)
+    def _why(self, state: SequenceState[_Recent]) -> str:
+        least, most = (min(one, state.length) for one in self.bound)
         until = f"until the chance of a rejection exceeds {self.stop_threshold:g}"
         return (
-            f"{least} to {count(most, 'level')}, {until}; it has learned from "
-            f"{count(course.memory.head.seen, 'token')}."
+            f"{least} to {count(most, 'level')}, {until}; it has learned from {count(state.memory.head.seen, 'token')}."
         )
 
     def _policy(self) -> str:

@@ -1,7 +1,5 @@
-"""What drafters with a model share: how many tokens they draft, whether these are drawn or the likeliest, and the
-model's upkeep.
-
-What drafters share that guess from the text, without a model that a batch would go through at once.
+"""Base classes of drafters: with a model whose cache follows the text, and from the text alone; and the options that
+they share.
 """
 
 from __future__ import annotations

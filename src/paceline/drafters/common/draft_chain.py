@@ -1,8 +1,4 @@
-"""Drafting chains with a draft model: one forward pass a level for the whole batch.
-
-In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of
-caches.
-"""
+"""Drafting chains with a draft model: one forward pass a level for the whole batch."""
 
 from __future__ import annotations
 

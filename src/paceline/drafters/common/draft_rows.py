@@ -1,9 +1,6 @@
 """What a draft model's logits mean: rows fitted to the target's vocabulary, shaped by the request's rules, and draws
 from them.
 
-In: logits of a draft model, contexts. Out: float32 log-weights, probabilities, drawn tokens. Not here: running the
-model.
-
 Draws have noise of their own, a hash of (seed, root position, number of the draw) that no verifier uses: a token must
 not be accepted by the same luck that proposed it.
 

@@ -1,8 +1,5 @@
 """What drafters share that look ahead with a diffusion language model: one pass over the text and masks behind it.
 
-In: contexts, budgets, a denoiser of the target's tokens. Out: logits of the next slots, sequence by sequence. Not here:
-which tokens become drafts (one file a method), how a denoiser is opened (`Models.denoiser`).
-
 A pass sees the text, then masks. A model with full attention takes the last mask for the end of what will be written,
 so there are at least `draft_masks` of them, however few tokens are drafted; under block-causal attention they go on to
 the end of the last drafted token's block, since later ones are seen by nobody.

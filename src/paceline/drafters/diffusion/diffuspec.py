@@ -1,24 +1,20 @@
-"""The best left-to-right path through a lattice of tokens, each slot's own candidates judged by a tri-gram model too.
-
-A slot's candidates are its likeliest tokens until they hold `mass` of its law, at most `most` of them and none behind
-an end token; end tokens are always candidates. A beam of paths goes from slot to slot by the sum of lam log p + (1 -
-lam) log p_ngram. A path that has ended goes on with end tokens, as a canvas does, each at the denoiser's price and free
-of the tri-grams': so paths of different lengths compare (the paper does not say how). The path is returned up to its
-end token.
-
-Source: causal-consistency path search of DiffuSpec (arXiv:2510.02358).
-
-Axes in this file: k = slots, m = candidates, b = paths of the beam.
-
-DiffuSpec: a diffusion language model drafts many slots at once; a search finds the path that reads well from left to
+"""DiffuSpec: a diffusion language model drafts many slots at once; a search finds the path that reads well from left to
 right.
 
 The likeliest tokens of slots that were predicted side by side need not make a text. A tri-gram model, counted from this
 tenant's requests and, where it is named, a file, says how well a token goes after two others. (The paper fits one to
-the task's training split.) The path found has no law of its own that could be written down: its tokens are points,
-exact at every temperature.
+the task's training split.) The path found has no distribution of its own that could be written down: its tokens are
+points, exact at every temperature.
+
+The path: a slot's candidates are its likeliest tokens until they hold `mass` of its distribution, at most `most` of
+them and none behind an end token; end tokens are always candidates. A beam of paths goes from slot to slot by the sum
+of lam log p + (1 - lam) log p_ngram. A path that has ended goes on with end tokens, as a canvas does, each at the
+denoiser's price and free of the tri-grams': so paths of different lengths compare (the paper does not say how). The
+path is returned up to its end token.
 
 Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358).
+
+Axes in this file: k = slots, m = candidates, b = paths of the beam.
 """
 
 from __future__ import annotations
@@ -214,7 +210,7 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         draft_max_length: most tokens of a draft.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
         path_weight: weight of the diffusion model against the tri-grams, 0..1; the paper's lambda.
-        candidate_mass: a slot's candidates hold so much of its law, 0..1; the paper's tau.
+        candidate_mass: a slot's candidates hold so much of its distribution, 0..1; the paper's tau.
         max_candidates: most candidates of a slot, besides end tokens.
         path_beam: paths that the search keeps.
         ngram_file: a text that the tri-grams of every tenant are counted from before any request.

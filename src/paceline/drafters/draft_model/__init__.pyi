@@ -3,8 +3,8 @@ from .easyspec import EasySpecDrafter as EasySpecDrafter
 from .easyspec import GroupedState as GroupedState
 from .pearl import STEPS as STEPS
 from .pearl import TURNS as TURNS
-from .pearl import Pace as Pace
-from .pearl import Paces as Paces
+from .pearl import OverlapChoice as OverlapChoice
+from .pearl import OverlapChoices as OverlapChoices
 from .pearl import PearlDrafter as PearlDrafter
 from .s2d import S2dDrafter as S2dDrafter
 from .specmquant import SpecMQuantDrafter as SpecMQuantDrafter

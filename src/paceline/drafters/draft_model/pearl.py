@@ -1,29 +1,17 @@
-"""What PEARL knows of one sequence: the draft model's cache and all that was drafted behind the text and not judged
-yet.
-
-The draft goes on behind the chain that is being scored, so that it outlives a verdict: where the whole chain stands and
-the token after it is the one that was drafted there, the rest is a draft behind the new text, drawn from the same laws
-as if it had been made then. Otherwise it is dropped, whatever it holds, and the cache goes back to the text.
-
-Whether drafting beside the target pays here, and how far: both ways take turns until one was faster.
-
-Two models at once share cores, caches and memory bandwidth, so that what each costs alone says little of what they cost
-together. So nothing is modelled: whole steps of both ways are timed, one way after the other, tokens per second decide,
-and what was decided is tried again after some thousand steps. Neither way changes what is written: points are verified
-to the same tokens either way, drawn tokens have the same law.
-
-PEARL: a draft model writes on while the target scores what it wrote before, instead of each waiting for the other.
+"""PEARL: a draft model writes on while the target scores what it wrote before, instead of each waiting for the other.
 
 With a window of g tokens. *Pre-verify*, where nothing is drafted yet: the target scores the last token of the text
-alone, and g tokens are drafted behind it meanwhile; the target's row judges the first of them. Where it stands the
+alone, and g tokens are drafted behind it meanwhile; the target's row verifies the first of them. If it is accepted, the
 other g - 1 are the chain of the next step. *Post-verify*: g more are drafted behind that chain while it is scored; the
-rows judge its tokens, and the last row the first of the new ones. So a step in which all stands brings g tokens, and
-none of the target's own, since drafting has gone on past it. Where something is rejected the rest is thrown away, and
-the next step pre-verifies.
+rows verify its tokens, and the last row the first of the new ones. So a step in which all are accepted brings g tokens,
+and none of the target's own, since drafting has gone on past it. Where something is rejected the rest is thrown away,
+and the next step pre-verifies. A draft that outlives a verdict is drawn from the same distributions as if it had been
+made after it.
 
-No result depends on which thread was faster: verdicts wait for both, and what was drafted is used or thrown away by
-what they say. Where the two run on one GPU, or where it does not pay, everything is drafted before it is scored, as by
-`draft_model`.
+No result depends on which thread was faster: verdicts wait for both. Two models at once share cores, caches and memory
+bandwidth, so that what each costs alone says little of what they cost together. So nothing is modelled: whole steps of
+both modes, overlapped and sequential, are timed in turns, tokens per second decide, and the decision is tried again
+after some thousand steps. Where the two run on one GPU everything is drafted before it is scored, as by `draft_model`.
 
 Source: PEARL, Parallel speculative decoding with adaptive draft length (arXiv:2408.11850), algorithm 2.
 """
@@ -143,7 +131,7 @@ class PearlState(DraftState):
 logger = logging.getLogger("paceline.drafters")
 
 STEPS: Final = 24
-"""Of one way at a time."""
+"""Of one mode at a time."""
 
 TURNS: Final = 4
 """Before something is decided; the ways alternate."""
@@ -158,8 +146,8 @@ LONGEST: Final = 16
 
 
 @dataclass(slots=True)
-class Way:
-    """What was seen of one way."""
+class Throughput:
+    """What was seen of one mode."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -171,7 +159,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Pace:
+class OverlapChoice:
     """The choice for one size of batch.
 
     Attributes:
@@ -181,12 +169,12 @@ class Pace:
 
     decided: bool | None = None
     steps: int = 0
-    ways: dict[bool, Way] = field(default_factory=lambda: {False: Way(), True: Way()})
-    draft: Way = field(default_factory=Way)
-    rest: Way = field(default_factory=Way)
+    modes: dict[bool, Throughput] = field(default_factory=lambda: {False: Throughput(), True: Throughput()})
+    draft: Throughput = field(default_factory=Throughput)
+    rest: Throughput = field(default_factory=Throughput)
 
     @property
-    def beside(self) -> bool:
+    def overlapped(self) -> bool:
         """Whether the next step drafts beside the target; sequential steps come first."""
         return self.steps // STEPS % 2 == 1 if self.decided is None else self.decided
 
@@ -199,23 +187,23 @@ class Pace:
 
     def step(self, seconds: float | None, tokens: int) -> bool | None:
         """A step took so long, None where that is not known; the decision, where there is a new one."""
-        place, beside = self.steps % STEPS, self.beside
+        place, overlapped = self.steps % STEPS, self.overlapped
         self.steps += 1
         if self.decided is not None:
             if self.steps >= AGAIN:
-                self.decided, self.steps, self.ways = None, 0, {False: Way(), True: Way()}
+                self.decided, self.steps, self.modes = None, 0, {False: Throughput(), True: Throughput()}
             return None
         if seconds is not None and place >= SKIP:
-            way = self.ways[beside]
-            way.seconds, way.tokens = way.seconds + seconds, way.tokens + tokens
+            mode = self.modes[overlapped]
+            mode.seconds, mode.tokens = mode.seconds + seconds, mode.tokens + tokens
         if self.steps < STEPS * TURNS:
             return None
-        self.decided, self.steps = self.ways[True].rate > self.ways[False].rate, 0
+        self.decided, self.steps = self.modes[True].rate > self.modes[False].rate, 0
         return self.decided
 
 
-class Paces:
-    """A `Pace` for every size of batch.
+class OverlapChoices:
+    """An `OverlapChoice` for every size of batch.
 
     Args:
         name: of the method, for the log.
@@ -224,20 +212,20 @@ class Paces:
 
     def __init__(self, name: str, always: bool | None, clock: Callable[[], float] = perf_counter) -> None:
         self.name, self.always, self.clock = name, always, clock
-        self._known: dict[int, Pace] = {}
+        self._known: dict[int, OverlapChoice] = {}
         self._asked = 0  # sequences of the step that is under way
         self._last = 0  # of the step before, where it was one that counts
         self._since = self._from = 0.0  # ends of that step and of drafting
         self._told: set[bool] = set()
 
-    def of(self, batch: int) -> Pace:
+    def of(self, batch: int) -> OverlapChoice:
         """That of a batch; sizes count by doublings."""
-        return self._known.setdefault(max(batch - 1, 0).bit_length(), Pace())
+        return self._known.setdefault(max(batch - 1, 0).bit_length(), OverlapChoice())
 
-    def beside(self, batch: int) -> bool:
+    def overlapped(self, batch: int) -> bool:
         """A step begins; whether it drafts beside the target."""
         self._asked, self._from = batch, self.clock()
-        return self.of(batch).beside if self.always is None else self.always
+        return self.of(batch).overlapped if self.always is None else self.always
 
     def drafted(self, tokens: int) -> None:
         """A sequential step has drafted so many tokens for each sequence."""
@@ -256,19 +244,19 @@ class Paces:
         since, self._since = self._since, now
         if asked != batch:  # some have ended, or nobody was asked
             return
-        pace = self.of(batch)
+        choice = self.of(batch)
         if alone:
-            pace.rest.seconds, pace.rest.tokens = pace.rest.seconds + now - self._from, pace.rest.tokens + 1
+            choice.rest.seconds, choice.rest.tokens = choice.rest.seconds + now - self._from, choice.rest.tokens + 1
         if self.always is not None:
             return
-        decision = pace.step(now - since if last == batch else None, tokens)
+        decision = choice.step(now - since if last == batch else None, tokens)
         if decision is not None and decision not in self._told:
             self._told.add(decision)
-            self._say(decision, pace)
+            self._say(decision, choice)
 
-    def _say(self, beside: bool, pace: Pace) -> None:
-        rates = f"{pace.ways[True].rate:.0f} tokens/s against {pace.ways[False].rate:.0f}"
-        if beside:
+    def _say(self, overlapped: bool, choice: OverlapChoice) -> None:
+        rates = f"{choice.modes[True].rate:.0f} tokens/s against {choice.modes[False].rate:.0f}"
+        if overlapped:
             logger.info("%s drafts while the target scores: that gives %s of one after the other", self.name, rates)
         else:
             logger.warning(
@@ -328,9 +316,9 @@ class PearlDrafter(DraftModelDrafter):
             paths=None,
         )
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
-        self.paces = Paces(self.name, self._way(args, overlap))
+        self.choices = OverlapChoices(self.name, self._allowed(args, overlap))
 
-    def _way(self, args: DrafterArgs, overlap: bool | None) -> bool | None:
+    def _allowed(self, args: DrafterArgs, overlap: bool | None) -> bool | None:
         """What the user wants, as far as it can be."""
         device = self.runner.info.device
         other = device if args.target is None else args.target.info.device
@@ -349,13 +337,13 @@ class PearlDrafter(DraftModelDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         """What was drafted while the last step was scored; where others drafted too, or sequentially, a new draft."""
-        beside = self.paces.beside(len(states))
-        longest = self.paces.of(len(states)).window if self.limit == UNLIMITED else self.limit
+        overlapped = self.choices.overlapped(len(states))
+        longest = self.choices.of(len(states)).window if self.limit == UNLIMITED else self.limit
         trees = [EMPTY_TREE] * len(states)
         alone: list[int] = []
         for i, (state, budget, others) in enumerate(zip(states, budgets, so_far, strict=True)):
             state.tidy(self.runner)
-            if beside and not len(others):
+            if overlapped and not len(others):
                 state.ask(min(self._room(state, budget), longest), budget)
                 trees[i] = state.tree(min(budget.nodes, budget.depth), self.index)
             else:
@@ -363,7 +351,7 @@ class PearlDrafter(DraftModelDrafter):
                 alone.append(i)
         if alone:
             found = super().propose([states[i] for i in alone], [budgets[i] for i in alone], [EMPTY_TREE] * len(alone))
-            self.paces.drafted(max(map(len, found)))
+            self.choices.drafted(max(map(len, found)))
             for i, tree in zip(alone, found, strict=True):
                 trees[i] = tree
         return trees
@@ -393,7 +381,7 @@ class PearlDrafter(DraftModelDrafter):
         alone = not any(state.window for state in states)
         for state, tree, verdict in zip(states, trees, verdicts, strict=True):
             state.follow(tree, verdict, self.runner)
-        self.paces.stepped(len(states), sum(len(verdict.tokens) for verdict in verdicts), alone=alone)
+        self.choices.stepped(len(states), sum(len(verdict.tokens) for verdict in verdicts), alone=alone)
 
     def fork(self, state: Any, context: Context) -> Any:
         state.drop(self.runner)

@@ -1,18 +1,15 @@
-"""A draft model with exits: which layers have seen which tokens of a sequence, and passes that go deeper only where
-that is wanted.
+"""Sorted speculative decoding: one draft model with several exits, of which every token takes the first that is sure
+enough.
+
+A token is drafted from the first exit whose most likely token has at least the exit's threshold; the last exit, the
+whole model, always serves. So one draft model serves targets of several sizes, each with thresholds of its own: 0 for
+all is a small model, above 1 the whole one. Which exit serves depends on what came before the token, so q is that
+exit's distribution. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
 
 Tokens behind the cache lie in its scratch slots, the first ones known to all layers, later ones perhaps to the first
 few only. A pass to a deeper exit takes all that is missing there along in one batch, so that keys and values are those
 of the whole model; what has gone through all layers is committed. Until then a token's state behind its last layer is
 kept.
-
-Sorted speculative decoding: one draft model with several exits, of which every token takes the first that is sure
-enough.
-
-A token is drafted from the first exit whose most likely token has at least the exit's threshold; the last exit, the
-whole model, always serves. So one draft serves targets of several sizes, each with thresholds of its own: 0 for all is
-a small model, above 1 the whole one. Which exit serves depends on what came before the token, so that q is the law of
-that exit. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
 
 Source: S2D: sorted speculative decoding for more efficient deployment of nested large language models
 (arXiv:2407.01955).

@@ -1,6 +1,5 @@
-"""The children of one node, one after the other, and what the next one would be worth.
-
-Growing trees with a draft model: the nodes under construction, and one forward pass per round for the whole batch.
+"""Growing trees with a draft model: the nodes under construction, the children of a node one after the other, and one
+forward pass a round for the whole batch. Which nodes are wanted next is a policy's own (`levels`, `sampled`, `dyspec`).
 """
 
 from __future__ import annotations

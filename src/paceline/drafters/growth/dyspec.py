@@ -1,8 +1,5 @@
 """DySpec: the node budget goes, one by one, to the places most likely to be reached and accepted.
 
-In: rows of a draft model, a number of nodes or a threshold. Out: a tree grown best place first. Not here: drawing
-(`siblings`).
-
 Drawn: a heap holds *slots*, places where a child can be added, with v, the draft's own estimate that the place is
 reached. The largest v gets the next node; it leaves two slots, for the next sibling with v times what the token leaves
 of the residual it was drawn from, and for the node's first child with v times the token's share of it, so that a node's

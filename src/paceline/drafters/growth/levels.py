@@ -1,24 +1,21 @@
-"""Trees level by level: a beam of nodes is expanded on each level. The default where `tree_width` is above 1.
+"""Trees that grow level by level: a beam (the default where `tree_width` is above 1), EAGLE-2, and static shapes.
 
-*Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached
-(EAGLE-2, arXiv:2406.16858). *Drawn* trees draw `width` tokens of every expanded node without replacement (recursive
-rejection sampling, arXiv:2402.14160): how many are drawn where is settled before the draws of the level are made, and
-nothing is cut afterwards.
+*Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached. *Drawn*
+trees draw `width` tokens of every expanded node without replacement (recursive rejection sampling, arXiv:2402.14160):
+how many are drawn where is settled before the draws of the level are made, and nothing is cut afterwards.
 
 *EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely
 paths; in the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a
-drawn tree that is cut by what came up breaks the output law, so above temperature 0 children are chosen by rank as
-well, and the verifier's own draw looks whether it is among them. Not here: EAGLE's heads.
+drawn tree that is cut by what came up breaks the output distribution, so above temperature 0 children are chosen by
+rank as well, and the verifier's own draw looks whether it is among them.
 
 *Greedy draft sampling* (for `acceptance_method` "greedy_draft_sampling"; Towards optimal multi-draft speculative
 decoding, arXiv:2502.18779): all children of a node but one are its likeliest tokens, and one is drawn from the others.
 
-Static trees: the same shape at every step, filled with the draft model's candidates by rank.
-
-Shapes are given as vLLM's `speculative_token_tree`, or (PPD) come with the budget from a controller that has learned
-which ranks the target takes and measured what rows cost (`controllers.ppd`).
-
-Source: Medusa (arXiv:2401.10774); Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628).
+*Static trees* have the same shape at every step, filled with candidates by rank. Shapes are given as vLLM's
+`speculative_token_tree`, or (PPD) come with the budget from a controller that has learned which ranks the target takes
+and measured what rows cost. Source: Medusa (arXiv:2401.10774); Hardware-Aware Parallel Prompt Decoding
+(arXiv:2405.18628).
 """
 
 from __future__ import annotations

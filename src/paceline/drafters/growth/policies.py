@@ -1,8 +1,4 @@
-"""The ways in which a draft model grows trees, by name.
-
-In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here:
-growing (`draft_tree` and the files `grow_*`), running the model (`grow`).
-"""
+"""Tree policies by name: checked options that start one growing tree per sequence and step."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
-"""Drawn trees of recursive speculative decoding: a constant branching factor, or stochastic beam search.
+"""Drawn trees of two published methods; trees of points they grow as `levels` does.
 
-RSD-C draws as many children of every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a
-level with the largest perturbed scores. A score psi is minus the logarithm of the time at which the first of the texts
-below a node rings, text y at rate q(y): a node's first child rings with it, and the next after a wait that is
-exponential at the rate of what the children so far leave of the node. So the places of a level are used in the order of
-their scores, each score is made before its token is drawn, and the score of a place depends on earlier tokens alone:
-this is the law of the paper's perturbed scores, which draws them for the whole vocabulary.
+*Recursive speculative decoding* (arXiv:2402.14160) draws siblings without replacement. RSD-C draws as many children of
+every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a level with the largest
+perturbed scores (stochastic beam search: Kool et al. 2019, arXiv:1903.06059). A score psi is minus the logarithm of the
+time at which the first of the texts below a node rings, text y at rate q(y): a node's first child rings with it, and
+the next after a wait that is exponential at the rate of what the children so far leave of the node. So the places of a
+level are used in the order of their scores, each score is made before its token is drawn, and the score of a place
+depends on earlier tokens alone: this is the distribution of the paper's perturbed scores, which draws them for the
+whole vocabulary.
 
-Source: Recursive Speculative Decoding (arXiv:2402.14160); stochastic beam search: Kool et al. 2019 (arXiv:1903.06059).
-
-SpecTr's drafts: independent chains from one root, which share the nodes on which they agree.
-
-How many draws a place gets is settled by the chains that reached it, before its tokens are drawn.
-
-Source: SpecTr: fast speculative decoding via optimal transport (arXiv:2310.15141).
+*SpecTr* (arXiv:2310.15141; verified by `acceptance_method` "k_seq") draws independent chains from one root, which share
+the nodes on which they agree; equal draws of a place count apart. How many draws a place gets is settled by the chains
+that reached it, before its tokens are drawn.
 """
 
 from __future__ import annotations

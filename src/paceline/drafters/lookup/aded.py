@@ -1,34 +1,26 @@
-"""A bounded table of tri-grams: what came after two tokens, and how often lately.
+"""ADED: a table of tri-grams that follows what the target says, and a tree search in it that balances exploring and
+exploiting.
 
-A row belongs to a pair of tokens and holds its `width` most frequent followers. A new follower takes the place of the
-weakest; each update multiplies the row's other weights by `DECAY`, so that the row follows the present text and model.
-Rows lie in sets of `WAYS` by a hash of their pair; in a full set a new pair takes the place of the one that was updated
-longest ago. So the table never grows beyond 8 + 8 + 8 * width bytes a row.
-
-Source: ADED (arXiv:2407.12021), whose table is neither bounded nor forgets; both are our choice.
-
-Building a draft tree from a table of tri-grams by a tree search that balances exploring and exploiting.
+The table counts prompts and what the target has committed; tokens that were drafted and rejected never enter it. It
+starts empty (the paper counts a corpus first; `tables` keeps it between runs instead), and requests of one tenant learn
+from each other. A row belongs to a pair of tokens and holds its `width` most frequent followers. A new follower takes
+the place of the weakest; each update multiplies the row's other weights by `DECAY`, so that the row follows the present
+text and model. Rows lie in sets of `WAYS` by a hash of their pair; in a full set a new pair takes the place of the one
+that was updated longest ago. So the table never grows beyond 8 + 8 + 8 * width bytes a row. (The paper's table is
+neither bounded nor forgets; both are our choice.)
 
 Every simulation walks down from the root, to the child with the highest
 
     value + exploration * chance * sqrt(N) / (1 + n) * (C1 + log((N + C2 + 1) / C2))
 
 (N: visits of all siblings, n: of the child), to a node that was not visited yet. That node gets the followers of its
-row as children, and all on the way count a visit. A node's *value* is the mean, over the visits through it, of the
+row as children, and all on the path count a visit. A node's *value* is the mean, over the visits through it, of the
 tokens that the target is expected to take along the path from its parent down, the best follower of the last node
 included, as a share of the depth that is left to it. Visits without an effect (a row that is not there, the depth is
 reached) count too: a node's visits are those of its children and the one that made it.
 
-The score is that of MuZero (arXiv:1911.08265, C1 = 1.25, C2 = 19652), which ADED (arXiv:2407.12021) has too; the
-paper's constants and value are not known to us.
-
-Drafting with a table of tri-grams that follows what the target says.
-
-The table counts prompts and what the target has committed; tokens that were drafted and refused never enter it. It
-starts empty (the paper counts a corpus first; `tables` keeps it between runs instead). Nothing else is kept of a
-request, so that requests of one tenant learn from each other.
-
-Source: ADED: Adaptive Draft-Verification for Efficient LLM Decoding (arXiv:2407.12021).
+Source: ADED: Adaptive Draft-Verification for Efficient LLM Decoding (arXiv:2407.12021). The score is that of MuZero
+(arXiv:1911.08265, C1 = 1.25, C2 = 19652), which ADED has too; the paper's constants and value are not known to us.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """CopySpec: what followed the last tokens where they stood first in the history?
 
-In: the text so far, prompt and output. Out: a chain of point proposals copied from it. Not here: text of other
-requests, a draft model for where nothing is found (name one beside it: `"method": ["copyspec", "draft_model"]`).
-
 All grams of `copyspec_gamma` tokens are indexed as they get a follower, so the gram at the end of the text never finds
 itself; the first place of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of
 its evaluation scripts (its decoder class alone says 5), and it stays so near the limit of tokens (there the reference

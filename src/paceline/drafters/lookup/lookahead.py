@@ -1,9 +1,6 @@
 """Lookahead decoding: Jacobi trajectories far ahead feed a pool of n-grams, which are verified when their first token
 comes up.
 
-In: the text, and the logits at every node of the last step. Out: trees of point proposals from the pool, and probes.
-Not here: any second model, tables of other requests.
-
 Every step scores, beside the candidates, a window of probes: for each of the next W positions a column of up to N - 1
 tokens, the first of them in a chain from the root, the others below it, each the target's answer to the one before in
 an earlier step. The target's answer to a column's last token completes an n-gram for the pool and moves the column on

@@ -1,15 +1,14 @@
-"""The index of drafters that copy from the text: where each n-gram stood last, or first.
-
-The table is open-addressed. A slot holds the place of an n-gram's last token and its length, and the text itself says
-which n-gram that is: so n-grams with equal hashes are told apart.
-
-Prompt lookup: where did the last few tokens stand before, and what came after them?
+"""Prompt lookup: where did the last few tokens occur before, and what came after them?
 
 The longest match of the last n tokens counts, n from `prompt_lookup_max` down to `prompt_lookup_min`, and of several
 places the latest: on code and prose it is right more often than the earliest (1.31 against 1.29 tokens per step at n =
 2..5, 1.44 against 1.38 at n = 1..5). A match that touches the end of the text goes on copying what it has copied
 itself, so that periodic text is continued periodically. Every n-gram is indexed once, when it gets its follower; a step
 costs microseconds however long the text.
+
+The index is shared with other drafters that copy from the text: where each n-gram occurred last, or first. The table is
+open-addressed. A slot holds the place of an n-gram's last token and its length, and the text itself says which n-gram
+that is: so n-grams with equal hashes are told apart.
 
 Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding); LLMA (arXiv:2304.04487).
 """

@@ -1,10 +1,5 @@
 """Predicted outputs: a draft that the caller gives along with the prompt.
 
-In: `Context.prediction`, the tokens that the caller expects as output. Out: a chain of point proposals, the next tokens
-of the
-prediction. Not here: who gives it (a prompt dict's key `prediction`, `paceline generate --prediction`), how it becomes
-tokens.
-
 The draft follows the prediction from its first token. Where the output differs, nothing is drafted until the output's
 last tokens stand in the prediction again: the nearest place after the last sure one where two or more tokens match;
 then the nearest before it; then, since a replaced word often ends soon, the nearest match of a single token, at most

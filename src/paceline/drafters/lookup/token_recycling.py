@@ -1,12 +1,4 @@
-"""The compiled part of Token Recycling: the best tokens of scored rows, and the tree that a table of them gives.
-
-Floats of one sign are ordered as their bits are, so a row is looked through as integers, whatever its type: 64 logits
-at a time for their largest, and token by token only where that is among the best so far, which soon becomes rare; the
-token's former candidates say at once how good that is at least. A row of 6,144 logits takes less than a microsecond.
-
-Axes in this file: r = scored rows, v = vocabulary, k = candidates of a token (CANDIDATES), n = nodes of the template.
-
-Token Recycling: what did the model think might follow this token, when it stood here last?
+"""Token Recycling: what did the model think might follow this token, the last time?
 
 A table keeps the 8 best candidates of every token, as the last row computed from it had them, across requests of one
 tenant. A static tree of 80 nodes and 6 levels, the template of the paper's code (version 2.2.2), is filled by looking
@@ -17,9 +9,16 @@ empty table with token 0 and verifies that; here an empty table says nothing.) R
 are written in order: the last one stays. A step without any drafts teaches only what nothing is known of, so that it
 costs next to nothing. On a GPU the candidates are found there, and 8 ids a row are copied.
 
+The best tokens of scored rows are found in compiled code. Floats of one sign are ordered as their bits are, so a row is
+looked through as integers, whatever its type: 64 logits at a time for their largest, and token by token only where that
+is among the best so far, which soon becomes rare; the token's former candidates say at once how good that is at least.
+A row of 6,144 logits takes less than a microsecond.
+
 A table takes 32 bytes per token of the vocabulary: 4 MB for 128,000.
 
 Source: Turning Trash into Treasure: Accelerating Inference of LLMs with Token Recycling (arXiv:2408.08696).
+
+Axes in this file: r = scored rows, v = vocabulary, k = candidates of a token (CANDIDATES), n = nodes of the template.
 """
 
 from __future__ import annotations

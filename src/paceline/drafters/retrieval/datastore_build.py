@@ -1,4 +1,5 @@
-"""The texts that a datastore is built from: files and folders of text, JSONL or JSON, read a piece at a time.
+"""Building a datastore: files and folders of text, JSONL or JSON in, one file out, in memory that does not grow with
+it.
 
 A text file is one document. A `.jsonl` file holds a document or several a row, and so does a `.json` file that is a
 list of objects or strings; any other JSON is text. Which fields of a row are read follows from its keys, as for
@@ -14,8 +15,6 @@ benchmark files; answers that stand beside the prompts are read too:
 
 Given names of fields replace this: each text, or list of texts, under one of them is a document. Folders are read in
 the order of names, without hidden files and what is not UTF-8. Files that end in `.gz` are unpacked as they are read.
-
-Writing a datastore: token ids in, one file out, in memory that does not grow with it.
 
 Ids are collected until a shard is full; then the shard's ids and its suffix array are written and forgotten. The header
 is written last, into the room that was left for it. A document that lies across two shards is found in both, but not

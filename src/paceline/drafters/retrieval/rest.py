@@ -1,9 +1,7 @@
-"""What the drafters share that look the end of the text up in a datastore.
+"""REST: what follows the last tokens in a datastore of texts, and the base of drafters that look this up.
 
 The datastore is mapped and never written; nothing is kept per sequence, so that any number of requests and processes
 share it.
-
-Retrieval: what follows the last tokens in a datastore of texts?
 
 Source: REST: Retrieval-Based Speculative Decoding (arXiv:2311.08252).
 """

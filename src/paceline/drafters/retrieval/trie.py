@@ -1,9 +1,6 @@
 """From a match in a datastore to a tree of drafts: candidates' continuations in a trie of frequencies, pruned to a
 budget.
 
-In: a datastore's arrays, the ends of texts, budgets. Out: trees of point nodes. Not here: files (`datastore`), rules
-(`rasd`).
-
 For each text the longest tail of at most `max_match_length` tokens that stands in the datastore with a token after it
 is found by halving (where n tokens stand, n - 1 do), each probe a binary search. What follows its places goes into a
 trie with counts; of more than `max_matches` places, as many spread evenly over the sorted range, which samples every

@@ -1,7 +1,7 @@
 from .dynamic_exit import DelState as DelState
 from .dynamic_exit import DynamicExitDrafter as DynamicExitDrafter
 from .dynamic_exit import ExitRecord as ExitRecord
-from .dynamic_exit import best_way as best_way
+from .dynamic_exit import best_exit as best_exit
 from .kangaroo import KangarooDrafter as KangarooDrafter
 from .layer_skip import LayerSkipDrafter as LayerSkipDrafter
 from .quantized_copy import QuantizedCopyDrafter as QuantizedCopyDrafter

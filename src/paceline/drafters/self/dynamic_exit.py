@@ -1,15 +1,13 @@
-"""What DEL knows of early exits and how it chooses one: acceptance by exit, confidences, tokens per unit of time.
+"""DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
 
-Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598), sections 3 and
-4: a length d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target.
-
-DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
+A length d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target; the
+exit and length with the most tokens per layer run are chosen.
 
 At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted
-there: its *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do
-not count. Above temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each;
-so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered, and the
-choice is made anew after every few.
+there: its *shadow token*. Positions behind the first rejected token follow a text that is not the target's, and do not
+count. Above temperature 0 the overlap of both distributions counts as the match. Looking at all exits costs a head for
+each; so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered, and
+the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper
 leaves open how its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done
@@ -26,7 +24,7 @@ import torch
 
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod
-from paceline.drafters.self.base import SelfDrafter, SelfState, Way
+from paceline.drafters.self.base import DraftPlan, SelfDrafter, SelfState
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
@@ -41,7 +39,7 @@ ENOUGH = 2.0
 """Confidences of right and of wrong tokens from which on a threshold is drawn between them."""
 
 
-def best_way(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int, int]:
+def best_exit(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int, int]:
     """The exit and length with the most expected tokens per layer run: a drafted token costs its exit's, a verification
     all once.
 
@@ -139,18 +137,18 @@ class DelState(SelfState):
     """One sequence.
 
     Attributes:
-        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
+        record: what is known of the exits on this text. exit: index of the one in use. draft_plan: how it is used.
         rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after;
             both go on from text to text of a tenant.
         own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many
             of their tokens stood.
     """
 
-    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
+    __slots__ = ("draft_plan", "exit", "gap", "heard", "look", "own", "record", "rounds")
 
-    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
+    def __init__(self, context: Context, record: ExitRecord, draft_plan: DraftPlan, look: int, gap: int) -> None:
         super().__init__(context)
-        self.record, self.exit, self.way = record, 0, way
+        self.record, self.exit, self.draft_plan = record, 0, draft_plan
         self.rounds, self.look, self.gap = 0, look, gap
         self.own: TokenTree | None = None
         self.heard: list[tuple[TokenTree, int]] = []
@@ -167,8 +165,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look
             takes as long as a step where there are many exits, and verification cannot resume in a round with one.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
-            most likely tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's distribution, "greedy"
+            takes its most likely tokens. By default it draws, but for requests with a seed of their own.
         resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
             already, but in steps in which all exits are looked at; by default where a measurement finds that faster.
     Raises:
@@ -276,20 +274,22 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         new = np.array(self.exits) / self.target.info.num_layers, 0, 2
         rates, look, gap = self._known.get(context.tenant, new)
         record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
-        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
+        state = DelState(context, record, DraftPlan(self.plans[0], 0), 0 if self._every else look, gap)
         self._choose(state)
         return state
 
     def _usual(self) -> LayerPlan:
         return self.plans[len(self.plans) // 2]
 
-    def _way(self, state: DelState) -> Way:
-        return state.way
+    def _draft_plan(self, state: DelState) -> DraftPlan:
+        return state.draft_plan
 
     def _choose(self, state: DelState) -> None:
         self._learn(state)
-        state.exit, steps = best_way(state.record.rates, np.array(self.exits), self.target.info.num_layers, self.most)
-        state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
+        state.exit, steps = best_exit(state.record.rates, np.array(self.exits), self.target.info.num_layers, self.most)
+        state.draft_plan = DraftPlan(
+            self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0
+        )
 
     def _learn(self, state: DelState) -> None:
         """What the verdicts say of the exit in use."""

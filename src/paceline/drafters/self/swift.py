@@ -1,23 +1,19 @@
-"""SWIFT's search for the sub-layers to leave out: random sets, and every so often one that a Gaussian process expects
-most of.
-
-A search holds for many texts. Each measures the best set anew when it has a context of its own. Where that scores far
-less than before, the texts are of another kind, and the search begins again, from the set that it has.
-
-Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916): process noise
-0.01, upper bounds of 2.5 standard deviations, every 25th step. The kernel is Matern's of 5/2, as in the library that
-its code uses.
-
-SWIFT: the target drafts for itself without some of its attention and MLP sub-layers, chosen while it decodes.
+"""SWIFT: the target drafts for itself without some of its attention and MLP sub-layers, chosen while it decodes.
 
 A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target would have said,
 in one pass over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences.
 What it found holds for all texts of the tenant; each text measures it once on tokens of its own, which may begin the
 search again.
 
+The search tries random sets, and every so often the one that a Gaussian process expects most of. It holds for many
+texts: each measures the best set anew when it has a context of its own, and where that scores far less than before, the
+texts are of another kind, and the search begins again from the set that it has.
+
 Side branches all hang off the main chain: trees for a drafter that looks at one token a level.
 
-Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916).
+Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916): process noise
+0.01, upper bounds of 2.5 standard deviations, every 25th step. The kernel is Matern's of 5/2, as in the library that
+its code uses.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_rows import best_tokens
 from paceline.drafters.common.tables import MAX_TENANTS
-from paceline.drafters.self.base import Asked, SelfDrafter, SelfState, Way
+from paceline.drafters.self.base import ActiveDraft, DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.drafters.self.skip_sets import SubLayers, choices, count_of, first_set, plan_of, random_set
 from paceline.errors import CapabilityError, ConfigError
@@ -233,8 +229,8 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         tree_width: candidates of a level, where tokens are not drawn: above 1, others are verified beside each of the
             chain's. The paper keeps 10 and lets the chain's confidence choose among them, as controller "swift" does.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's law, "greedy" takes
-            its most likely tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's distribution, "greedy"
+            takes its most likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
         ConfigError: a value outside its range; a share that comes to no sub-layer.
         CapabilityError: a target whose layers cannot be run alone, or that has none between the first and the last.
@@ -325,7 +321,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
     def _state(self, context: Context) -> SwiftState:
         return SwiftState(context, self.search_of(context.tenant))
 
-    def _way(self, state: SwiftState) -> Way:
+    def _draft_plan(self, state: SwiftState) -> DraftPlan:
         """One plan object for each set that was ever the best: what is compiled for it is kept with it."""
         best_tokens = state.search.best
         plan = self._plans.get(best_tokens)
@@ -333,18 +329,18 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
             plan = self._plans[best_tokens] = plan_of(best_tokens)
             if len(self._plans) > MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
-        return Way(plan, self._steps_most, self._least)
+        return DraftPlan(plan, self._steps_most, self._least)
 
-    def _steps(self, context: Context, budget: Budget, way: Way) -> int:
+    def _steps(self, context: Context, budget: Budget, draft_plan: DraftPlan) -> int:
         """Levels that leave room for the candidates beside the chain."""
-        steps = super()._steps(context, budget, way)
+        steps = super()._steps(context, budget, draft_plan)
         return min(steps, max(1, budget.nodes // self.tree_width)) if self._branches(context) else steps
 
     def _branches(self, context: Context) -> bool:
         """Whether other candidates are verified beside the chain's."""
         return self.tree_width > 1 and context.apply_rules is None and not self.draws(context)
 
-    def _add(self, asked: Sequence[Asked], logits: torch.Tensor) -> None:
+    def _add(self, asked: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, and the candidates beside it."""
         for one, row in zip(asked, logits.split(1), strict=True) if self.tree_width > 1 else ():
             if self._branches(one.state.context):
@@ -356,7 +352,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         if self.tree_width == 1:
             super()._add(asked, logits)
 
-    def _tree(self, asked: Asked) -> TokenTree:
+    def _tree(self, asked: ActiveDraft) -> TokenTree:
         """A chain, or a tree around it."""
         return branched(asked.levels, asked.budget.nodes, self.index) if asked.levels else super()._tree(asked)
 

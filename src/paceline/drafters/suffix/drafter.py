@@ -1,25 +1,17 @@
-"""What to draft from suffix trees: for every match length a draft as long as the match is worth, and the best of them.
-
-From a match of m tokens at most `factor * m` tokens are drafted, depth of the tree and budget permitting. A path starts
-with probability 1, which is multiplied by count(child) / count(node) where edges meet and stays as it is inside an
-edge; paths below `min_prob` are not followed. A draft's score is the sum of its probabilities, an estimate of how many
-tokens will be accepted; of equal scores the longer match counts. With width 1 only the most frequent child is followed,
-which makes a chain; otherwise the most probable of all open paths goes on, which makes a tree. An edge that reaches the
-end of the text goes on with what has been drafted from it, so that periodic text is continued periodically.
-
-A node's chance is its probability at its parent, corrected for how little a count can say: count / (count of the parent
-+ scarce[tokens matched]), times PARTED where the text went on in more than one way before, which says that more is to
-come.
-
-Source: SuffixDecoding (arXiv:2411.04975).
-
-SuffixDecoding: what followed the last tokens in this text and in past ones, in the order of how often it did.
+"""SuffixDecoding: what followed the last tokens in this text and in past ones, in the order of how often it did.
 
 Every request has a suffix tree of its prompt and output. When it ends, its output goes into the global tree, with as
 much of its prompt before it as a match can be long (or the whole, with `suffix_decoding_cache_prompts`). For every
-length of a match of the text's end the continuation is drafted that the counts favour, at most
-`suffix_decoding_max_spec_factor` tokens for each token matched; of all lengths and both trees the draft with the
-highest expected number of accepted tokens is proposed. Where nothing matches, nothing is drafted.
+length m of a match of the text's end at most `factor * m` tokens are drafted; of all lengths and both trees the draft
+with the highest expected number of accepted tokens is proposed, of equal ones that of the longer match.
+
+A path starts with probability 1, which is multiplied by count(child) / count(node) where edges meet and stays as it is
+inside an edge; paths below `min_prob` are not followed. A draft's score is the sum of its probabilities. With width 1
+only the most frequent child is followed, which makes a chain; otherwise the most probable of all open paths goes on,
+which makes a tree. An edge that reaches the end of the text goes on with what has been drafted from it, so that
+periodic text is continued periodically. A node's chance is its probability at its parent, corrected for how little a
+count can say: count / (count of the parent + scarce[tokens matched]), times PARTED where the text went on in more than
+one way before, which says that more is to come.
 
 Source: SuffixDecoding (arXiv:2411.04975); names and defaults of options are vLLM's.
 """

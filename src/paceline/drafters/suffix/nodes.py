@@ -5,10 +5,9 @@ length]`, an occurrence of them. Children of a node form a list with the most fr
 REACH children, beyond that the first is still the most frequent as long as nothing is removed. An edge is found by its
 parent and first token.
 
-Several arrays handed to compiled code as one: where each lies and how large it is.
-
-Every array that is passed costs a step as much as copying some hundred tokens, and a tuple of arrays as much again.
-Whoever makes a record keeps its arrays alive, and makes a new one where an array is replaced.
+A *record* hands several arrays to compiled code as one: every array that is passed costs a step as much as copying some
+hundred tokens, and a tuple of arrays as much again. Whoever makes a record keeps its arrays alive, and makes a new one
+where an array is replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Growing and shrinking a suffix tree, token by token and sequence by sequence.
+"""A suffix tree of fixed depth with counts, which grows token by token and forgets its oldest sequence exactly; and the
+global one of past requests.
+
+Every suffix of a sequence is in the tree with its first `depth` tokens. The count at the root is the number of
+suffixes; a child is never more frequent than its parent.
 
 While a sequence grows, its suffixes that occurred before run along the edges of those occurrences: the *active points*
 (node, tokens matched on its edge), longest suffix first. They are always the suffixes of length 1..ACTIVE, since what
@@ -11,13 +15,6 @@ again. Labels point to the latest sequence that ran along the whole edge; if seq
 never outlives its text.
 
 Source: Ukkonen, On-line construction of suffix trees (1995), with counts, a depth and removal added.
-
-A suffix tree of fixed depth with counts: grows token by token, forgets its oldest sequence exactly.
-
-Every suffix of a sequence is in the tree with its first `depth` tokens. The count at the root is the number of
-suffixes; a child is never more frequent than its parent.
-
-The global suffix tree: texts of past requests, the oldest forgotten first.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ become the draft's own of the same name, others are left out.
 Where tokenizers begin every text with a space of their own, pieces are handed over without theirs; which do is found
 out by trial.
 
-What a draft model with another tokenizer knows of one sequence: the text in its own tokens, and a cache of it.
-
-The draft's tokens of a text that grows are not those of the shorter text with some more behind: its last few may become
-others. The cache keeps what stays the same.
+A draft model with another tokenizer has a `TranslatedState`: the text in its own tokens, and a cache of it. The draft's
+tokens of a text that grows are not those of the shorter text with some more behind: its last few may become others. The
+cache keeps what stays the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Tokens that one vocabulary drafted, in those of another.
-
-A draft model with another tokenizer that drafts text: string-level exact match.
+"""String-level exact match: a draft model with another tokenizer drafts text.
 
 The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with
-the last few tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where
-the target itself says it. The vocabularies need not have tokens of more than a character in common. A character without
-its last bytes is not offered.
+the last few tokens of the text, since tokens depend on their neighbours, and offered as points: a token is accepted
+where the target itself says it. The vocabularies need not have tokens of more than a character in common. A character
+without its last bytes is not offered.
 
 Source: string-level exact match (SLEM), Accelerating LLM inference with lossless speculative decoding algorithms for
 heterogeneous vocabularies (arXiv:2502.05202); universal assisted generation of transformers.

@@ -1,10 +1,5 @@
 """A draft model with another tokenizer, exact under sampling: it draws from the tokens that both vocabularies have.
 
-In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given
-that its token
-is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting
-(`draft_model`).
-
 The text is handed to the draft model in its own tokens; what it drafts is in tokens of both, so that every drafted
 token has an id and a probability of the target's, and the verifier's test is the usual one. A native draft model
 computes the shared rows of its head alone. While a character lacks its last bytes, nothing is drafted.
