@@ -94,7 +94,7 @@ def test_a_runner_without_the_capability_is_refused_by_name() -> None:
     runner = ToyRunner(11)
     runner.capabilities = Capabilities(fork=True)
     with pytest.raises(
-        CapabilityError, match=r"method 'layer_skip' needs 'early_exit', which the runner of toy cannot do"
+        CapabilityError, match=r"method 'layer_skip' needs a model that can run its first layers alone; toy is none"
     ):
         build_parts(runner, SpeculativeConfig(method="layer_skip"), load=lambda name: runner)
 

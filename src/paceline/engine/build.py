@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from paceline import registry
 from paceline.config import SHARED, SpeculativeConfig
@@ -38,6 +38,18 @@ from paceline.utils import check_types, need, shortened
 from paceline.verifiers import GreedyVerifier
 
 logger = logging.getLogger("paceline")
+
+ABILITIES: Final[Mapping[str, str]] = {
+    "trees": "scores several continuations at once",
+    "taps": "gives the states behind its layers",
+    "layer_subsets": "can run without some of its layers",
+    "early_exit": "can run its first layers alone",
+    "head": "can predict from the states of any layer",
+    "input_embeddings": "takes embeddings in place of tokens",
+    "fork": "can copy a running sequence",
+    "blocks": "keeps its caches in blocks",
+}
+"""What a model must be able to do for a method, by the names of `Capabilities`."""
 
 
 def build_parts(
@@ -208,7 +220,7 @@ def _drafter(
     options = _options(config, factory)
     for lack in entry.needs:
         if lack in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, lack):
-            raise CapabilityError(f"method {name!r} needs {lack!r}, which the runner of {runner.info.name} cannot do")
+            raise CapabilityError(lacking(name, lack, runner))
     args = DrafterArgs(
         vocab_size=runner.info.vocab_size,
         index=index,
@@ -264,7 +276,12 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
     if not whole or not all(-1 <= layer <= last for layer in taps):
         raise DrafterError(f"taps of drafter {name!r} must be a tuple of layers in -1..{last}, got {shortened(taps)}")
     if taps and not runner.capabilities.taps:
-        raise CapabilityError(f"method {name!r} needs 'taps', which the runner of {runner.info.name} cannot do")
+        raise CapabilityError(lacking(name, "taps", runner))
+
+
+def lacking(method: str, ability: str, runner: Runner) -> str:
+    """What a method misses of a model, in words."""
+    return f"method {method!r} needs a model that {ABILITIES[ability]}; {runner.info.name} is none as it runs here"
 
 
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ NO_BUDGET = Budget(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What stands of one sequence's tree.
+    """What was accepted of one sequence's tree.
 
     Attributes:
         path: accepted node indices, from the first level down.

@@ -1,4 +1,4 @@
-"""Equal or reject: at temperature 0 a guess stands if it is the target's argmax.
+"""Equal or reject: at temperature 0 a drafted token is accepted if it is the target's argmax.
 
 Source: blockwise parallel decoding (arXiv:1811.03115); over trees, SpecInfer (arXiv:2305.09781).
 """

@@ -180,14 +180,14 @@ class Acceptance:
         """
         if not len(proposed):
             return
-        stands: set[int] = set(accepted) if drawn else _followed(proposed, tokens)
+        path: set[int] = set(accepted) if drawn else _followed(proposed, tokens)
         kinds, families = proposed.kinds.tolist(), dict[tuple[int, int, int], list[int]]()
         known: dict[int, list[float]] = {}
         depths = proposed.depths.tolist()
         for node, (parent, source, bucket, confidence) in enumerate(nodes(proposed)):
-            if kinds[node] or (parent >= 0 and parent not in stands) or depths[node] > len(tokens):
+            if kinds[node] or (parent >= 0 and parent not in path) or depths[node] > len(tokens):
                 continue
-            success, about = node in stands, self.sources[source]
+            success, about = node in path, self.sources[source]
             counts = known.setdefault(source, [0, 0.0, 0])
             counts[0] += success
             counts[1] += about.chance(bucket, confidence)

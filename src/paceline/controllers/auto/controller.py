@@ -63,7 +63,7 @@ PLANNING: Final = 0.01
 """Share of a step that planning may take."""
 
 SAMPLE: Final = 8
-"""Steps for which what a drafter brought in the last one of a plan stands at most."""
+"""Steps for which what a drafter brought in the last one of a plan counts at most."""
 
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""

@@ -1,4 +1,4 @@
-"""Adaptive draft length of DiffuSpec: as long as drafts have been lately, and more while they stand to their end.
+"""Adaptive draft length of DiffuSpec: as long as drafts have been lately, and more while they are accepted as a whole.
 
 Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358), "adaptive draft
 length": k = clip(floor(L_gen) + delta [L_acc >= L_gen], k_min, k_max), both L being exponential averages. For any

@@ -1,9 +1,8 @@
-"""Two tokens more after a draft that stood to its end, one fewer after one that did not.
+"""Two tokens more after a draft that was accepted as a whole, one fewer after any other.
 
 Source: the "heuristic" schedule of assisted generation in transformers (huggingface.co/blog/assisted-generation), with
-its names
-and steps. Where the original is silent: a tree stood to its end when a node of its deepest level was accepted; a step
-without any draft changes nothing; the length is kept per sequence, and has an upper limit.
+its names and steps. Where the original is silent: a tree was accepted as a whole when a node of its deepest level was
+accepted; a step without any draft changes nothing; the length is kept per sequence, and has an upper limit.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class HeuristicController(LengthController[_Tokens]):
 
     def _why(self, state: SequenceState[_Tokens]) -> str:
         return (
-            f"Up to {count(state.length, 'token')}: {GROW} more after each draft that stood whole, {SHRINK} fewer "
-            f"after others."
+            f"Up to {count(state.length, 'token')}: {GROW} more after each draft that was accepted whole, "
+            f"{SHRINK} fewer after others."
         )
 
     def _policy(self) -> str:

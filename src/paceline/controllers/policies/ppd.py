@@ -91,7 +91,7 @@ class PPDController(Controller):
         self._now = Choice(0, 0, 0.0, 0.0)
         self._shape = best_shapes([], 0)
         self._levels: list[int | None] = []
-        self._hopeless = False  # not even drafts that always stand would pay
+        self._hopeless = False  # not even drafts that are always accepted would pay
 
     # The step
 
@@ -195,17 +195,17 @@ class PPDController(Controller):
 
     def _learn(self, tree: TokenTree, verdict: Verdict) -> None:
         """Evidence comes from the root and the accepted path: one child of each was taken, or none."""
-        stands = set(verdict.path)
+        accepted = set(verdict.path)
         for depth, parent in enumerate((-1, *verdict.path), start=1):
             children = tree.children(parent)
             if not children:
                 return
             self.acceptance.learn(
-                depth, len(children), next((rank for rank, node in enumerate(children) if node in stands), None)
+                depth, len(children), next((rank for rank, node in enumerate(children) if node in accepted), None)
             )
 
 
 @lru_cache(maxsize=16)
 def _certain(depth: int) -> Shape:
-    """The chain of tokens that always stand."""
+    """The chain of tokens that are always accepted."""
     return best_shapes([1.0], depth, max_depth=depth)

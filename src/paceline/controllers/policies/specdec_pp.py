@@ -86,7 +86,7 @@ class AcceptHead:
         self._waiting: list[tuple[Features, bool]] = []
 
     def chance(self, features: Features) -> float:
-        """P(the token stands, given that those before it do); never quite 0 or 1."""
+        """P(the token is accepted, given that those before it are); never quite 0 or 1."""
         return _sigmoid(self._score(features))
 
     def raw(self, features: Features) -> float:
@@ -183,20 +183,20 @@ class SpecDecPPController(StopController[_Recent]):
         return self.bound[1]
 
     def _follow(self, memory: _Recent, carried: float, token: Token) -> tuple[float, bool]:
-        stands = carried * memory.head.chance(_features(memory, token))
-        return stands, token.depth < self.bound[0] or 1.0 - stands <= self.stop_threshold
+        chance = carried * memory.head.chance(_features(memory, token))
+        return chance, token.depth < self.bound[0] or 1.0 - chance <= self.stop_threshold
 
     def _learn(self, state: SequenceState[_Recent], tree: TokenTree, verdict: Verdict) -> None:
         """Nodes below accepted ones are evidence; those below rejected ones say nothing."""
-        memory, stands, chain = state.memory, set(verdict.path), tree.is_chain
+        memory, path, chain = state.memory, set(verdict.path), tree.is_chain
         known: list[tuple[Features, bool]] = []
         rows = zip(tree.parents.tolist(), tree.kinds.tolist(), tokens_of(state, tree), strict=True)
         for node, (parent, kind, token) in enumerate(rows):
-            if parent >= 0 and parent not in stands:
+            if parent >= 0 and parent not in path:
                 if chain:
                     break
             elif not kind:
-                known.append((_features(memory, token), node in stands))
+                known.append((_features(memory, token), node in path))
         for features, accepted in known:
             memory.head.learn(features, accepted)
             memory.share += _RECENT * (accepted - memory.share)

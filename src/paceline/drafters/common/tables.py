@@ -215,7 +215,7 @@ class Tables(Generic[T]):
 
 
 def _folder(name: str) -> Path:
-    """The path of a folder that is there or may be made: what cannot be saved is refused before anything is learned."""
+    """The path of a folder that is there or may be made; any other is rejected before anything is learned."""
     need(isinstance(name, str) and name != "", "tables", "be a folder", name)
     path, why = Path(name), ""
     try:

@@ -61,7 +61,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
         draft_masks: fewest masks behind the text, under full attention.
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
-        between: tokens that stand between the text and the masks.
+        between: tokens between the text and the masks.
     Raises:
         ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer.
     """
@@ -170,7 +170,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
         return Call(ids, np.arange(held, held + ids.size), state.cache, np.arange(held), True, wanted=wanted)
 
     def _masks(self, first: int, steps: int) -> int:
-        """How many masks stand from slot `first` on, where they fit."""
+        """How many masks there are from slot `first` on, where they fit."""
         block, most = self.denoiser.block_length, self.denoiser.max_length
         if block is None:
             return min(max(steps, self.draft_masks), most - 1 - len(self.between))

@@ -1,8 +1,8 @@
 """DEER: a diffusion language model drafts many tokens at once, each drawn from its own slot's distribution.
 
 The distributions of the slots do not depend on what was drawn at the others, so that a drafted token is no worse for a
-mistake before it; the target's distributions do, and behind the first token that falls none can stand. Every token is
-recorded with the very row that it was drawn from, the request's temperature, top-p and other rules applied: then
+mistake before it; the target's distributions do, and behind the first rejected token none can be accepted. Every token
+is recorded with the very row that it was drawn from, the request's temperature, top-p and other rules applied: then
 recursive rejection keeps the target's distribution whatever the denoiser says. Rules that look at earlier tokens see
 those drafted before. The likeliest tokens of the slots, which are drafted at temperature 0, are points: recorded with a
 row, as if drawn, they would break the distribution.
@@ -37,7 +37,7 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         draft_sample_method: above temperature 0, "probabilistic" draws from the denoiser's distributions, "greedy"
             takes its most likely tokens, as it always does at temperature 0. By default it draws, but for requests with
             a seed of their own.
-        separator_token_id: a token that stands between the text and the masks, where the denoiser was trained with one.
+        separator_token_id: a token between the text and the masks, where the denoiser was trained with one.
         draft_masks: fewest masks behind the text, for a denoiser with full attention.
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.

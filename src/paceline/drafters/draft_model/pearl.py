@@ -54,10 +54,10 @@ class PearlState(DraftState):
     Where something is drafted, the cache holds the text and all drafted tokens but the last.
 
     Attributes:
-        drafted: tokens behind the text that nobody has judged.
-        rooted: length of the text behind which they stand.
+        drafted: tokens behind the text that were not verified yet.
+        rooted: length of the text behind which they were drafted.
         window: tokens that shall be drafted behind the chain of this step; 0 where none was asked for.
-        go_on: the controller's voice in it.
+        go_on: of this step's budget.
     """
 
     __slots__ = ("drafted", "go_on", "rooted", "window")
@@ -110,7 +110,7 @@ class PearlState(DraftState):
         self.base, self.ahead = self.rooted, [one.token for one in self.drafted[:-1]]
 
     def follow(self, tree: TokenTree, verdict: Verdict, runner: Runner) -> None:
-        """Keep what stands behind the new text, which the context holds already. The window is over."""
+        """Keep what was drafted behind the new text, which the context holds already. The window is over."""
         self.window, used = 0, len(tree) + 1
         whole = self.is_front(tree) and len(verdict.path) == len(tree) and len(self.drafted) >= used
         if not whole or self.context.tokens[self.rooted :] != [one.token for one in self.drafted[:used]]:
@@ -417,5 +417,5 @@ def _first(state: PearlState, place: int) -> DraftedToken | None:
     """What was drafted behind so many tokens; points are found in the target's own token, and need no trial."""
     if place >= len(state.drafted):
         return None
-    guess = state.drafted[place]
-    return None if guess.row is None else DraftedToken(guess.token, guess.row)
+    found = state.drafted[place]
+    return None if found.row is None else DraftedToken(found.token, found.row)

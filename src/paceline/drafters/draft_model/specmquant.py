@@ -95,16 +95,15 @@ class MiddleState(Follower):
 
     def take(self, verdict: Verdict, rows_nv: torch.Tensor) -> None:
         """Put what the middle model said behind the chain."""
-        laws = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
-        for token, law_v in zip(verdict.tokens, laws, strict=True):
+        rows = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
+        for token, row_v in zip(verdict.tokens, rows, strict=True):
             self.tokens.append(token)
-            self.chances.append(min(float(law_v[token]), 1.0))
-            self.rows.append(law_v)
+            self.chances.append(min(float(row_v[token]), 1.0))
+            self.rows.append(row_v)
         self.asked.tokens.extend(verdict.tokens)
 
-    def heard(self, budget: Budget, most: int, least: int) -> bool:
-        """Cut the chain after `most` tokens, or where the controller speaks against the next; whether another round is
-        wanted.
+    def ask_controller(self, budget: Budget, most: int, least: int) -> bool:
+        """Cut the chain after `most` tokens, or where the controller stops it; whether another round is wanted.
 
         The next token is asked for before the round that would bring it; a token is cut for what comes before it alone.
         """
@@ -236,8 +235,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         return None if self.inner is None else self.inner.begin([context])[0]
 
     def _goes_on(self, state: MiddleState, budget: Budget, most: int) -> bool:
-        """Hear the controller on every new level; whether another round is wanted."""
-        return state.heard(budget, most, self.least)
+        """Ask the controller for every new level; whether another round is wanted."""
+        return state.ask_controller(budget, most, self.least)
 
     def _round(self, states: Sequence[MiddleState], most: Sequence[int]) -> None:
         """One tree of the small model each, and what the middle model says to it."""

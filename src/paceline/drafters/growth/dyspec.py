@@ -42,7 +42,7 @@ class _BestFirst(Growth):
     """What both forms share: levels are asked for when their first node would be drafted."""
 
     def _may_descend(self, parent: int) -> bool:
-        """Whether the level below `parent` is drafted; once refused, it stays so."""
+        """Whether the level below `parent` is drafted; once denied, it stays so."""
         below = len(self.path_of(parent)) + 1
         if below > self.depth:
             return False
@@ -101,8 +101,8 @@ class DySpecDraft(_BestFirst):
             heapq.heappush(self.heap, (-worth, depth, self.age, parent))
 
     def _wanted(self) -> list[int]:
-        """The nodes whose rows come next: the first slot's, and others that the rest of the budget would reach as
-        things stand.
+        """The nodes whose rows come next: the first slot's, and others that the rest of the budget would reach at
+        present.
         """
         likely = heapq.nsmallest(self.nodes - len(self.tokens), self.heap)
         missing = [slot[-1] for slot in likely if slot[-1] not in self.families and slot[1] < max(self.level, 1)]

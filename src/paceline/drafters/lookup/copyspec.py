@@ -1,4 +1,4 @@
-"""CopySpec: what followed the last tokens where they stood first in the history?
+"""CopySpec: what followed the last tokens where they occurred first in the history?
 
 All grams of `copyspec_gamma` tokens are indexed as they get a follower, so the gram at the end of the text never finds
 itself; the first place of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of
@@ -32,7 +32,7 @@ gamma 3; the values for 1 and 2 are extrapolated).
 
 
 class CopySpecDrafter(CopyDrafter):
-    """Drafts by copying what followed the last tokens where they stood first.
+    """Drafts by copying what followed the last tokens where they occurred first.
 
     Args:
         copyspec_gamma: how many tokens must match, 1..32.

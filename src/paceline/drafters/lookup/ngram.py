@@ -32,7 +32,7 @@ Longs = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 
 LONGEST_MATCH: Final = 32
-"""Matches are followed back no further than this to judge their confidence."""
+"""Matches are followed back no further than this to estimate their confidence."""
 
 _SHIFT: Final = 6
 _LENGTH: Final = 63
@@ -80,9 +80,9 @@ def index_ngrams(text: Ints, span: Pair, lengths: Pair, keep: bool, table: Longs
 
 @compiled
 def longest_match(text: Ints, size: int, lengths: Pair, table: Longs) -> int:
-    """Where the last token of the longest earlier match of the end of text[:size] stands, or -1.
+    """Where the last token of the longest earlier match of the end of text[:size] is, or -1.
 
-    Where n tokens have stood before, n - 1 have: the first length that is missing ends the search.
+    Where n tokens occurred before, n - 1 did: the first length that is missing ends the search.
     """
     low, high = lengths
     found, value = -1, np.uint64(0)
@@ -122,7 +122,7 @@ def draft(text: Ints, span: Pair, lengths: Pair, keep: bool, table: Longs, out: 
 
 
 class Copies:
-    """The index of one sequence: its text as far as it was read, and where its n-grams stood.
+    """The index of one sequence: its text as far as it was read, and where its n-grams occurred.
 
     Args:
         lengths: least and greatest n. keep: n-grams keep their first place.
@@ -171,7 +171,7 @@ class Copies:
 
 
 class CopyDrafter(SingleDrafter[Copies]):
-    """Base of drafters that copy what followed the text's last tokens where they stood before.
+    """Base of drafters that copy what followed the text's last tokens where they occurred before.
 
     Attributes:
         lengths: least and greatest number of tokens that are looked up. keep_first: at their first place, not the last.
@@ -210,7 +210,7 @@ tokens).
 
 
 class NgramDrafter(CopyDrafter):
-    """Drafts by copying what followed the last tokens where they stood before.
+    """Drafts by copying what followed the last tokens where they occurred before.
 
     Args:
         prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that are looked up, vLLM's names; 1 and 5 by

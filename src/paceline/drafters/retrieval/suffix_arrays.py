@@ -134,6 +134,6 @@ def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, a
 
 @compiled
 def occurs(text: IntArray, order: IntArray, tail: IntArray, length: int) -> bool:
-    """Whether the last `length` tokens of `tail` stand in `text` with a token after them."""
+    """Whether the last `length` tokens of `tail` occur in `text` with a token after them."""
     place = suffix_bound(text, order, tail, length, 0)
     return place < len(order) and _compare(text, order[place], tail, length) == 0

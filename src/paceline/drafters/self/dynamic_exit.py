@@ -93,8 +93,8 @@ class ExitRecord:
             matched, valid = matched * decay + matches, valid * decay + positions
         self.matched[exit_index], self.valid[exit_index] = matched, valid
 
-    def hear(self, exit_index: int, right: Sequence[float], wrong: Sequence[float]) -> None:
-        """Confidences of drafted tokens that stood, and of one that did not."""
+    def note_confidences(self, exit_index: int, right: Sequence[float], wrong: Sequence[float]) -> None:
+        """Confidences of drafted tokens that were accepted, and of one that was not."""
         a, b, c, d = self._sure[exit_index]
         kept = self._decay
         self._sure[exit_index] = (
@@ -123,8 +123,8 @@ SOME = 16
 WIDER = 4
 """How much longer each distance between two looks is than the one before."""
 START = 2.0
-"""Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers
-says.
+"""Positions that a first estimate counts for where nothing is known: an exit is right as often as its share of the
+layers says.
 """
 
 TENANTS = 1024
@@ -140,18 +140,18 @@ class DelState(SelfState):
         record: what is known of the exits on this text. exit: index of the one in use. draft_plan: how it is used.
         rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after;
             both go on from text to text of a tenant.
-        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many
-            of their tokens stood.
+        own: the chain proposed last. scored: chains from this exit that were scored since the last choice, and how many
+            of their tokens were accepted.
     """
 
-    __slots__ = ("draft_plan", "exit", "gap", "heard", "look", "own", "record", "rounds")
+    __slots__ = ("draft_plan", "exit", "gap", "look", "own", "record", "rounds", "scored")
 
     def __init__(self, context: Context, record: ExitRecord, draft_plan: DraftPlan, look: int, gap: int) -> None:
         super().__init__(context)
         self.record, self.exit, self.draft_plan = record, 0, draft_plan
         self.rounds, self.look, self.gap = 0, look, gap
         self.own: TokenTree | None = None
-        self.heard: list[tuple[TokenTree, int]] = []
+        self.scored: list[tuple[TokenTree, int]] = []
 
 
 class DynamicExitDrafter(SelfDrafter[DelState]):
@@ -243,8 +243,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             if scores is not None and id(state) in looking:
                 self._look(state, verdict, scores, i, tree if mine else None)
             elif mine:
-                state.heard.append((tree, len(verdict.path)))
-                if len(state.heard) >= SOME:
+                state.scored.append((tree, len(verdict.path)))
+                if len(state.scored) >= SOME:
                     self._choose(state)
 
     def _looked_at(self, scores: Scores | None) -> set[int]:
@@ -293,19 +293,19 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
 
     def _learn(self, state: DelState) -> None:
         """What the verdicts say of the exit in use."""
-        heard, state.heard = state.heard, []
-        rounds = [(right, self._hear(state, tree, right)) for tree, right in heard]
+        scored, state.scored = state.scored, []
+        rounds = [(right, self._note_confidences(state, tree, right)) for tree, right in scored]
         state.record.add(state.exit, rounds)
 
     @staticmethod
-    def _hear(state: DelState, tree: TokenTree, right: int) -> int:
+    def _note_confidences(state: DelState, tree: TokenTree, right: int) -> int:
         """Note the confidences of a chain's tokens that were put to the test; how many they are."""
         tested = tree.confidence[: right + 1].tolist()
-        state.record.hear(state.exit, tested[:right], tested[right:])
+        state.record.note_confidences(state.exit, tested[:right], tested[right:])
         return len(tested)
 
     def _look(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
-        """Shadow tokens of all exits at the positions that stand on the target's own text; then choose again. `own`:
+        """Shadow tokens of all exits at the positions that follow the target's own text; then choose again. `own`:
         the tree that was scored, where it is what this drafter proposed.
         """
         first = scores.rows[index]
@@ -318,7 +318,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             matches = (self._shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
         self._learn(state)
         if own is not None:
-            self._hear(state, own, len(verdict.path))
+            self._note_confidences(state, own, len(verdict.path))
         state.record.add_all(matches, len(rows))
         self._choose(state)
         state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)

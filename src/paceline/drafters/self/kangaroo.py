@@ -2,7 +2,8 @@
 
 The adapter sees the exit layer's states of the whole text. They come from drafting itself, from scoring passes, which
 are asked for that layer's states where something was drafted, and where neither had them (the prompt, steps without
-drafts, the last token of a draft that stood as a whole) from a replay of the missing tokens over the first layers.
+drafts, the last token of a draft that was accepted as a whole) from a replay of the missing tokens over the first
+layers.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911).
 """
@@ -114,7 +115,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         verdicts: Sequence[Verdict],
         scores: Scores | None,
     ) -> None:
-        """Keep the states of the tokens that stood, where the scoring pass gave them."""
+        """Keep the states of the accepted tokens, where the scoring pass gave them."""
         self._wanted = False
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
             asked, state.asked = state.asked, 0

@@ -220,7 +220,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         skip_ratio: share of the sub-layers between the first and the last layer that is left out.
         draft_stop_threshold: nothing is drafted behind a token that is less likely than this.
         draft_max_length: most tokens of a draft.
-        context_window: generated tokens that a set is judged by; the search waits for them.
+        context_window: generated tokens that a set is measured on; the search waits for them.
         stop_score: the search ends when a set has this matchness.
         max_search_steps: sets that are tried at most.
         search_patience: the search ends when so many sets in a row were no better.

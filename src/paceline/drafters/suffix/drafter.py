@@ -183,7 +183,7 @@ def draft_from_trees(own: TreeArrays, size: Int, past: TreeArrays, past_size: In
 
 @compiled
 def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: Int) -> Int:
-    """Where the last 1, 2, 3, ... tokens of `text[:size]` stand in a tree, into `points`; returns how many there
+    """Where the last 1, 2, 3, ... tokens of `text[:size]` are in a tree, into `points`; returns how many there
     are.
     """
     nodes, found, longest = past.nodes, 0, min(longest, size)

@@ -1,6 +1,6 @@
 """The nodes of a suffix tree in flat arrays: edges found by hashing, children in order of their counts.
 
-A node stands for an edge of one or more tokens and its lower end; node 0 is the root. Its tokens are `text[POS : POS +
+A node is an edge of one or more tokens and its lower end; node 0 is the root. Its tokens are `text[POS : POS +
 length]`, an occurrence of them. Children of a node form a list with the most frequent first: exactly in order up to
 REACH children, beyond that the first is still the most frequent as long as nothing is removed. An edge is found by its
 parent and first token.
@@ -208,7 +208,7 @@ def new_node(nodes: Ints, meta: Longs) -> Int:
 
 @compiled
 def free_node(nodes: Ints, meta: Longs, node: Int) -> None:
-    """Give a row back that stands in no chain and no list."""
+    """Give a row back that is in no chain and no list."""
     nodes[node, COUNT] = -1
     nodes[node, CHAIN] = meta[FREE]
     meta[FREE] = node

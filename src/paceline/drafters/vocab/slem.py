@@ -147,14 +147,14 @@ class SlemDrafter(Drafter):
         self, states: Sequence[TranslatedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        asked = [(i, state, _Voice(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
-        asked = [(i, state, voice) for i, state, voice in asked if self._steps(state, voice.budget) > 0]
+        asked = [(i, state, _GoOn(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
+        asked = [(i, state, limit) for i, state, limit in asked if self._steps(state, limit.budget) > 0]
         if not asked:
             return trees
-        drafted = self._draft([state for _, state, _ in asked], [voice for *_, voice in asked])
-        for (i, state, voice), tree in zip(asked, drafted, strict=True):
+        drafted = self._draft([state for _, state, _ in asked], [limit for *_, limit in asked])
+        for (i, state, limit), tree in zip(asked, drafted, strict=True):
             tokens, chances = self._writer.rewrite(state.context.tokens, tree.tokens.tolist(), tree.confidence.tolist())
-            count = min(len(tokens), voice.budget.nodes, voice.most, self.limit)
+            count = min(len(tokens), limit.budget.nodes, limit.most, self.limit)
             trees[i] = chain_tree(tokens[:count], chances[:count], self.index)
         return trees
 
@@ -180,23 +180,23 @@ class SlemDrafter(Drafter):
             else 0
         )
 
-    def _draft(self, states: Sequence[TranslatedState], voices: Sequence[_Voice]) -> list[TokenTree]:
+    def _draft(self, states: Sequence[TranslatedState], limits: Sequence[_GoOn]) -> list[TokenTree]:
         """Greedy chains in the draft's tokens."""
         runner, inner = self.runner, [state.inner for state in states]
         for one in inner:
             one.settle(runner)
             one.context.temperature = 0.0
-        steps = [self._steps(state, voice.budget) for state, voice in zip(states, voices, strict=True)]
-        each = zip(inner, steps, voices, strict=True)
-        chains = [ChainDraft(one.context, count, voice.go_on, drawn=False) for one, count, voice in each]
+        steps = [self._steps(state, limit.budget) for state, limit in zip(states, limits, strict=True)]
+        each = zip(inner, steps, limits, strict=True)
+        chains = [ChainDraft(one.context, count, limit.go_on, drawn=False) for one, count, limit in each]
         return draft_chains(runner, inner, chains, runner.info.vocab_size, self.index)
 
 
-class _Voice:
+class _GoOn:
     """A controller's voice, asked per token of the draft.
 
     Attributes:
-        most: levels that it has not spoken against, of the target's tokens as well.
+        most: levels that it allowed, of the target's tokens as well.
     """
 
     def __init__(self, budget: Budget) -> None:

@@ -27,7 +27,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def check(size: int | None, file: str | None) -> None:
-    """Refuse values of the two options that cannot be meant.
+    """Reject values of the two options that make no sense.
 
     Raises:
         ConfigError: a size that is no positive integer, a file without a size.

@@ -86,7 +86,7 @@ def _specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
 
 
 def check_shared(shared: Shared, model: str, target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse vocabularies that have nothing in common.
+    """Reject vocabularies that have nothing in common.
 
     Raises:
         DrafterError: they share no token that writes text.
