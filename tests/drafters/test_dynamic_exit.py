@@ -151,7 +151,7 @@ def test_the_threshold_lies_between_right_and_wrong_tokens() -> None:
     record = ExitRecord(np.full(2, 0.5), 2.0, 0.9)
     assert record.threshold(0) == 0.0
     for _ in range(6):
-        record.hear(0, [0.9, 0.8], [0.3])
+        record.note_confidences(0, [0.9, 0.8], [0.3])
     assert 0.3 < record.threshold(0) < 0.8
     assert record.threshold(1) == 0.0, "another exit's tokens say nothing"
 

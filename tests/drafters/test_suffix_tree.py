@@ -28,8 +28,10 @@ from paceline.drafters.suffix import (
     SuffixCache,
     SuffixDrafter,
     SuffixTree,
+    arrays_of,
     child_of,
     draft_from_trees,
+    record_of,
     step,
 )
 from paceline.drafters.suffix import tree as suffix_tree
@@ -237,3 +239,28 @@ def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
         assert stepped.size == grown.size
     assert counts(stepped) == counts(grown)
     assert drafts > 100
+
+
+def test_compiled_code_sees_the_arrays_of_a_record() -> None:
+    tree = SuffixTree(6)
+    tree.grow(np.array([1, 2, 1, 2, 3], np.int32))
+    found = arrays_of(tree.record)
+    for name, array in tree.arrays._asdict().items():
+        read = getattr(found, name)
+        assert read.shape == array.shape
+        assert read.dtype == array.dtype
+        assert read.ctypes.data == array.ctypes.data
+    assert found.text.ctypes.data != tree.copy().arrays.text.ctypes.data
+
+
+def test_a_tree_that_moves_has_another_record() -> None:
+    tree = SuffixTree(6, 8)
+    before = tree.record
+    tree.grow(np.arange(100, dtype=np.int32))
+    assert not np.array_equal(tree.record, before)
+    assert np.array_equal(tree.record, record_of(tree.arrays))
+
+
+def test_arrays_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        record_of([np.zeros((4, 4), np.int32)[:, 0]])
