@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "utils", "config", "config_keys", "registry", "bundled"}
+LOW = {"errors", "utils", "config", "config_keys", "registry", "bundled", "version"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
+    "version": set(),
     "utils": {"errors"},
     "config_keys": {"errors"},
     "config": {"errors", "utils", "config_keys"},

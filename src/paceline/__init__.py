@@ -7,6 +7,8 @@ fast.
 
 from __future__ import annotations
 
+from paceline.version import __version__ as __version__
+
 TYPE_CHECKING = False  # as in typing, whose import would take longer than all of this
 if TYPE_CHECKING:
     from typing import Any
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     )
     from paceline.llm import LLM
     from paceline.sampling import Logprob
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

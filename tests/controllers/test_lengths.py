@@ -68,7 +68,7 @@ def test_sequences_are_forgotten(name: str) -> None:
     for key in range(50):
         step(controller, SURE, 3, key=key)
         controller.forget(key)
-    assert not controller._courses
+    assert not controller._states
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -100,7 +100,7 @@ def drafts(target: ToyRunner, **options: Any) -> Any:
 
 
 def p_value(controller: Any, outputs: int = 768, **options: Any) -> float:
-    """Of drawn drafts under a policy, against the target's law."""
+    """Of drawn drafts under a policy, against the target's distribution."""
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
     requests = run(

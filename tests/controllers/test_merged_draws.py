@@ -1,4 +1,4 @@
-"""Two drafters that draw, cut to what one may have: the output law is the target's under every controller, by
+"""Two drafters that draw, cut to what one may have: the output distribution is the target's under every controller, by
 enumeration.
 
 Where draws of both fall on the same token the merged tree is smaller. A controller that cuts only trees which are too

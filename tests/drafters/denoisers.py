@@ -50,7 +50,9 @@ class Scripted:
 
 
 def rows_of_a_runner(runner: ToyRunner, temperature: float = 1.0) -> Says:
-    """The runner's own laws along its likeliest continuation: of the first mask the target's very law."""
+    """The runner's own distributions along its likeliest continuation: of the first mask the target's very
+    distribution.
+    """
 
     def says(text: list[int], place: int) -> list[float]:
         ahead = text + runner.greedy(text, place)

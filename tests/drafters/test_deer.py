@@ -1,4 +1,6 @@
-"""DEER's drafts: what they are recorded with, and that the output law is the target's whatever the denoiser says."""
+"""DEER's drafts: what they are recorded with, and that the output distribution is the target's whatever the denoiser
+says.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ EXACT, WRONG = 1e-7, 1e-3
 """Recorded rows are float32."""
 
 LUCKS = (0.125, 0.375, 0.625, 0.875)
-"""For laws in quarters, each stands for a quarter of all draws."""
+"""For distributions in quarters, each stands for a quarter of all draws."""
 
 
 def drafter(says: Says, vocab_size: int = VOCAB, *, ends: tuple[int, ...] = (), **options: Any) -> DeerDrafter:
@@ -76,7 +78,7 @@ def test_rules_of_the_request_shape_every_row_along_the_drafted_path() -> None:
             row[list(path)] = float("-inf")  # no token twice
         return out
 
-    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, shape=shape)
+    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, apply_rules=shape)
     drafted = tree.tokens.tolist()
     assert sorted(drafted) == [0, 1, 2]
     assert paths == [drafted[:i] for i in range(3)]
@@ -160,7 +162,7 @@ class Argmax(DeerDrafter):
 
 
 def p_value(kind: type[DeerDrafter], says: Says, vocab_size: int = 2, *, requests: int = 600) -> float:
-    """Of "three tokens of a sampling engine have the target's law"."""
+    """Of "three tokens of a sampling engine have the target's distribution"."""
     runner = ToyRunner(vocab_size, seed=3, sharpness=0.7)
     one = kind(args(Scripted(says, vocab_size), vocab_size), model="toy", draft_masks=0)
     params = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True)
@@ -188,7 +190,7 @@ class Constant(ToyRunner):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_denoiser_that_says_the_targets_own_law_is_always_right(temperature: float) -> None:
-    """T1: the target's law is the same at every place, whatever stands before."""
+    """T1: the target's distribution is the same at every place, whatever stands before."""
     runner = Constant(VOCAB, seed=3)
     one = drafter(rows_of_a_runner(runner))
     params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)

@@ -1,5 +1,5 @@
 """The draft model drafter: what it drafts, what its trials carry, what it feeds, and that its trees keep the output
-law.
+distribution.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_q_follows_the_rules_of_the_request(width: int, method: Any) -> None:
 
     runner = ToyRunner(VOCAB, order=None)
     drafter = drafter_of(runner, tree_width=width, draft_sample_method=method)
-    tree = propose(drafter, begin(drafter, temperature=1.0, shape=shape), 12, 4)
+    tree = propose(drafter, begin(drafter, temperature=1.0, apply_rules=shape), 12, 4)
     assert bool(tree.trials) == (method == "probabilistic")
     for node in range(len(tree)):
         path = [int(tree.tokens[i]) for i in tree.path(node)]

@@ -1,5 +1,5 @@
-"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy law, tokens
-stay.
+"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy distribution,
+tokens stay.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_runner_without_the_capability_is_refused_by_name() -> None:
     runner = ToyRunner(11)
     runner.capabilities = Capabilities(fork=True)
     with pytest.raises(
-        CapabilityError, match=r"method 'layer_skip' needs a model that stops behind any of its layers, which toy"
+        CapabilityError, match=r"method 'layer_skip' needs a model that can run its first layers alone; toy is not one"
     ):
         build_parts(runner, SpeculativeConfig(method="layer_skip"), load=lambda name: runner)
 
@@ -123,7 +123,7 @@ def drawn_counts(drafter: LayerSkipDrafter, text: list[int], draws: int) -> Coun
 
 
 def test_draws_come_from_the_early_exits_law() -> None:
-    """And not from the target's: the negative control is the same count against its law."""
+    """And not from the target's: the negative control is the same count against its distribution."""
     target, text = ToyRunner(11, seed=3, sharpness=1.5, max_context=64), [1, 2, 3]
     drafter, draws = drafter_over(target, exit_layer=1), 1500
     counts = drawn_counts(drafter, text, draws)

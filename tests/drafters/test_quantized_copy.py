@@ -57,7 +57,7 @@ def test_a_copy_says_what_its_target_says(plain: LLM, prompts: list[dict[str, An
 
 
 def test_drawn_drafts_stand_as_often_as_the_laws_are_close(plain: LLM, prompts: list[dict[str, Any]]) -> None:
-    """1 - total variation of int8's law and the target's is near 1; that of a trimmed head's is not."""
+    """1 - total variation of int8's distribution and the target's is near 1; that of a trimmed head's is not."""
     shares = []
     for options in ({}, {"draft_vocab_size": 261}):
         fast = plain.with_speculative_config({"method": "quantized_copy", "num_speculative_tokens": 3, **options})

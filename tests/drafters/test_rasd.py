@@ -166,7 +166,7 @@ class Careless(FixedController):
 
 
 def p_value(controller: type[FixedController], outputs: int) -> float:
-    """Of drawn drafts that share a fixed number of nodes with retrieved ones, against the target's law."""
+    """Of drawn drafts that share a fixed number of nodes with retrieved ones, against the target's distribution."""
     target, draft = (ToyRunner(SMALL, order=2, sharpness=1.5, noise=noise) for noise in (0.0, 0.3))
     documents = [[*PROMPT, *draft.greedy(PROMPT, LENGTH)]]
     made = []

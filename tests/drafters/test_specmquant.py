@@ -1,4 +1,6 @@
-"""The hierarchy: the chain is the middle model's own, in law and greedily, and the target's law stays."""
+"""The hierarchy: the chain is the middle model's own, in distribution and greedily, and the target's distribution
+stays.
+"""
 
 from __future__ import annotations
 

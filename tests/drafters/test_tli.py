@@ -1,5 +1,5 @@
-"""Token-level intersection: the output's law, noise of its own every step, the same drafts as a draft with the target's
-tokens.
+"""Token-level intersection: the output's distribution, noise of its own every step, the same drafts as a draft with the
+target's tokens.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch, width: int) -
 
 
 def raw(models: ToyModels, tree: TokenTree, parent: int) -> torch.Tensor:
-    """(v,) the draft's law before it was renormalised over the shared tokens."""
+    """(v,) the draft's distribution before it was renormalised over the shared tokens."""
     text = [
         OTHER.index("ab"),
         *(OTHER.index("?abc"[int(tree.tokens[i])]) if tree.tokens[i] else 0 for i in tree.path(parent)),

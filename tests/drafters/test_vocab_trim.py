@@ -1,4 +1,4 @@
-"""Trimmed heads: which tokens stay, that the output keeps its law, and what bad files are answered with."""
+"""Trimmed heads: which tokens stay, that the output keeps its distribution, and what bad files are answered with."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_law_holds_with_tokens_that_are_never_drafted(monkeypatch: pytest.Mo
 
 
 def test_the_law_check_catches_a_q_that_forgets_the_trimming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong: the trials carry the whole head's law."""
+    """Wrong: the trials carry the whole head's distribution."""
     draws, (_, draft) = program(monkeypatch, 1), args_of(4)
 
     def whole(choices: Choices) -> TokenTree:

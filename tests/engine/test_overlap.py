@@ -17,7 +17,7 @@ from toys import ToyRunner
 
 from paceline import registry
 from paceline.config import SamplingParams
-from paceline.drafters import Ahead, DrafterArgs, Guess
+from paceline.drafters import Ahead, DraftedToken, DrafterArgs
 from paceline.drafters.draft_model import PearlDrafter
 from paceline.engine import NOTHING, Beside, Helper, Task, with_longer_draft, with_none
 from paceline.errors import DrafterError
@@ -74,10 +74,10 @@ def test_the_work_runs_on_another_thread_with_threads_of_its_own(threads: int) -
 def test_both_go_on_at_the_same_time_and_the_end_waits() -> None:
     scored, worked = Event(), Event()
 
-    def work() -> Guess:
+    def work() -> DraftedToken:
         assert scored.wait(10), "the pass goes on while this works"
         worked.set()
-        return Guess(2, LOW)
+        return DraftedToken(2, LOW)
 
     with beside(Working(work), [EMPTY_TREE, TokenTree.chain([1])], []) as around:
         scored.set()
@@ -109,12 +109,12 @@ def test_an_error_of_the_pass_waits_for_the_work_too(threads: int) -> None:
 @pytest.mark.parametrize(
     ("guess", "tree", "words"),
     [
-        (Guess(VOCAB, LOW), EMPTY_TREE, "must lie in"),
-        (Guess(1, LOW[:2]), EMPTY_TREE, "has a row of"),
-        (Guess(1, LOW), TokenTree.build([1, 2], [-1, -1]), "branches"),
+        (DraftedToken(VOCAB, LOW), EMPTY_TREE, "must lie in"),
+        (DraftedToken(1, LOW[:2]), EMPTY_TREE, "has a row of"),
+        (DraftedToken(1, LOW), TokenTree.build([1, 2], [-1, -1]), "branches"),
     ],
 )
-def test_guesses_are_checked_before_a_verifier_sees_them(guess: Guess, tree: TokenTree, words: str) -> None:
+def test_guesses_are_checked_before_a_verifier_sees_them(guess: DraftedToken, tree: TokenTree, words: str) -> None:
     dropped: list[Any] = []
     with beside(Working(lambda: guess), [tree], dropped) as around:
         pass
@@ -143,7 +143,7 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
     """Where p = q it always stands and no token follows it; where p gives it nothing it never does."""
     verifier = registry.load("verifiers", name)()
     tree = TokenTree.chain(drafted)
-    made = with_longer_draft(tree, Guess(4, LOW))
+    made = with_longer_draft(tree, DraftedToken(4, LOW))
     scored = torch.stack([torch.log(torch.eye(VOCAB)[token] + 1e-30) for token in drafted] + [torch.log(LOW)])
     for rows in (scored, [*scored]):
         for seed in range(20):
@@ -157,7 +157,7 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
 
 
 def test_the_row_behind_a_tree_holds_no_law() -> None:
-    made = with_longer_draft(EMPTY_TREE, Guess(4, LOW))
+    made = with_longer_draft(EMPTY_TREE, DraftedToken(4, LOW))
     for rows in (torch.log(LOW).unsqueeze(0), [torch.log(LOW)]):
         given = with_none(rows, made)
         assert torch.equal(given[0], torch.log(LOW))

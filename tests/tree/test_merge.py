@@ -1,4 +1,4 @@
-"""Merging, pruning and re-rooting: what the merged tree holds, and that its output law is the target's."""
+"""Merging, pruning and re-rooting: what the merged tree holds, and that its output distribution is the target's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting trees: what stays, and that no cut changes the output law; every tempting shortcut does."""
+"""Cutting trees: what stays, and that no cut changes the output distribution; every tempting shortcut does."""
 
 from __future__ import annotations
 

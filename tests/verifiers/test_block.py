@@ -1,4 +1,6 @@
-"""Block verification: the target's law, never fewer accepted tokens than one by one, refused where draws branch."""
+"""Block verification: the target's distribution, never fewer accepted tokens than one by one, refused where draws
+branch.
+"""
 
 from __future__ import annotations
 

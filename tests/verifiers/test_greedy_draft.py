@@ -1,4 +1,4 @@
-"""Greedy draft sampling: its optimum by one test, the target's law, other trials as by recursive rejection."""
+"""Greedy draft sampling: its optimum by one test, the target's distribution, other trials as by recursive rejection."""
 
 from __future__ import annotations
 

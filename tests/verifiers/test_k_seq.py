@@ -1,4 +1,4 @@
-"""k-SEQ: gamma to the digits, the target's law, what is refused; other trials as by recursive rejection."""
+"""k-SEQ: gamma to the digits, the target's distribution, what is refused; other trials as by recursive rejection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The known vector, p = (.5, .3, .2) and q = (.2, .3, .5): every rule on every way to draft, to the digits, and p as
-its law.
+its distribution.
 """
 
 from __future__ import annotations

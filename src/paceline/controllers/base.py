@@ -1,8 +1,4 @@
-"""What a controller is: decides how much each drafter may draft, for each sequence, in this step or in the next few.
-
-In: signals (sizes, measured times, outcomes). Out: plans. Not here: drafting, verifying, any model, counting steps (the
-engine).
-"""
+"""What a controller is: decides how much each drafter may draft, for each sequence, in this step or in the next few."""
 
 from __future__ import annotations
 

@@ -95,10 +95,9 @@ def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
         (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
     ]
     for name, drafter in drawing:
-        policy = drafter.policy
-        if policy is not None and policy.name != "chain":
+        if drafter.tree_policy != "chain":
             raise ConfigError(
-                f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and "
+                f"{why}, but method {name!r} draws trees (tree_policy {drafter.tree_policy!r}); leave tree_policy and "
                 f"tree_width out, {way}"
             )
     if drawing and len(methods) > 1:
@@ -270,8 +269,8 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
 
 def _unable(method: str, capability: str, runner: Runner) -> CapabilityError:
     return CapabilityError(
-        f"method {method!r} needs a model that {IN_WORDS[capability]}, "
-        f"which {runner.info.name} does not as it runs here; choose another method"
+        f"method {method!r} needs a model that {IN_WORDS[capability]}; {runner.info.name} is not one as it runs here; "
+        "choose another method"
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline.drafters import Ahead, Drafter, Guess
+from paceline.drafters import Ahead, DraftedToken, Drafter
 from paceline.errors import DrafterError
 from paceline.tree import TokenTree, Trial
 from paceline.verifiers import Rows
@@ -159,7 +159,7 @@ class Beside(Nothing):
             except Exception as error:
                 task.drop(place, error)
 
-    def _add(self, at: Sequence[int], found: Sequence[Guess | None]) -> None:
+    def _add(self, at: Sequence[int], found: Sequence[DraftedToken | None]) -> None:
         if len(found) != len(at):
             raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
         trees = {
@@ -172,7 +172,7 @@ class Beside(Nothing):
         self._found.update(trees)
 
 
-def with_longer_draft(tree: TokenTree, guess: Guess) -> TokenTree:
+def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
     """A chain with one token more behind its last one.
 
     Raises:

@@ -60,7 +60,7 @@ class Sequence:
             temperature=0.0 if request.params.greedy else request.params.temperature,
             seed=self.seed,
             seeded=request.params.seed is not None,
-            shape=None if request.params.greedy and rules.trivial else rules.apply_paths,
+            apply_rules=None if request.params.greedy and rules.trivial else rules.apply_paths,
             tenant=request.tenant,
             prediction=tuple(request.prediction),
         )

@@ -46,14 +46,14 @@ class Capabilities:
 
 
 IN_WORDS: Mapping[str, str] = {
-    "trees": "scores trees that branch",
-    "taps": "gives the hidden states between its layers",
-    "layer_subsets": "runs without some of its layers",
-    "early_exit": "stops behind any of its layers",
-    "head": "makes logits of any hidden state",
+    "trees": "scores several continuations at once",
+    "taps": "gives the states behind its layers",
+    "layer_subsets": "can run without some of its layers",
+    "early_exit": "can run its first layers alone",
+    "head": "can predict from the states of any layer",
     "input_embeddings": "takes embeddings in place of tokens",
-    "fork": "goes on from one text in several ways",
-    "blocks": "keeps its cache in blocks",
+    "fork": "can copy a running sequence",
+    "blocks": "keeps its caches in blocks",
 }
 """What a model does that has a capability, for messages: "needs a model that ..."."""
 

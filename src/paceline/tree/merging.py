@@ -1,8 +1,5 @@
 """Joining, cutting and re-rooting token trees.
 
-In: trees of several drafters for one sequence. Out: one tree in which every (parent path, token) stands once.
-Not here: which nodes are worth their cost, and which of them may be cut at all (`tree.select`).
-
 What makes a merged tree exact: nothing about a drawn trial is decided by its token. Trials are therefore only ever
 concatenated, earlier trees first; when a drawn token is already a node, its trial joins that node and stays in the
 list, since a trial that fails changes the residual that later trials and the final draw meet.
@@ -132,7 +129,7 @@ def prune(
 ) -> TokenTree:
     """The nodes in `keep` only, in their order.
 
-    This decides nothing: to cut drawn trials without harm to the output law, see `tree.select`.
+    This decides nothing: to cut drawn trials without harm to the output distribution, see `tree.select`.
 
     Args:
         keep: node indices, or (n,) bool. With a node goes its parent.

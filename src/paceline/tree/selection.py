@@ -1,18 +1,16 @@
-"""Cutting a tree down to the nodes that are worth verifying, without touching the output law.
-
-In: a tree, a number of nodes. Out: the most valuable part of it. Not here: how many nodes pay (controllers).
+"""Cutting a tree down to the nodes that are worth verifying, without touching the output distribution.
 
 What may be cut:
 
 * **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks
-  whether it is a child, so the law of that token does not depend on which children there are.
+  whether it is a child, so the distribution of that token does not depend on which children there are.
 * **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn
   (`Trial.order`, then level by level, parents in node order, trials in order) until the first that might not fit, and
   all that were drawn later go too. Whether a trial fits is decided before its token is looked at: it counts as a new
   node even where it fell on an old one. Any rule that looks at the token (its confidence, whether it is new, what grew
-  below it) breaks the law.
-* What a kept drawn trial stands on stays with it: its parent's ancestors, and the point trials tried before it at its
-  parent. Dropping these by what was drawn later would break the law as well.
+  below it) breaks the distribution.
+* What a kept drawn trial rests on stays with it: its parent's ancestors, and the point trials tried before it at its
+  parent. Dropping these by what was drawn later would break the distribution as well.
 
 So drawn trials come first, and what is left of the budget goes to free point nodes by their estimated chance of being
 reached.
@@ -47,7 +45,7 @@ def select_nodes(
         max_depth: deeper nodes are cut.
         min_reach: free point nodes with a smaller estimated chance of being accepted are cut; drawn trials never are by
         this.
-        drawn_nodes: most nodes to spend on drawn trials and what they stand on; None is `nodes`. It must be chosen
+        drawn_nodes: most nodes to spend on drawn trials and what they rest on; None is `nodes`. It must be chosen
             without looking at this tree's drawn tokens, and so must `nodes` and `max_depth`.
         reach_n: (n,) chance that a node is accepted, never above its parent's; None: the product of confidences along
         its path.
@@ -83,7 +81,7 @@ class _Choice:
             depth = 0 if parent == ROOT else depths[parent]
             if depth >= self.max_depth:
                 continue
-            needed = self._standing(parent, place)
+            needed = self._needed_by(parent, place)
             if self.count + len(needed) + 1 > nodes:
                 return
             needed.add(self.tree.trials[parent][place].node)
@@ -91,8 +89,8 @@ class _Choice:
                 self._keep(node)
             self.drawn_kept[parent] = place + 1
 
-    def _standing(self, parent: int, place: int) -> set[int]:
-        """The nodes that the trial at `place` of `parent` stands on and that are not kept yet; its own node is not
+    def _needed_by(self, parent: int, place: int) -> set[int]:
+        """The nodes that the trial at `place` of `parent` rests on and that are not kept yet; its own node is not
         looked at.
         """
         needed = {

@@ -1,8 +1,4 @@
-"""Trees made in a few microseconds.
-
-In: tokens and confidences. Out: the trees that `TokenTree.chain` and `TokenTree.build` make of them. Not here: their
-checks, for drafts are well formed by their making, and the engine checks what drafters propose.
-"""
+"""Trees made in a few microseconds."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
 """EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits
 for another.
 
-In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that
-the fuzzy
-passes gave. Not here: the passes (models.decoder.grouped).
-
 *Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so
 that they need not wait for each other; MLPs stay in order. *Bonus calibration*: what they write into the draft's cache
 was computed from the wrong inputs and is dropped when the verdict is there; the accepted tokens and the target's own go
 through one exact pass, which gives the next draft its first token. So the cache of the text is always that of the draft
-model itself, and only tokens behind the first of a draft are guesses of the fuzzy one.
+model itself, and only tokens behind the first of a draft are drafted by the fuzzy one.
 
 The paper runs the layers of a group at once on several GPUs. Here they run one after the other, so that the method
 shows what fuzzy drafts are worth, and a level takes no less time than one of `draft_model`.

@@ -1,8 +1,4 @@
-"""The ways in which a draft model grows trees, by name.
-
-In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here:
-growing (`draft_tree` and the files `grow_*`), running the model (`grow`).
-"""
+"""Tree policies by name: checked options that start one growing tree per sequence and step."""
 
 from __future__ import annotations
 
@@ -12,11 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from paceline.drafters.growth.base import Growth
-from paceline.drafters.growth.beam import WIDTH, Eagle2Draft, GreedyDraft, TreeDraft
 from paceline.drafters.growth.dyspec import DySpecDraft, DySpecPoints, ThresholdDraft
-from paceline.drafters.growth.rsd import BeamDraft, BranchingDraft, branching_factors
-from paceline.drafters.growth.spectr import ChainsDraft
-from paceline.drafters.growth.static import StaticDraft
+from paceline.drafters.growth.levels import WIDTH, Eagle2Draft, GreedyDraft, StaticDraft, TreeDraft
+from paceline.drafters.growth.sampled import BeamDraft, BranchingDraft, ChainsDraft, branching_factors
 from paceline.tree import PRIOR, Shape, best_shapes, from_paths, parse_paths
 from paceline.utils import need, number
 

@@ -1,8 +1,5 @@
 """The target drafts for itself with rounded weights: an int8 or int4 copy of it, made when it is loaded.
 
-In: contexts, the target's own files. Out: chains or trees, as of any draft model. Not here: rounding
-(models.loading.quantization), drafting (`draft_model`).
-
 Decoding one row reads every weight once, so a copy of a half or a quarter of the bytes takes about that share of the
 time, and its next token is nearly always the target's. It needs no other checkpoint and no training, but memory for
 both; whether there is enough is decided before anything is read.

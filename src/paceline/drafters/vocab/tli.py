@@ -1,10 +1,5 @@
 """A draft model with another tokenizer, exact under sampling: it draws from the tokens that both vocabularies have.
 
-In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given
-that its token
-is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting
-(`draft_model`).
-
 The text is handed to the draft model in its own tokens; what it drafts is in tokens of both, so that every drafted
 token has an id and a probability of the target's, and the verifier's test is the usual one. A native draft model
 computes the shared rows of its head alone. While a character lacks its last bytes, nothing is drafted.
@@ -22,8 +17,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
-from paceline.drafters.vocab.retokenize import Retokenizer
-from paceline.drafters.vocab.translated import TranslatedState
+from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, open_shared, shared_tokens
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
@@ -93,5 +87,5 @@ class TliDrafter(DraftModelDrafter):
         if min(budget.nodes, budget.depth) <= 0:
             return NO_BUDGET
         state.follow(self.runner, self._numbering.numbers)
-        state.inner.context.shape = state.context.shape
+        state.inner.context.apply_rules = state.context.apply_rules
         return budget if state.ready else NO_BUDGET

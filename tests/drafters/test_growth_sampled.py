@@ -1,5 +1,5 @@
-"""Policies that say how tokens are drawn: the output law stands, beams are draws of whole texts, chains agree and count
-apart.
+"""Policies that say how tokens are drawn: the output distribution stands, beams are draws of whole texts, chains agree
+and count apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.random_drafts import random_target
 from tools.toy_vector import Q, acceptance_rate
 from toys import ToyRunner
 
-from paceline.drafters.growth import later, rsd
+from paceline.drafters.growth import later, sampled
 from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection
 
@@ -142,7 +142,7 @@ def test_one_draft_is_a_chain_of_speculative_sampling(policy: str) -> None:
 
 
 class Fixed(ToyRunner):
-    """One law after every text."""
+    """One distribution after every text."""
 
     law = Q
 
@@ -207,7 +207,7 @@ def test_beams_are_texts_drawn_without_replacement() -> None:
 
 
 def test_the_check_catches_scores_that_forget_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rsd, "later", lambda score, rate, luck: later(score, 1.0, luck))
+    monkeypatch.setattr(sampled, "later", lambda score, rate, luck: later(score, 1.0, luck))
     assert beams_p_value() < ERROR
 
 
@@ -215,7 +215,7 @@ def test_a_best_child_has_its_parents_score_and_siblings_follow() -> None:
     drafter = drafter_of(ToyRunner(8, order=None), 8, tree_policy="rsd_s", tree_width=4)
     state = begin(drafter, temperature=1.0)
     state.settle(drafter.runner)
-    draft = rsd.BeamDraft(state, 12, 3, always_go_on, True, width=4)
+    draft = sampled.BeamDraft(state, 12, 3, always_go_on, True, width=4)
     from paceline.drafters.growth import grow
 
     (tree,) = grow(drafter.runner, [draft], 8, 0)

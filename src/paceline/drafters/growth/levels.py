@@ -1,32 +1,33 @@
-"""Trees level by level: a beam of nodes is expanded on each level. The default where `tree_width` is above 1.
+"""Trees that grow level by level: a beam (the default where `tree_width` is above 1), EAGLE-2, and static shapes.
 
-In: rows of the level's nodes. Out: their children, and the nodes to expand next. Not here: running the model (`grow`),
-chains (`draft_chain`), other ways to grow (`tree_policies`).
-
-*Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached
-(EAGLE-2, arXiv:2406.16858). *Drawn* trees draw `width` tokens of every expanded node without replacement (recursive
-rejection sampling, arXiv:2402.14160): how many are drawn where is settled before the draws of the level are made, and
-nothing is cut afterwards.
+*Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached. *Drawn*
+trees draw `width` tokens of every expanded node without replacement (recursive rejection sampling, arXiv:2402.14160):
+how many are drawn where is settled before the draws of the level are made, and nothing is cut afterwards.
 
 *EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely
 paths; in the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a
-drawn tree that is cut by what came up breaks the output law, so above temperature 0 children are chosen by rank as
-well, and the verifier's own draw looks whether it is among them. Not here: EAGLE's heads.
+drawn tree that is cut by what came up breaks the output distribution, so above temperature 0 children are chosen by
+rank as well, and the verifier's own draw looks whether it is among them.
 
 *Greedy draft sampling* (for `acceptance_method` "greedy_draft_sampling"; Towards optimal multi-draft speculative
 decoding, arXiv:2502.18779): all children of a node but one are its likeliest tokens, and one is drawn from the others.
+
+*Static trees* have the same shape at every step, filled with candidates by rank. Shapes are given as vLLM's
+`speculative_token_tree`, or (PPD) come with the budget from a controller that has learned which ranks the target takes
+and measured what rows cost. Source: Medusa (arXiv:2401.10774); Hardware-Aware Parallel Prompt Decoding
+(arXiv:2405.18628).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
 from paceline.drafters.common.draft_rows import best_tokens, draw_for
 from paceline.drafters.growth.base import Growth, Ranked
-from paceline.tree import Trial
+from paceline.tree import ROOT, Shape, Trial, best_shapes
 
 WIDTH: Final = 10
 """Of EAGLE-2, by default."""
@@ -119,3 +120,35 @@ class Eagle2Draft(Ranked):
         self.front = (
             new if new and self.level < self.depth and self.go_on(self.level + 1, self.reach[new[0]], None) else []
         )
+
+
+@dataclass(slots=True)
+class StaticDraft(Growth):
+    """A tree of a given shape, without what has no token of its rank.
+
+    Attributes:
+        shape: nodes and levels within the limits. places: node -> its place in the shape; ROOT has -1.
+    """
+
+    shape: Shape = field(default_factory=lambda: best_shapes([], 0))
+    places: dict[int, int] = field(default_factory=lambda: {ROOT: -1})
+
+    def __post_init__(self) -> None:
+        self.shape = self.shape.cut(self.nodes, self.depth)
+        if not len(self.shape):
+            self.front = []
+
+    def expand(self, weights_fv: torch.Tensor) -> None:
+        """Give the front its children, and go on with those that have children in the shape."""
+        first, shape = len(self.tokens), self.shape
+        wanted = {node: (shape.parents_n == self.places[node]).nonzero()[0].tolist() for node in self.front}
+        most = 1 + max(int(shape.ranks_n[place]) for places in wanted.values() for place in places)
+        for parent, tokens, chances in zip(self.front, *best_tokens(weights_fv, most), strict=True):
+            for place in wanted[parent]:
+                rank = int(shape.ranks_n[place])
+                if rank < len(tokens) and chances[rank] > 0.0:
+                    self.places[self.add(parent, tokens[rank], chances[rank])] = place
+        self.level += 1
+        inner = set(shape.parents_n.tolist())
+        new = [node for node in range(first, len(self.tokens)) if self.places[node] in inner]
+        self.front = new if new and self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []

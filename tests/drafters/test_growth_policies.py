@@ -71,7 +71,7 @@ def test_nan_from_the_draft_model_is_an_error(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_follow_the_target(policy: str) -> None:
-    """Through the engine; what this check catches: `controllers.test_lengths`, and exactly: `test_grow_dyspec`."""
+    """Through the engine; what this check catches: `controllers.test_lengths`, and exactly: `test_growth_dyspec`."""
     assert p_value(FixedController(6), tree_policy=policy, **OPTIONS.get(policy, {})) > ERROR
 
 

@@ -1,16 +1,17 @@
-"""Drawn trees of recursive speculative decoding: a constant branching factor, or stochastic beam search.
+"""Drawn trees of two published methods; trees of points they grow as `levels` does.
 
-In: rows of a draft model. Out: trees whose siblings are drawn without replacement. Not here: drawing (`siblings`),
-trees of points, which these policies grow as `draft_tree` does, verifying (recursive rejection sampling).
+*Recursive speculative decoding* (arXiv:2402.14160) draws siblings without replacement. RSD-C draws as many children of
+every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a level with the largest
+perturbed scores (stochastic beam search: Kool et al. 2019, arXiv:1903.06059). A score psi is minus the logarithm of the
+time at which the first of the texts below a node rings, text y at rate q(y): a node's first child rings with it, and
+the next after a wait that is exponential at the rate of what the children so far leave of the node. So the places of a
+level are used in the order of their scores, each score is made before its token is drawn, and the score of a place
+depends on earlier tokens alone: this is the distribution of the paper's perturbed scores, which draws them for the
+whole vocabulary.
 
-RSD-C draws as many children of every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a
-level with the largest perturbed scores. A score psi is minus the logarithm of the time at which the first of the texts
-below a node rings, text y at rate q(y): a node's first child rings with it, and the next after a wait that is
-exponential at the rate of what the children so far leave of the node. So the places of a level are used in the order of
-their scores, each score is made before its token is drawn, and the score of a place depends on earlier tokens alone:
-this is the law of the paper's perturbed scores, which draws them for the whole vocabulary.
-
-Source: Recursive Speculative Decoding (arXiv:2402.14160); stochastic beam search: Kool et al. 2019 (arXiv:1903.06059).
+*SpecTr* (arXiv:2310.15141; verified by `acceptance_method` "k_seq") draws independent chains from one root, which share
+the nodes on which they agree; equal draws of a place count apart. How many draws a place gets is settled by the chains
+that reached it, before its tokens are drawn.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import numpy as np
 import torch
 
 from paceline.drafters.common import draft_rows
-from paceline.drafters.growth.base import Growth
-from paceline.drafters.growth.beam import TreeDraft
-from paceline.drafters.growth.siblings import siblings_of
+from paceline.drafters.common.draft_rows import draw_for
+from paceline.drafters.growth.base import Growth, siblings_of
+from paceline.drafters.growth.levels import TreeDraft
+from paceline.tree import GroupTrial
 from paceline.utils import need
 
 WAITS: Final = 1 << 32
@@ -118,3 +120,42 @@ def later(score: float, rate: float, luck: float) -> float:
     """The score of the next sibling: after one with `score`, at the `rate` of what is left, by a number in [0, 1)."""
     wait = max(-math.log1p(-luck), 1e-300)
     return -float(np.logaddexp(-score, math.log(wait) - math.log(rate)))
+
+
+@dataclass(slots=True)
+class ChainsDraft(Growth):
+    """Several chains, drawn together.
+
+    Attributes:
+        width: chains. on: node -> chains that go through it. made: draws so far.
+    """
+
+    width: int = 1
+    on: dict[int, int] = field(default_factory=dict)
+    made: int = 0
+
+    def expand(self, weights_fv: torch.Tensor) -> None:
+        """Go on with every chain that reached the front, as far as the budget goes, and choose the next front."""
+        first = len(self.tokens)
+        left = self.nodes - first
+        for parent, row_v in zip(self.front, weights_fv.softmax(-1), strict=True):
+            number = min(self.on.get(parent, self.width), left)
+            left -= number
+            self._draw(parent, row_v, number)
+        self.level += 1
+        self.front = self.last_level(first)
+
+    def _draw(self, parent: int, row_v: torch.Tensor, number: int) -> None:
+        """Draw with replacement; the trials share the row, by which k-SEQ knows them."""
+        children: dict[int, int] = {}
+        for _ in range(number):
+            found = draw_for(self.state.context, row_v, (), self.made)
+            if found is None:
+                return
+            token, chance = found
+            if token not in children:
+                children[token] = self.add(parent, token, chance)
+            node = children[token]
+            self.on[node] = self.on.get(node, 0) + 1
+            self.trials.setdefault(parent, []).append(GroupTrial(node, row_v, order=self.made, group=number))
+            self.made += 1
