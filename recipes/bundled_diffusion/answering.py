@@ -18,7 +18,7 @@ from model import EOS, Net
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.diffusion import Canvas, Outcome, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
 from paceline.errors import CapabilityError
 from paceline.models.denoiser import Call, Denoiser
 from paceline.models.denoiser import Ints as Ids
@@ -92,7 +92,7 @@ def fill(
     canvases = [
         Canvas.of(ids, fitting(denoiser, len(ids), length), mask_token_id=mask, eos_token_ids=ends) for ids in prompts
     ]
-    outcomes = decode(canvases, denoiser, [Recipe(method).parts(denoiser, canvas) for canvas in canvases])
+    outcomes = decode(canvases, denoiser, [ConfiguredMethod(method).parts(denoiser, canvas) for canvas in canvases])
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

@@ -47,7 +47,7 @@ def continuation(lesson: Lesson, cut: int, slots: int) -> tuple[Lesson, int]:
 
 def batches(lessons: Sequence[Lesson], *, size: int, most: int, seed: int) -> Iterator[Batch]:
     """Endless batches of random lessons, each cut anywhere, with 1..`most` slots behind the cut."""
-    rng = random.Random(seed)
+    rng = random.RandomScore(seed)
     while True:
         chosen = [rng.choice(lessons) for _ in range(size)]
         yield batch_of([continuation(one, rng.randrange(len(one.answer)), rng.randint(1, most)) for one in chosen])

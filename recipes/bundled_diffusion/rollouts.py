@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.bench.parallel_tasks import Item
-from paceline.diffusion import Canvas, Outcome, Predictions, Recipe, Round
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Predictions, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def sampled(
     Raises:
         SystemExit: a method with a cache or a verification, whose passes are not plain.
     """
-    recipe, denoiser = Recipe(method), Batched(net)
+    recipe, denoiser = ConfiguredMethod(method), Batched(net)
     if recipe.names["cache"] != "none" or recipe.names["verification"] != "none":
         raise SystemExit(f"method {recipe.name!r} has a cache or a verification; rollouts need plain passes")
     mask = net.spec.mask_token_id

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Recipe
+from paceline.diffusion import Canvas, ConfiguredMethod
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys_t4 import t4
@@ -73,7 +73,7 @@ def test_what_is_finished_is_stored_once_and_nothing_masked_is_read() -> None:
 def test_a_rewritten_block_is_stored_again_with_those_after_it() -> None:
     toy = PlannedBlocks([0.5] * 16)
     canvas = Canvas.of((), 16, mask_token_id=toy.mask_token_id)
-    parts = Recipe({"method": "static", "cache": "block"}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "static", "cache": "block"}).parts(toy, canvas)
     done = np.arange(12)
     canvas.write(done, done % 3, np.ones(12))
     assert parts.cache.plans(canvas, range(12, 16))[0].slots.tolist() == list(range(16))

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from paceline.diffusion import Canvas, Recipe, Step, decode
-from paceline.diffusion.commit import Bounded
+from paceline.diffusion import Canvas, ConfiguredMethod, Step, decode
+from paceline.diffusion.commit import BoundedCommit
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import PlannedBlocks, fill, same
 from tests.diffusion.toys import Independent
@@ -18,13 +18,13 @@ CARD = [0.7, 0.65, 0.5, 0.95]
 
 def test_the_trace_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[float] = []
-    threshold = Bounded.threshold
+    threshold = BoundedCommit.threshold
 
-    def noting(self: Bounded, step: Step) -> float:
+    def noting(self: BoundedCommit, step: Step) -> float:
         bars.append(threshold(self, step))
         return bars[-1]
 
-    monkeypatch.setattr(Bounded, "threshold", noting)
+    monkeypatch.setattr(BoundedCommit, "threshold", noting)
     outcome = fill(Independent(CARD), "bacd", 4, ())
     assert [r.slots.tolist() for r in outcome.trajectory.rounds] == [[3], [0], [1], [2]]
     assert bars == pytest.approx([0.9, 0.9, 0.825, (0.95 + 0.7 + 0.65) / 3])
@@ -64,10 +64,10 @@ def test_history_ends_with_the_block() -> None:
 def test_history_is_of_one_text() -> None:
     toys = Independent([0.9, 0.7, 0.65, 0.66])
     canvases = [Canvas.of((), 4, mask_token_id=7), Canvas.of((), 4, mask_token_id=7, priors={0: 1, 1: 1})]
-    recipe = Recipe("bacd")
-    together = decode(canvases, toys, [recipe.parts(toys, canvas) for canvas in canvases])
+    method = ConfiguredMethod("bacd")
+    together = decode(canvases, toys, [method.parts(toys, canvas) for canvas in canvases])
     for canvas, outcome in zip(canvases, together, strict=True):
-        [alone] = decode([canvas], toys, [recipe.parts(toys, canvas)])
+        [alone] = decode([canvas], toys, [method.parts(toys, canvas)])
         assert same(outcome, alone)
     assert not np.array_equal(together[0].trajectory.order, together[1].trajectory.order)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import METHODS, PARTS, Canvas, Outcome, Recipe, decode, options_of, part
+from paceline.diffusion import METHODS, PARTS, Canvas, ConfiguredMethod, Outcome, decode, options_of, part
 from paceline.diffusion.commit import block_confidences
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
@@ -102,10 +102,10 @@ def bit_for_bit(ours: Outcome, theirs: Outcome) -> bool:
 def together_and_alone(toy: Any, config: dict[str, Any]) -> list[tuple[Outcome, Outcome]]:
     """Texts of two lengths, sampled: each decoded beside the other, and alone."""
     ids = {"mask_token_id": toy.mask_token_id, "eos_token_ids": (END,)}
-    canvases, recipe = [Canvas.of((3, 4, 6, 7), 8, **ids), Canvas.of((9,) * 8, 4, **ids)], Recipe(config)
-    both = decode(canvases, toy, [recipe.parts(toy, canvas, seed=i) for i, canvas in enumerate(canvases)])
+    canvases, method = [Canvas.of((3, 4, 6, 7), 8, **ids), Canvas.of((9,) * 8, 4, **ids)], ConfiguredMethod(config)
+    both = decode(canvases, toy, [method.parts(toy, canvas, seed=i) for i, canvas in enumerate(canvases)])
     assert not any(outcome.error for outcome in both)
-    alone = [decode([canvas], toy, [recipe.parts(toy, canvas, seed=i)])[0] for i, canvas in enumerate(canvases)]
+    alone = [decode([canvas], toy, [method.parts(toy, canvas, seed=i)])[0] for i, canvas in enumerate(canvases)]
     return list(zip(both, alone, strict=True))
 
 
@@ -136,4 +136,4 @@ def test_what_is_named_can_be_made() -> None:
         for name in table:
             assert options_of(part(kind, name)) is not None
     for name in METHODS:
-        assert Recipe(name).method is METHODS[name]
+        assert ConfiguredMethod(name).method is METHODS[name]

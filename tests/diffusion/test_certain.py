@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.diffusion import Canvas, Recipe
+from paceline.diffusion import Canvas, ConfiguredMethod
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Toy
@@ -36,7 +36,9 @@ def test_where_none_is_the_lowest_is_written_alone() -> None:
 def test_the_bar_is_half_a_nat_of_the_clean_distribution() -> None:
     toy = t4()
     assert same(fill(toy, "dparallel"), fill(toy, {"method": "dparallel", "entropy_threshold": 0.5}))
-    cold = Recipe({"method": "dparallel", "temperature": 0.01}).parts(Even(5), Canvas.of((), 4, mask_token_id=4))
+    cold = ConfiguredMethod({"method": "dparallel", "temperature": 0.01}).parts(
+        Even(5), Canvas.of((), 4, mask_token_id=4)
+    )
     assert cold.transition.commit.threshold == 0.5
     rounds = fill(Even(5), {"method": "dparallel", "temperature": 0.01}, 4, ()).trajectory.rounds
     assert [r.slots.size for r in rounds] == [1, 1, 1, 1]
@@ -44,6 +46,6 @@ def test_the_bar_is_half_a_nat_of_the_clean_distribution() -> None:
 
 def test_wrong_options_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"entropy_threshold must be a number in -1\.\."):
-        Recipe({"method": "dparallel", "entropy_threshold": -2})
+        ConfiguredMethod({"method": "dparallel", "entropy_threshold": -2})
     with pytest.raises(ConfigError, match="no option 'confidence_threshold'"):
-        Recipe({"method": "dparallel", "confidence_threshold": 0.5})
+        ConfiguredMethod({"method": "dparallel", "confidence_threshold": 0.5})

@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.diffusion import Canvas, Recipe
-from paceline.diffusion.score import Eoser
+from paceline.diffusion import Canvas, ConfiguredMethod, EndRamp
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent
@@ -15,9 +14,9 @@ END = 6
 def factors(length: int, **options: object) -> list[float]:
     toy = Independent([0.5] * length)
     canvas = Canvas.of((), length, mask_token_id=toy.mask_token_id)
-    parts = Recipe({"method": "eoser", **options}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "eoser", **options}).parts(toy, canvas)
     [modifier] = parts.transition.modifiers
-    assert isinstance(modifier, Eoser)
+    assert isinstance(modifier, EndRamp)
     return [modifier.factor(s) for s in range(modifier.rounds)]
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Ending, Recipe, Status, Step, decode
-from paceline.diffusion.verify import FreeDave
+from paceline.diffusion import Canvas, ConfiguredMethod, Ending, FreeDave, Setting, Status, Step, Stop, decode
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys import Toy
@@ -166,7 +165,7 @@ class Stale(FreeDave):
 
 def with_verification(toy, config, verification: type[FreeDave], seed: int):
     canvas = Canvas.of((3, 4, 5), 12, mask_token_id=toy.mask_token_id)
-    parts = Recipe({**config, "verification": "freedave"}).parts(toy, canvas, seed=seed)
+    parts = ConfiguredMethod({**config, "verification": "freedave"}).parts(toy, canvas, seed=seed)
     parts.verification.__class__ = verification
     parts.verification.cache = parts.cache
     [outcome] = decode([canvas], toy, [parts])
@@ -232,11 +231,11 @@ def test_calls_of_several_regions_follow_the_formula(cache: str) -> None:
 
 def test_company_changes_nothing() -> None:
     toy = t4(dtype=torch.float32)
-    recipe = Recipe({"method": "freedave", "cache": "dual", "block_length": 4})
+    method = ConfiguredMethod({"method": "freedave", "cache": "dual", "block_length": 4})
     canvases = [Canvas.of(range(1, 1 + n), 8, mask_token_id=23) for n in (2, 5, 3)]
-    together = decode(canvases, toy, [recipe.parts(toy, canvas) for canvas in canvases])
+    together = decode(canvases, toy, [method.parts(toy, canvas) for canvas in canvases])
     for canvas, outcome in zip(canvases, together, strict=True):
-        [alone] = decode([canvas], toy, [recipe.parts(toy, canvas)])
+        [alone] = decode([canvas], toy, [method.parts(toy, canvas)])
         assert same(outcome, alone)
         assert outcome.trajectory.calls == alone.trajectory.calls
 
@@ -249,10 +248,8 @@ def test_a_pass_over_drafts_is_one_call_of_all_their_slots() -> None:
     assert [len(calls) for calls in toy.computed] == [1, 3] * 3
 
 
-class FillFrom:
+class FillFrom(Stop):
     """Writes the rest from the third round on."""
-
-    stateless = True
 
     def ending(self, step: Step, chosen: np.ndarray) -> Ending | None:
         return Ending(fill=True) if step.canvas.round >= 2 else None
@@ -264,10 +261,10 @@ def test_a_stop_rule_that_speaks_in_a_draft_ends_nothing(drafts: int) -> None:
     for verification in ("none", "freedave"):
         canvas = Canvas.of((1, 2), 12, mask_token_id=7)
         options = {"drafts": drafts} if verification == "freedave" else {}
-        parts = Recipe({"method": "static", "verification": verification, **options}).parts(
+        parts = ConfiguredMethod({"method": "static", "verification": verification, **options}).parts(
             toy := Planned(CONFIDENCE, prompt=2), canvas
         )
-        parts.transition.stop = FillFrom()
+        parts.transition.stop = FillFrom(Setting(canvas, toy))
         outcomes += decode([canvas], toy, [parts])
     plain, ours = outcomes
     assert same(plain, ours)
@@ -276,8 +273,8 @@ def test_a_stop_rule_that_speaks_in_a_draft_ends_nothing(drafts: int) -> None:
 
 
 def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
-    monkeypatch.setattr("paceline.diffusion.commit.quota.Quota.stateless", False)
-    with pytest.raises(ConfigError, match="Quota has a memory"):
+    monkeypatch.setattr("paceline.diffusion.commit.quotas.QuotaCommit.stateless", False)
+    with pytest.raises(ConfigError, match="QuotaCommit has a memory"):
         fill(t4(), "freedave")
 
 

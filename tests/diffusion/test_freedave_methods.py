@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.diffusion import METHODS, Canvas, Recipe
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys_t4 import t4
@@ -19,7 +19,7 @@ def test_every_method_without_memory_is_reproduced(name: str, cache: str) -> Non
     except ConfigError as error:
         pytest.skip(f"needs more than a model: {error}")
     config = {"method": name, "cache": cache, "verification": "freedave"}
-    parts = Recipe({**config, "verification": "none"}).parts(toy, Canvas.of((3, 4, 5), 8, mask_token_id=23))
+    parts = ConfiguredMethod({**config, "verification": "none"}).parts(toy, Canvas.of((3, 4, 5), 8, mask_token_id=23))
     if not parts.transition.stateless:
         with pytest.raises(ConfigError, match="has a memory"):
             fill(toy, config, 8)

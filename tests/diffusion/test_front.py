@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, DiffusionMetrics, Recipe, decode
+from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
 from paceline.errors import (
     CapabilityError,
     CheckpointError,
@@ -53,7 +53,7 @@ def direct(folder: Path, prompt: list[int], slots: int, config: dict[str, Any]) 
     """The tokens of the loop, without the front door; with what comes after the end."""
     denoiser = load_denoiser(folder, dtype="float32")
     canvas = Canvas.of(prompt, slots, mask_token_id=denoiser.mask_token_id, eos_token_ids=denoiser.eos_token_ids)
-    return decode([canvas], denoiser, [Recipe(config).parts(denoiser, canvas)])[0].canvas.output
+    return decode([canvas], denoiser, [ConfiguredMethod(config).parts(denoiser, canvas)])[0].canvas.output
 
 
 def test_the_tokens_are_the_loops(folder: Path, llm: LLM) -> None:
@@ -89,7 +89,7 @@ def test_times_cover_all_groups_of_canvases_that_wait_for_room(folder: Path) -> 
 def test_the_block_cache_of_a_block_causal_model_is_on_and_changes_nothing(causal: Path) -> None:
     found = LLM(causal, **OPEN)
     assert found.diffusion is not None
-    assert found.diffusion.recipe.names["cache"] == "block"
+    assert found.diffusion.method.names["cache"] == "block"
     ids = found.tokenizer.encode(PROMPT + "b")  # 5 tokens in blocks of 4
     [out] = found.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     assert out.outputs[0].token_ids == direct(causal, ids, 11, {"method": "threshold"})[:9]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from lark import Lark, UnexpectedInput
 
-from paceline.diffusion import Canvas, Outcome, Parts, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Parts, decode
 from paceline.errors import ConfigError, UnsatisfiableError
 from tests.diffusion.toys import Independent, Toy
 
@@ -66,7 +66,7 @@ class Endless(Rough):
 
 
 def parts(toy: Toy, canvas: Canvas, config: dict[str, Any], seed: int = 0) -> Parts:
-    return Recipe({"method": "static", **config}).parts(toy, canvas, seed=seed, token_text=text_of)
+    return ConfiguredMethod({"method": "static", **config}).parts(toy, canvas, seed=seed, token_text=text_of)
 
 
 def blank(length: int, prompt: tuple[int, ...] = ()) -> Canvas:
@@ -269,4 +269,4 @@ def test_wrong_use_is_one_clear_line(config: dict[str, Any], error: type[Excepti
 def test_a_constraint_needs_the_text_of_tokens() -> None:
     toy, canvas = Rough(0), blank(4)
     with pytest.raises(ConfigError, match="come with token_text"):
-        Recipe({"method": "static", "regex": "a"}).parts(toy, canvas)
+        ConfiguredMethod({"method": "static", "regex": "a"}).parts(toy, canvas)

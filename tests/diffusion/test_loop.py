@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.diffusion import Canvas, Outcome, Plan, Recipe, Status, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Plan, Status, decode
 from paceline.errors import ConfigError
 from tests.diffusion.toys import Independent, Joint, permutation
 
 
 def run(toy, length: int, config, prompt=(), seed: int = 0) -> Outcome:
     canvas = Canvas.of(prompt, length, mask_token_id=toy.mask_token_id)
-    [outcome] = decode([canvas], toy, [Recipe(config).parts(toy, canvas, seed=seed)])
+    [outcome] = decode([canvas], toy, [ConfiguredMethod(config).parts(toy, canvas, seed=seed)])
     assert outcome.error is None
     return outcome
 
@@ -91,9 +91,9 @@ def test_a_permutation_in_one_round_is_valid_as_often_as_the_formula_says() -> N
 
 def test_company_changes_nothing() -> None:
     toy = permutation(4)
-    recipe = Recipe({"method": "random", "temperature": 1.0})
+    method = ConfiguredMethod({"method": "random", "temperature": 1.0})
     canvases = [Canvas.of((), 4, mask_token_id=toy.mask_token_id) for _ in range(3)]
-    together = decode(canvases, toy, [recipe.parts(toy, c, seed=i) for i, c in enumerate(canvases)])
+    together = decode(canvases, toy, [method.parts(toy, c, seed=i) for i, c in enumerate(canvases)])
     for i, outcome in enumerate(together):
         assert (
             outcome.canvas.tokens == run(toy, 4, {"method": "random", "temperature": 1.0}, seed=i).canvas.tokens
@@ -103,7 +103,7 @@ def test_company_changes_nothing() -> None:
 def test_priors_and_prompt_never_change() -> None:
     toy = Independent([0.9] * 4, prompt=2)
     canvas = Canvas.of([5, 6], 4, mask_token_id=toy.mask_token_id, priors={1: 4})
-    [outcome] = decode([canvas], toy, [Recipe("static").parts(toy, canvas)])
+    [outcome] = decode([canvas], toy, [ConfiguredMethod("static").parts(toy, canvas)])
     assert list(outcome.canvas.tokens[[0, 1, 3]]) == [5, 6, 4]
     assert outcome.canvas.status[3] == Status.PRIOR
     assert outcome.trajectory.calls == 3
@@ -112,7 +112,7 @@ def test_priors_and_prompt_never_change() -> None:
 def test_regions_of_a_template_are_filled() -> None:
     toy = Independent([0.9] * 6)
     canvas = Canvas.infill([5, 7, 7, 5, 7, 5], mask_token_id=7)
-    [outcome] = decode([canvas], toy, [Recipe("threshold").parts(toy, canvas)])
+    [outcome] = decode([canvas], toy, [ConfiguredMethod("threshold").parts(toy, canvas)])
     assert list(outcome.canvas.tokens[[0, 3, 5]]) == [5, 5, 5]
     assert not outcome.canvas.masked().size
 
@@ -144,7 +144,7 @@ class Blind:
 def test_a_method_that_stands_still_is_ended_and_harms_no_other() -> None:
     toy = Independent([0.9] * 4, prompt=1)
     canvases = [Canvas.of([5], 4, mask_token_id=toy.mask_token_id) for _ in range(2)]
-    parts = [Recipe("static").parts(toy, canvas) for canvas in canvases]
+    parts = [ConfiguredMethod("static").parts(toy, canvas) for canvas in canvases]
     parts[0].cache = Blind()
     stuck, fine = decode(canvases, toy, parts)
     assert "nothing can be written" in str(stuck.error)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.diffusion import Canvas, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import complete, same
 from tests.diffusion.toys_t4 import t4
@@ -26,18 +26,18 @@ def canvases(mask_token_id: int) -> list[Canvas]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["method"])
 def test_texts_decoded_together_are_those_decoded_alone(config: dict[str, Any]) -> None:
-    toy, recipe = t4(), Recipe(config)
+    toy, method = t4(), ConfiguredMethod(config)
     texts = canvases(toy.mask_token_id)
-    together = decode(texts, toy, [recipe.parts(toy, canvas, seed=i) for i, canvas in enumerate(texts)])
+    together = decode(texts, toy, [method.parts(toy, canvas, seed=i) for i, canvas in enumerate(texts)])
     for i, (canvas, outcome) in enumerate(zip(texts, together, strict=True)):
         assert same(outcome, complete(toy, canvas, config, seed=i))
 
 
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=lambda config: config["method"])
 def test_a_shared_memory_would_show(config: dict[str, Any]) -> None:
-    toy, recipe = t4(), Recipe(config)
+    toy, method = t4(), ConfiguredMethod(config)
     texts = [canvas for canvas in canvases(toy.mask_token_id) if canvas.length != 10]
-    parts = [recipe.parts(toy, canvas, seed=i) for i, canvas in enumerate(texts)]
+    parts = [method.parts(toy, canvas, seed=i) for i, canvas in enumerate(texts)]
     parts[1].transition.commit = parts[0].transition.commit
     together = decode(texts, toy, parts)
     alone = [complete(toy, canvas, config, seed=i) for i, canvas in enumerate(texts)]
@@ -48,4 +48,4 @@ def test_rules_with_a_memory_cannot_be_verified_by_drafts() -> None:
     toy = t4()
     [canvas] = canvases(toy.mask_token_id)[:1]
     with pytest.raises(ConfigError):
-        Recipe({"method": "ccd", "verification": "freedave"}).parts(toy, canvas)
+        ConfiguredMethod({"method": "ccd", "verification": "freedave"}).parts(toy, canvas)

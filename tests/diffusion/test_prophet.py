@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Predictions, Recipe
-from paceline.diffusion.stop import Prophet
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, ProphetStop
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, complete, fill, same
 from tests.diffusion.toys import Independent, Toy
@@ -88,9 +87,9 @@ def test_the_slots_after_a_template_are_monitored() -> None:
 
 def test_the_bar_of_each_round() -> None:
     toy = Gaps([1.0] * 100)
-    parts = Recipe("prophet").parts(toy, Canvas.of((), 100, mask_token_id=3))
+    parts = ConfiguredMethod("prophet").parts(toy, Canvas.of((), 100, mask_token_id=3))
     rule = parts.transition.stop
-    assert isinstance(rule, Prophet)
+    assert isinstance(rule, ProphetStop)
     assert [rule.bar(s) for s in (0, 32, 33, 66, 67, 99)] == [7.5, 7.5, 5.0, 5.0, 2.5, 2.5]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Ending, Recipe, Step, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Ending, Step, Stop, decode
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Planned, Watched, complete, fill, same
@@ -61,7 +61,7 @@ def test_a_cache_refreshed_at_blocks_only_is_not_none() -> None:
 def test_the_first_pass_of_a_block_is_a_full_one_and_leaves_its_keys(cache: str) -> None:
     toy = Watched(t4())
     canvas = Canvas.of((3, 4, 5), 12, mask_token_id=toy.mask_token_id)
-    parts = Recipe({"method": "static", "block_length": 6, "cache": cache}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "static", "block_length": 6, "cache": cache}).parts(toy, canvas)
     [plan] = parts.cache.plans(canvas, range(3, 9))
     call = Call(canvas.tokens[plan.slots], plan.slots, parts.store, plan.read, plan.write)
     [ours] = toy.forward([call])
@@ -80,7 +80,7 @@ def test_nothing_written_since_a_refresh_means_nothing_approximate() -> None:
         canvas = Canvas.of((3, 4, 5), 12, mask_token_id=toy.mask_token_id)
         [full] = toy.forward([Call(canvas.tokens, np.arange(15))])
         for cache in ("prefix", "dual"):
-            parts = Recipe({"method": "static", "block_length": 6, "cache": cache}).parts(toy, canvas)
+            parts = ConfiguredMethod({"method": "static", "block_length": 6, "cache": cache}).parts(toy, canvas)
             for _ in range(2):
                 [plan] = parts.cache.plans(canvas, range(9, 15))
                 [ours] = toy.forward([Call(canvas.tokens[plan.slots], plan.slots, parts.store, plan.read, plan.write)])
@@ -119,7 +119,7 @@ def test_a_template_of_several_regions_is_filled() -> None:
 def test_a_shorter_text_is_refreshed() -> None:
     toy = Planned([0.5] * 8, prompt=2)
     canvas = Canvas.of((1, 2), 8, mask_token_id=toy.mask_token_id)
-    parts = Recipe({"method": "static", "cache": "dual", "block_length": 4}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "static", "cache": "dual", "block_length": 4}).parts(toy, canvas)
     block = range(2, 6)
     assert parts.cache.plans(canvas, block)[0].write
     assert not parts.cache.plans(canvas, block)[0].write
@@ -133,7 +133,9 @@ def test_a_shorter_text_is_refreshed() -> None:
 def test_nothing_is_computed_beside_a_refresh_or_beyond_the_next() -> None:
     toy = Planned([0.5] * 8, prompt=2)
     canvas = Canvas.of((1, 2), 8, mask_token_id=toy.mask_token_id)
-    parts = Recipe({"method": "static", "cache": "dual", "refresh_period": 2, "block_length": 4}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "static", "cache": "dual", "refresh_period": 2, "block_length": 4}).parts(
+        toy, canvas
+    )
     later, last = canvas.copy(), canvas.copy()
     later.round, last.round = 1, 2
     parts.cache.plans(canvas, range(2, 6))
@@ -145,11 +147,10 @@ def test_nothing_is_computed_beside_a_refresh_or_beyond_the_next() -> None:
 
 
 @dataclass
-class FillFrom:
+class FillFrom(Stop):
     """Wants the rest of the text written from a round on."""
 
     round: int
-    stateless: bool = True
 
     def ending(self, step: Step, chosen: np.ndarray) -> Ending | None:
         return Ending(fill=True) if step.canvas.round >= self.round else None
@@ -162,7 +163,7 @@ def test_a_stop_rule_fills_what_has_been_computed(cache: str, first: int, sizes:
     # A small pass knows the block only: that is filled, and the next block's first pass knows the rest.
     toy = Planned(CONFIDENCE, prompt=2)
     canvas = Canvas.of((1, 2), 8, mask_token_id=toy.mask_token_id)
-    parts = Recipe({"method": "static", "block_length": 4, "cache": cache}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "static", "block_length": 4, "cache": cache}).parts(toy, canvas)
     parts.transition.stop = FillFrom(first)
     [outcome] = decode([canvas], toy, [parts])
     assert outcome.error is None

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.diffusion import Canvas, Recipe, decode
-from paceline.diffusion.edit import Remasking
+from paceline.diffusion import Canvas, ConfiguredMethod, RemaskingChances, decode
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, permutation
@@ -20,7 +19,7 @@ def masked_after(config: dict[str, object], runs: int = 20) -> np.ndarray:
     counts = np.zeros(STEPS, int)
     for seed in range(runs):
         canvas = Canvas.of((), LENGTH, mask_token_id=toy.mask_token_id)
-        parts = Recipe({**config, "denoising_steps": STEPS}).parts(toy, canvas, seed=seed)
+        parts = ConfiguredMethod({**config, "denoising_steps": STEPS}).parts(toy, canvas, seed=seed)
         seen: list[int] = []
         decode([canvas], toy, [parts], lambda _, after, seen=seen: seen.append(after.masked().size))
         counts += seen
@@ -46,7 +45,7 @@ def test_the_share_of_masked_slots_does_not_depend_on_remasking(options: dict[st
 
 
 def test_remasking_without_the_compensation_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Remasking, "write", lambda self, round_: 1 / (STEPS - round_))
+    monkeypatch.setattr(RemaskingChances, "write", lambda self, round_: 1 / (STEPS - round_))
     counts = masked_after({"method": "remdm", "remask_eta": 0.3})
     assert (
         min(stats.binomtest(int(count), 20 * LENGTH, 1 - (i + 1) / STEPS).pvalue for i, count in enumerate(counts[:-1]))
@@ -57,9 +56,9 @@ def test_remasking_without_the_compensation_is_told_apart(monkeypatch: pytest.Mo
 def test_rates_are_those_of_the_paper() -> None:
     """sigma_max = min(1, (1 - a_s) / a_t); a masked slot is written with (a_s - (1 - sigma) a_t) / (1 - a_t)."""
     toy = Independent([0.5] * 8)
-    parts = Recipe({"method": "remdm", "remask_eta": 0.3}).parts(toy, Canvas.of((), 8, mask_token_id=7))
+    parts = ConfiguredMethod({"method": "remdm", "remask_eta": 0.3}).parts(toy, Canvas.of((), 8, mask_token_id=7))
     rates = parts.transition.commit
-    assert isinstance(rates, Remasking)
+    assert isinstance(rates, RemaskingChances)
     assert [rates.sigma(i) for i in range(8)] == pytest.approx([0, 0.3, 0.3, 0.3, 0.3, 0.3, 1 / 6, 0])
     assert rates.write(4) == pytest.approx((5 / 8 - 0.7 * 4 / 8) / (1 - 4 / 8))
     assert rates.write(7) == 1
@@ -96,14 +95,14 @@ def test_unsure_slots_are_masked_again_more_often() -> None:
 
 
 def test_company_changes_nothing() -> None:
-    toy, recipe = (
+    toy, method = (
         permutation(3),
-        Recipe({"method": "remdm", "denoising_steps": 5, "remask_eta": 0.5, "temperature": 1.0}),
+        ConfiguredMethod({"method": "remdm", "denoising_steps": 5, "remask_eta": 0.5, "temperature": 1.0}),
     )
     canvases = [Canvas.of((), 3, mask_token_id=3) for _ in range(4)]
-    together = decode(canvases, toy, [recipe.parts(toy, c, seed=i) for i, c in enumerate(canvases)])
+    together = decode(canvases, toy, [method.parts(toy, c, seed=i) for i, c in enumerate(canvases)])
     for i, outcome in enumerate(together):
-        [alone] = decode(canvases[:1], toy, [recipe.parts(toy, canvases[0], seed=i)])
+        [alone] = decode(canvases[:1], toy, [method.parts(toy, canvases[0], seed=i)])
         assert same(outcome, alone)
 
 
@@ -112,7 +111,7 @@ def test_mask_predict_masks_fewer_each_round(steps: int, left: list[int]) -> Non
     toy = Independent(np.linspace(0.3, 0.9, 8))
     canvas = Canvas.of((), 8, mask_token_id=7)
     seen: list[list[int]] = []
-    parts = Recipe({"method": "mask_predict", "denoising_steps": steps}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "mask_predict", "denoising_steps": steps}).parts(toy, canvas)
     [outcome] = decode([canvas], toy, [parts], lambda _, after: seen.append(after.masked().tolist()))
     assert [len(slots) for slots in seen] == [*left, 0]
     assert all(slots == list(range(len(slots))) for slots in seen)

@@ -7,9 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion import Canvas, Predictions, Setting
-from paceline.diffusion.commit import uniform
-from paceline.diffusion.score import Random
+from paceline.diffusion import Canvas, Predictions, RandomScore, Setting, uniform
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Toy
 
@@ -20,7 +18,7 @@ def drawn(seed: int, round_: int) -> tuple[float, ...]:
     toy, canvas = Independent([0.5] * 4), Canvas.of((), 4, mask_token_id=7)
     canvas.round = round_
     predictions = Predictions.of(torch.zeros(4, 8), np.arange(4))
-    return tuple(Random(Setting(canvas, toy, seed)).score(predictions, canvas))
+    return tuple(RandomScore(Setting(canvas, toy, seed)).score(predictions, canvas))
 
 
 def test_random_scores_differ_by_round_and_seed() -> None:
@@ -68,7 +66,7 @@ def test_measures_are_those_of_the_definition() -> None:
 def test_a_random_order_is_even_and_blind_to_what_the_model_says() -> None:
     toy, canvas = Independent([0.05, 0.3, 0.6, 0.95]), Canvas.of((), 4, mask_token_id=7)
     said = Predictions.of(torch.from_numpy(toy.table), np.arange(4))
-    firsts = Counter(int(np.argmax(Random(Setting(canvas, toy, seed)).score(said, canvas))) for seed in range(400))
+    firsts = Counter(int(np.argmax(RandomScore(Setting(canvas, toy, seed)).score(said, canvas))) for seed in range(400))
     seen = [firsts[i] for i in range(4)]
     assert stats.chisquare(seen).pvalue > 1e-3
     assert stats.chisquare(seen, 400 * said.confidence / said.confidence.sum()).pvalue < 1e-6

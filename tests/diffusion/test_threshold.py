@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Predictions, Recipe, Step
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, Step
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint
 from tests.diffusion.toys_t4 import t4
@@ -18,7 +18,11 @@ def chosen(confidence: list[float], config: dict[str, Any]) -> list[int]:
     n, toy = len(confidence), Independent(confidence)
     canvas, slots, c = Canvas.of((), n, mask_token_id=toy.mask_token_id), np.arange(n), np.asarray(confidence)
     predictions = Predictions(slots, slots % 3, c, 1 - c, c, c, torch.zeros(n, toy.vocab_size))
-    found = Recipe(config).parts(toy, canvas).transition.commit.choose(Step(canvas, predictions, slots, c, range(n)))
+    found = (
+        ConfiguredMethod(config)
+        .parts(toy, canvas)
+        .transition.commit.choose(Step(canvas, predictions, slots, c, range(n)))
+    )
     return sorted(found.tolist())
 
 

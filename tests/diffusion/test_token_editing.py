@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import PARTS, Canvas, Predictions, Recipe, Status
+from paceline.diffusion import PARTS, Canvas, ConfiguredMethod, Predictions, Status
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent
@@ -121,7 +121,9 @@ def test_editing_needs_blocks_that_are_held() -> None:
 def test_the_guard_lowers_the_left_neighbours_token() -> None:
     toy = Independent([0.5] * 4, tokens=[1, 1, 1, 1])
     canvas = Canvas.of([1], 4, mask_token_id=7)
-    parts = Recipe({"method": "static", "correction": "repetition_guard", "penalty_lambda": 3.0}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "static", "correction": "repetition_guard", "penalty_lambda": 3.0}).parts(
+        toy, canvas
+    )
     assert parts.transition.correction is not None
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 8)))
     logits[:, 7] = -torch.inf
@@ -144,4 +146,4 @@ def test_the_guard_ends_a_stutter() -> None:
 
 def test_editing_and_a_constraint_are_refused_together() -> None:
     with pytest.raises(ConfigError, match="edit must be left out where a constraint is checked"):
-        Recipe({"method": "llada2.1_s", "check": next(iter(PARTS["check"]))})
+        ConfiguredMethod({"method": "llada2.1_s", "check": next(iter(PARTS["check"]))})

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.diffusion import Canvas, Layout, Recipe
+from paceline.diffusion import Canvas, ConfiguredMethod, Layout
 from tests.diffusion.decoding import Watched, fill
 from tests.diffusion.toys_t4 import t4
 
@@ -20,7 +20,7 @@ def test_the_tree_lays_copies_along_one_call_and_shares_what_is_read() -> None:
 def test_a_layout_without_drafts_to_share_is_the_plain_one() -> None:
     toy = t4()
     canvas = Canvas.of((3,), 4, mask_token_id=23)
-    parts = Recipe({"method": "freedave", "layout": "tree"}).parts(toy, canvas)
+    parts = ConfiguredMethod({"method": "freedave", "layout": "tree"}).parts(toy, canvas)
     [plan] = parts.cache.plans(canvas, range(1, 5))
     [tree], [plain] = parts.layout.calls([canvas], [plan], None), Layout().calls([canvas], [plan], None)
     assert tree.mask is None

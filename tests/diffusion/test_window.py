@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Recipe
+from paceline.diffusion import Canvas, ConfiguredMethod
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Planned, Watched, complete, fill, same
@@ -44,7 +44,7 @@ def test_an_endless_window_gives_active_slots_the_logits_of_a_full_pass() -> Non
 def test_a_refresh_stores_the_keys_of_a_full_pass_over_the_window(refresh: str) -> None:
     toy = t4()
     canvas = Canvas.of((3, 4, 5), 12, mask_token_id=toy.mask_token_id)
-    parts = Recipe({**SMALL, "refresh": refresh}).parts(toy, canvas)
+    parts = ConfiguredMethod({**SMALL, "refresh": refresh}).parts(toy, canvas)
     [plan] = parts.cache.plans(canvas, range(3, 15))
     kept = np.arange(8)
     assert plan.slots.tolist() == (kept if refresh == "window" else np.arange(15)).tolist()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.denoiser import Call, load_denoiser
 from paceline.models.loading import Tokenizer
@@ -33,7 +33,7 @@ def test_all_texts_in_one_pass_are_those_of_one_by_one(recipe: SimpleNamespace) 
     ours = [outcome.canvas.output for outcome in filled]
     for block_length in (4, 8):
         canvases = [Canvas.of(prompt, 8, mask_token_id=denoiser.mask_token_id) for prompt in PROMPTS]
-        method = Recipe({"method": "static", "block_length": block_length})
+        method = ConfiguredMethod({"method": "static", "block_length": block_length})
         outcomes = decode(canvases, denoiser, [method.parts(denoiser, canvas) for canvas in canvases])
         assert (ours == [outcome.canvas.output for outcome in outcomes]) is (block_length == 4)
 

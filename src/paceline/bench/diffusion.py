@@ -24,9 +24,9 @@ from paceline.bench.parallel_tasks import TASKS, Item, items
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
+    ConfiguredMethod,
     Outcome,
     Parts,
-    Recipe,
     Status,
     TokenText,
     decode,
@@ -110,7 +110,7 @@ class Bench:
         ends = self.denoiser.eos_token_ids
         return Canvas.of(ids, self.options.length + more, mask_token_id=self.denoiser.mask_token_id, eos_token_ids=ends)
 
-    def decode(self, recipe: Recipe, prompt: str) -> tuple[Outcome, float]:
+    def decode(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, float]:
         """A text and the seconds it took, from its empty canvas on.
 
         Raises:
@@ -118,7 +118,7 @@ class Bench:
         """
         return self.decode_with_parts(recipe, prompt)[:2]
 
-    def decode_with_parts(self, recipe: Recipe, prompt: str) -> tuple[Outcome, float, Parts]:
+    def decode_with_parts(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, float, Parts]:
         """The same, with the parts that wrote it, which hold counts of their own."""
         canvas = self.canvas(prompt)
         started = perf_counter()
@@ -136,7 +136,7 @@ class Bench:
             : next((i for i, token in enumerate(output) if token in self.denoiser.eos_token_ids), len(output))
         ]
 
-    def sample(self, recipe: Recipe, item: Item) -> Sample:
+    def sample(self, recipe: ConfiguredMethod, item: Item) -> Sample:
         """One text, judged."""
         outcome, _ = self.decode(recipe, item.prompt)
         trajectory, ids = outcome.trajectory, self.written(outcome)
@@ -188,7 +188,7 @@ def scores(bench: Bench, lines: Sequence[Line], progress: Progress) -> dict[str,
     return found | {"lines": made}
 
 
-def _all(bench: Bench, recipe: Recipe, name: str, progress: Progress) -> list[Sample]:
+def _all(bench: Bench, recipe: ConfiguredMethod, name: str, progress: Progress) -> list[Sample]:
     samples = []
     for number, item in enumerate(bench.asked):
         progress(name, number, len(bench.asked))
@@ -196,7 +196,7 @@ def _all(bench: Bench, recipe: Recipe, name: str, progress: Progress) -> list[Sa
     return samples
 
 
-def _key(recipe: Recipe) -> str:
+def _key(recipe: ConfiguredMethod) -> str:
     """Equal for recipes that do the same."""
     return repr(
         (sorted(recipe.names.items()), recipe.modifiers, sorted(recipe.options.items(), key=str), recipe.temperature)

@@ -22,7 +22,7 @@ from paceline.bench.diffusion import Bench, Progress
 from paceline.bench.diffusion_lines import Line
 from paceline.bench.diffusion_summary import wilson
 from paceline.bench.parallel_tasks import TASKS, Item, items
-from paceline.diffusion import Recipe
+from paceline.diffusion import ConfiguredMethod
 
 QUEUE = r" ?[A-Z][a-z]+(, [A-Z][a-z]+)*"
 GRID = r" ?[1-4] [1-4] [1-4] [1-4]( / [1-4] [1-4] [1-4] [1-4]){3}"
@@ -123,7 +123,7 @@ class _Run:
     completed: int = 0
 
 
-def _run(bench: Bench, recipe: Recipe, case: Case, item: Item) -> _Run:
+def _run(bench: Bench, recipe: ConfiguredMethod, case: Case, item: Item) -> _Run:
     outcome, seconds, parts = bench.decode_with_parts(recipe, item.prompt)
     text = bench.tokenizer.decode(bench.written(outcome))
     check: Any = parts.transition.check

@@ -1,17 +1,13 @@
 """Constrained decoding: only tokens after which the text can still be completed are written.
 
-In: a grammar, a regular expression or a JSON schema; the text of tokens. Out: slots and tokens in place of those that
-were chosen.
-Not here: notations, automata, the emptiness test (`paceline.constraints`).
-
 A slot's token is written tentatively; if the canvas cannot become a text of the constraint any more, the token is ruled
 out for this slot and all slots that may be written are ranked again, by the clean probability of their best token left.
 The slots that a rule chose are tried first, one by one in its order. A token ruled out is made up for by another slot
 while that is at least as sure as the least sure slot chosen. After `max_rejections` rejections in a round, or when the
 last slots are written, what is missing comes from the shortest text that the canvas can still become. So every round
 writes something, and whatever is finished is a text of the constraint. What the model would have written is only
-changed where it cannot be completed; the law of sampled texts is not the model's conditioned on the constraint (greedy
-rejection).
+changed where it cannot be completed; the distribution of sampled texts is not the model's conditioned on the
+constraint (greedy rejection).
 
 The test counts tokens: see `paceline.grammar.emptiness`. Text after a token that ends it is not asked about; such
 tokens are written in all slots after the first of them.
@@ -31,10 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.diffusion.base import Step
+from paceline.diffusion.base import Check, Setting, Step, TokenText
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.progress import end_tokens
-from paceline.diffusion.setting import Setting, TokenText
 from paceline.errors import ConfigError, UnsatisfiableError
 from paceline.grammar import CLOSED, DEAD, MASKED, UNFIT, Cfg, Fillings, Grammar, Lexicon, Table, ebnf
 from paceline.grammar import json_schema as schemas
@@ -47,7 +41,7 @@ MOST_RANKED = 4096
 """Tokens of a slot that are put in order; most are ruled out by kind, so that few are tested."""
 
 
-class GrammarCheck:
+class GrammarCheck(Check):
     """The text is one of a grammar, of a regular expression (as a whole), or a JSON value of a schema.
 
     Args:
@@ -66,8 +60,6 @@ class GrammarCheck:
         ConfigError: none or several of the constraints, one that cannot be read, no text of tokens.
         UnsatisfiableError: a constraint that no text meets.
     """
-
-    stateless = True
 
     def __init__(
         self,
@@ -88,7 +80,7 @@ class GrammarCheck:
         integer("max_rejections", max_rejections, 0)
         self.first = canvas.start if constrained_from is None else constrained_from
         integer("constrained_from", self.first, 0, int(canvas.masked()[0]) if canvas.masked().size else canvas.length)
-        self.most, self.endings = max_rejections, end_tokens(canvas, setting)
+        self.most, self.endings = max_rejections, setting.end_tokens
         never = frozenset((denoiser.mask_token_id, *self.endings, *denoiser.eos_token_ids))
         key = _source(chosen[0], given[chosen[0]], grammar_start)
         assert setting.token_text is not None
@@ -105,9 +97,8 @@ class GrammarCheck:
         self.checks = self.rejections = self.completions = 0
 
     def settle(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
-        """See `base.Check`."""
         self._look_at(step.canvas)
-        round_ = _Round(self, step, chosen)
+        round_ = _RoundWriter(self, step, chosen)
         round_.write_chosen()
         round_.write_others()
         round_.complete()
@@ -174,7 +165,7 @@ class GrammarCheck:
         )
 
 
-class _Round:
+class _RoundWriter:
     """Writing of one round."""
 
     def __init__(self, check: GrammarCheck, step: Step, chosen: Ints) -> None:

@@ -1,17 +1,17 @@
-"""What a diffusion loop cannot honour is refused by name, never dropped.
-
-In: what a user asked for. Out: one clear line, or nothing. Not here: options of decoding methods (`diffusion.methods`).
+"""What a user may ask of diffusion decoding, as far as it does not depend on the canvas or the model's shape: keys and
+values of a `diffusion_config`, and what the loop cannot honour. That is rejected with an error that names it, never
+dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.diffusion.methods import canonical
 from paceline.errors import ConfigError
 from paceline.models.loading import GenerationDefaults
 from paceline.utils import json_object, need, shortened
@@ -19,6 +19,7 @@ from paceline.utils import json_object, need, shortened
 logger = logging.getLogger("paceline")
 
 HINT = 'say how it decodes with diffusion_config, as {"method": "threshold"}'
+
 SAMPLING: Mapping[str, Any] = {
     "top_p": 1.0,
     "top_k": 0,
@@ -34,8 +35,10 @@ SAMPLING: Mapping[str, Any] = {
 """Sampling parameters that have no meaning where slots are written in any order, with the values that ask for
 nothing.
 """
+
 SAMPLED = ("temperature", "seed", "max_tokens")
 """Sampling parameters that are honoured, and are no options of a method."""
+
 ENGINE: Mapping[str, Any] = {
     "max_num_batched_tokens": 512,
     "kv_cache_memory_bytes": None,
@@ -47,7 +50,7 @@ ENGINE: Mapping[str, Any] = {
 
 
 def check_kind(name: str, denoiser: bool, speculative: SpeculativeConfig | None, diffusion_config: object) -> None:
-    """Refuse a configuration of the other kind of model.
+    """Reject a configuration of the other kind of model.
 
     Args:
         name: of the model.
@@ -68,7 +71,7 @@ def check_kind(name: str, denoiser: bool, speculative: SpeculativeConfig | None,
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Refuse sampling parameters that cannot be honoured.
+    """Reject sampling parameters that cannot be honoured.
 
     Raises:
         ConfigError: the first of them.
@@ -80,7 +83,7 @@ def check_sampling(params: SamplingParams) -> None:
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Refuse engine arguments that cannot be honoured.
+    """Reject engine arguments that cannot be honoured.
 
     Raises:
         ConfigError: the first of them.
@@ -107,14 +110,46 @@ def parse_config(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if isinstance(given, str):
         whole = given.lstrip().startswith("{") or given.strip() == "null"
         given = json_object("diffusion_config", given) if whole else {"method": given}
-    need(
-        given is None or isinstance(given, Mapping),
-        "diffusion_config",
-        "be a dict, JSON or the name of a method",
-        given,
-    )
+    rule = "be a dict, JSON or the name of a method"
+    need(given is None or isinstance(given, Mapping), "diffusion_config", rule, given)
     config = dict(given or {})
     for key, value in config.items():
         name = canonical(str(key))
         need(name not in SAMPLED, f"{name} in diffusion_config", "be a sampling parameter (SamplingParams)", value)
     return config
+
+
+ABOVE_ONE = 2.0
+"""Most of a threshold of confidence: above 1 it asks for one slot a round; far above it, it is a typing mistake."""
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "confidence_threshold": (0.0, ABOVE_ONE),
+    "confidence_low": (0.0, ABOVE_ONE),
+    "confidence_high": (0.0, ABOVE_ONE),
+    "relaxed_threshold": (0.0, ABOVE_ONE),
+    "entropy_threshold": (-1.0, 1e9),
+    "edit_threshold": (0.0, 1.0),
+    "filter_threshold": (0.0, 1.0),
+    "gap_progress": (0.0, 1.0),
+    "factor": (0.0, 1e9),
+    "list_growth": (0.0, 1e9),
+    "min_information": (0.0, 1e9),
+    "penalty_lambda": (0.0, 1e9),
+    "alg_temp": (0.0, 1e9),
+    "eos_factor_min": (0.0, 1e9),
+    "eos_factor_max": (0.0, 1e9),
+    "gap_thresholds": (-math.inf, math.inf),
+    "min_exploit": (0, 1e9),
+    "answer_start": (0, 1e9),
+    "answer_template": (0, 1e9),
+    "end_token_ids": (0, 1e9),
+}
+"""Options whose part does not look at their range itself -> least and most value, each entry's where it is a list."""
+
+
+ALIASES = {"unmasking_strategy": "method", "dllm_unmasking_strategy": "method"}
+
+
+def canonical(key: str) -> str:
+    """The name of an option, as other engines may call it -> ours."""
+    return ALIASES.get(key, key).removeprefix("dllm_")

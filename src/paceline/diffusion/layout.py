@@ -1,26 +1,21 @@
-"""Drafts of one canvas laid along a single call, under a mask that keeps them apart (tree attention).
-
-In: drafts with their plans. Out: calls, each draft's logits. Not here: which drafts (`freedave`).
-
-The copies share what is read from the cache; a slot keeps its position in each of them.
-"""
+"""Layouts of drafts besides a call for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from paceline.diffusion.base import NONE, Plan
+from paceline.diffusion.base import NONE, Layout, Plan
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Layout
 from paceline.models.denoiser import Call, Denoiser, Flags, Ints, SlotCache
 
 
-class Tree(Layout):
-    """One call for all drafts, where they read the same slots; a call for each where they do not, and for one that
-    stores.
+class TreeLayout(Layout):
+    """One call for all drafts under a mask that keeps them apart (tree attention), where they read the same slots; a
+    call for each where they do not, and for one that stores. The copies share what is read from the cache; a slot keeps
+    its position in each of them.
 
     Equal to the batch layout in exact arithmetic; products of other sizes may round otherwise.
     """
@@ -29,7 +24,6 @@ class Tree(Layout):
         self.own = denoiser.block_length if denoiser.attention == "block" else None
 
     def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
-        """See `Layout`."""
         first = _apart(plans)
         calls = super().calls(drafts[:first], plans[:first], store)
         if first < len(plans):
@@ -37,7 +31,6 @@ class Tree(Layout):
         return calls
 
     def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-        """See `Layout`."""
         first = _apart(plans)
         if first == len(plans):
             return outputs
@@ -77,3 +70,26 @@ def _wanted(plan: Plan) -> Ints:
 
 def _read(plan: Plan) -> Ints:
     return NONE if plan.read is None else plan.read
+
+
+class BiasedLayout(Layout):
+    """Adds a bias to the logits of each draft of one canvas.
+
+    Args:
+        inner: lays the drafts out.
+        bias: token id -> what is added.
+    """
+
+    def __init__(self, inner: Layout, bias: Mapping[int, float]) -> None:
+        self.inner, self.bias = inner, dict(bias)
+
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+        return self.inner.calls(drafts, plans, store)
+
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+        found = []
+        for rows in self.inner.logits(outputs, plans):
+            biased = rows.clone()
+            biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
+            found.append(biased)
+        return found

@@ -1,18 +1,4 @@
-"""FreeDave: the method drafts its own next rounds from what it knows now, and one pass tells how many of them it would
-have taken.
-
-In: a canvas with predictions. Out: nested drafts, the furthest that the plain method would have reached. Not here: how
-drafts are laid out in a pass (`loop.Layout`, `tree_layout`), which slots a pass computes (caches).
-Source: Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models
-(arXiv:2510.00294).
-
-A draft is the plain method's transition applied again and again to predictions that grow stale. The pass over all
-drafts gives each its own predictions; while the transition by these leads to the next draft, the next draft is kept. So
-the canvases are the plain method's own, whatever its rules are, as long as they have no memory, and whatever its cache
-is, as long as each draft is computed as the plain method would have (`Cache.ahead`); sampled tokens too, since noise is
-tied to (round, slot). A block's n masked slots, written one a round, take between 1 + ceil((n - 1) / drafts) passes and
-n.
-"""
+"""Several canvases computed in one pass, to keep rounds that were drafted ahead."""
 
 from __future__ import annotations
 
@@ -22,19 +8,39 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.diffusion.base import NONE, Step
+from paceline.diffusion.base import NONE, Commit, Setting, Step, Transition, Verification
 from paceline.diffusion.canvas import Canvas, Status
+from paceline.diffusion.commit.thresholds import ExploreCommit
+from paceline.diffusion.layout import TreeLayout
 from paceline.diffusion.predictions import Predictions
-from paceline.diffusion.setting import Setting
-from paceline.diffusion.transition import Transition
-from paceline.diffusion.verify.tree_layout import Tree
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Ints
 from paceline.utils import need
 
 
-class FreeDave:
+class NoVerification(Verification):
+    """The plain method's next canvas, and no other."""
+
+    def __init__(self, setting: Setting) -> None:
+        assert setting.transition is not None
+        self.transition = setting.transition
+
+    def drafts(self, canvas: Canvas, predictions: Predictions) -> list[Canvas]:
+        return [self.transition(canvas, predictions)]
+
+    def choose(self, drafts: Sequence[Canvas], predictions: Sequence[Predictions]) -> int:
+        return 0
+
+
+class FreeDave(Verification):
     """Keeps the furthest draft that the plain method reaches: the same canvases in fewer passes.
+
+    A draft is the plain method's transition applied again and again to predictions that grow stale. The pass over all
+    drafts gives each its own predictions; while the transition by these leads to the next draft, the next draft is
+    kept. So the canvases are the plain method's own, whatever its rules are, as long as they have no memory, and
+    whatever its cache is, as long as each draft is computed as the plain method would have (`Cache.ahead`); sampled
+    tokens too, since noise is tied to (round, slot). A block's n masked slots, written one a round, take between
+    1 + ceil((n - 1) / drafts) passes and n.
 
     The authors' scripts take the tree layout and the dual cache. Here neither is taken unasked: the one rounds
     otherwise, the other writes another text than decoding without a cache.
@@ -47,6 +53,8 @@ class FreeDave:
             A block-causal model computes them in every pass.
     Raises:
         ConfigError: a rule with a memory, drafts across blocks under a cache that is renewed between them.
+    Source: Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models
+        (arXiv:2510.00294).
     """
 
     def __init__(
@@ -59,13 +67,13 @@ class FreeDave:
         need(layout in ("batch", "tree"), "layout", "be batch or tree", layout)
         rule = "be 0 with this cache policy, which computes everything anew between blocks (none and block do not)"
         need(blocks_ahead == 0 or (blocks_ahead > 0 and setting.cache.exact), "blocks_ahead", rule, blocks_ahead)
-        _refuse_memory(self.transition)
+        _check_stateless(self.transition)
         self.count, self.more = drafts, blocks_ahead
-        self.layout = Tree(setting.denoiser) if layout == "tree" else None
+        if layout == "tree":
+            self.layout = TreeLayout(setting.denoiser)
         self.temperature, self.seed = setting.temperature, setting.seed
 
     def drafts(self, canvas: Canvas, predictions: Predictions) -> list[Canvas]:
-        """See `base.Verification`."""
         drafts = [self.transition(canvas, predictions)]
         block = self.transition.schedule.block(canvas)
         end = block.stop + self.more * len(block)
@@ -81,10 +89,9 @@ class FreeDave:
         return drafts
 
     def choose(self, drafts: Sequence[Canvas], predictions: Sequence[Predictions]) -> int:
-        """See `base.Verification`."""
         best = 0
         while best + 1 < len(predictions):
-            target = _what_if(self.transition, drafts[best], predictions[best])
+            target = self.transition.what_if(drafts[best], predictions[best])
             reached = [j for j in range(best + 1, len(predictions)) if self.agree(drafts[j], target)]
             if not reached:
                 break
@@ -95,7 +102,7 @@ class FreeDave:
 
     def further(self, draft: Canvas, predictions: Predictions) -> Canvas:
         """The next draft, by predictions that are not its own."""
-        return _what_if(self.transition, draft, predictions)
+        return self.transition.what_if(draft, predictions)
 
     def agree(self, draft: Canvas, target: Canvas) -> bool:
         """Whether a draft is where the plain method goes."""
@@ -128,14 +135,12 @@ class FreeDavePlus(FreeDave):
         self, setting: Setting, *, drafts: int = 4, layout: Literal["batch", "tree"] = "batch", blocks_ahead: int = 0
     ) -> None:
         super().__init__(setting, drafts=drafts, layout=layout, blocks_ahead=blocks_ahead)
-        self.one = replace(self.transition, commit=_BestOnly(), edit=None, stop=None)
+        self.one = replace(self.transition, commit=_BestOnly(setting), edit=None, stop=None)
 
     def further(self, draft: Canvas, predictions: Predictions) -> Canvas:
-        """See `FreeDave`."""
-        return _what_if(self.one, draft, predictions)
+        return self.one.what_if(draft, predictions)
 
     def agree(self, draft: Canvas, target: Canvas) -> bool:
-        """See `FreeDave`."""
         if draft.length != target.length:
             return False
         held = draft.status != Status.MASKED
@@ -144,28 +149,67 @@ class FreeDavePlus(FreeDave):
         )
 
 
-class _BestOnly:
+class _BestOnly(Commit):
     """Chooses nothing, so that the transition writes the best slot."""
 
-    stateless = True
-
     def choose(self, step: Step) -> Ints:
-        del step
         return NONE
 
 
-def _what_if(transition: Transition, canvas: Canvas, predictions: Predictions) -> Canvas:
-    """One round that ends nothing, even where a stop rule speaks."""
-    ended = transition.ended
-    after = transition(canvas, predictions)
-    transition.ended = ended
-    return after
-
-
-def _refuse_memory(transition: Transition) -> None:
-    t = transition
-    parts: tuple[object, ...] = (t.schedule, t.score, *t.modifiers, t.commit, t.edit, t.check, t.stop, t.correction)
-    for part in parts:
-        if part is not None and not getattr(part, "stateless", False):
+def _check_stateless(transition: Transition) -> None:
+    for part in transition.parts:
+        if not part.stateless:
             name = type(part).__name__
             raise ConfigError(f"verification freedave asks rules what they would do, and {name} has a memory; use none")
+
+
+class ExploreTokens(Verification):
+    """The `explore_tokens` most probable tokens of the first explored slot are each tried on a canvas of its own, and
+    the one after which most slots pass the threshold stays. They are computed in one pass; drafts cost slots, not
+    calls.
+
+    Raises:
+        ConfigError: a commit rule that does not explore, or rules with a memory.
+    Source: From Bits to Rounds (arXiv:2511.21103); the choice by the number of slots that pass the threshold is this
+        library's reading.
+    """
+
+    def __init__(self, setting: Setting, *, explore_tokens: int = 2) -> None:
+        assert setting.transition is not None
+        need(explore_tokens >= 1, "explore_tokens", "be at least 1", explore_tokens)
+        rule = setting.transition.commit
+        explores = "be 'explore' for verification 'explore_tokens'"
+        need(isinstance(rule, ExploreCommit), "commit", explores, type(rule).__name__)
+        name, memory = "verification 'explore_tokens'", "go with rules without a memory"
+        need(setting.transition.stateless, name, memory, "one with a memory")
+        assert isinstance(rule, ExploreCommit)
+        unchecked = "be left out where a constraint is checked (the tokens it tries are not)"
+        need(setting.transition.check is None, name, unchecked, "a constraint")
+        self.rule, self.transition, self.number = rule, setting.transition, explore_tokens
+
+    def drafts(self, canvas: Canvas, predictions: Predictions) -> list[Canvas]:
+        first = self.transition(canvas, predictions)
+        step = self.transition.step(canvas, predictions)
+        explored = self.rule.explored(step) if step.eligible.size else step.eligible
+        if not explored.size or explored[0] >= first.length:
+            return [first]
+        slot = int(explored[0])
+        row = predictions.logits[int(predictions.rows(explored[:1])[0])].double().softmax(-1)
+        values, tokens = row.topk(min(self.number, row.numel() - 1))
+        others = [
+            (int(t), float(p)) for t, p in zip(tokens, values, strict=True) if int(t) != first.tokens[slot] and p > 0
+        ]
+        return [first, *(_with(first, slot, token, p) for token, p in others[: self.number - 1])]
+
+    def choose(self, drafts: Sequence[Canvas], predictions: Sequence[Predictions]) -> int:
+        return int(np.argmax([self._exploited(d, p) for d, p in zip(drafts, predictions, strict=False)]))
+
+    def _exploited(self, canvas: Canvas, predictions: Predictions) -> int:
+        return int(self.rule.exploited(self.transition.step(canvas, predictions)).size)
+
+
+def _with(canvas: Canvas, slot: int, token: int, probability: float) -> Canvas:
+    """A copy with another token at a slot that was just written."""
+    copy = canvas.copy()
+    copy.tokens[slot], copy.confidence[slot] = token, probability
+    return copy

@@ -1,11 +1,4 @@
-"""Prophet: once the model is sure of the answer, everything that is still masked is written at once.
-
-After each pass the logit gap between the first and the second token is averaged over the slots that hold the answer.
-The bar for it falls as decoding proceeds, since an early exit must be surer than a late one.
-
-In: logits of the monitored slots. Out: the decision to write all. Not here: the rule until then.
-Source: Diffusion Language Models Know the Answer Before Decoding (arXiv:2508.19982).
-"""
+"""When a canvas is done before every slot was decided singly."""
 
 from __future__ import annotations
 
@@ -14,20 +7,66 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.diffusion.base import Ending, Step
+from paceline.diffusion.base import Ending, Setting, Step, Stop
 from paceline.diffusion.canvas import Canvas, Status
-from paceline.diffusion.progress import total_rounds
-from paceline.diffusion.setting import Setting
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Ints
 from paceline.utils import need
 
 
-class Prophet:
-    """Exit when the mean gap of the monitored slots reaches the bar of the current third of decoding.
+class EndOfTextStop(Stop):
+    """Cut right after the first end that is written; slots before it that are still masked are filled as usual.
 
-    Where a cache policy computes the current block only, an exit fills that block, and the next whole pass fills the
-    rest.
+    Args:
+        end_token_ids: tokens that end the text; None takes the canvas', or the model's.
+        eager_end: cut also where any masked slot predicts the end without being written yet, at the surest such slot:
+            the second rule of the released code, which shortens texts on a guess.
+    Source: end-of-text prediction (EoTP) of Learning to Parallel (arXiv:2509.25188).
+    """
+
+    def __init__(
+        self, setting: Setting, *, end_token_ids: Sequence[int] | None = None, eager_end: bool = False
+    ) -> None:
+        self.ends = np.asarray(setting.end_tokens if end_token_ids is None else list(end_token_ids), np.int64)
+        self.eager = eager_end
+
+    def ending(self, step: Step, chosen: Ints) -> Ending | None:
+        found = _predicting(self.ends, step, np.sort(chosen))
+        if found.size:
+            return Ending(length=int(found[0]) + 1)
+        if not self.eager:
+            return None
+        masked = step.canvas.masked()
+        guessed = _predicting(self.ends, step, masked[step.predictions.known(masked)])
+        if not guessed.size:
+            return None
+        return Ending(length=int(guessed[int(np.argmax(step.predictions.confidence_at(guessed)))]) + 1)
+
+
+class AdaptiveLengthStop(Stop):
+    """The text is cut after the first end-of-text token that is written; masked slots before it are still filled.
+
+    Source: Window-Diffusion (arXiv:2601.20332).
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.ends = np.asarray(setting.end_tokens, np.int64)
+
+    def ending(self, step: Step, chosen: Ints) -> Ending | None:
+        canvas = step.canvas
+        old = np.flatnonzero((canvas.status == Status.COMMITTED) & np.isin(canvas.tokens, self.ends))
+        ends = np.concatenate([_predicting(self.ends, step, np.sort(chosen)), old])
+        if not ends.size or ends.min() + 1 >= canvas.length:
+            return None
+        return Ending(length=int(ends.min()) + 1)
+
+
+class ProphetStop(Stop):
+    """Once the model is sure of the answer, everything that is still masked is written at once: exit when the mean gap
+    between the first and the second logit of the monitored slots reaches the bar of the current third of decoding.
+
+    The bar falls as decoding proceeds, since an early exit must be surer than a late one. Where a cache policy computes
+    the current block only, an exit fills that block, and the next whole pass fills the rest.
 
     Args:
         gap_thresholds: bars in logit units, one more than `gap_progress`; infinite bars are the method without Prophet.
@@ -41,9 +80,8 @@ class Prophet:
         denoising_steps: rounds for a block, from which the number of rounds follows; None is a round for each slot.
     Raises:
         ConfigError: bars that do not go with shares, a span outside the text, a template that is not in it.
+    Source: Diffusion Language Models Know the Answer Before Decoding (arXiv:2508.19982).
     """
-
-    stateless = True
 
     def __init__(
         self,
@@ -61,7 +99,7 @@ class Prophet:
         need(len(gap_thresholds) == len(gap_progress) + 1, "gap_thresholds", rule, list(gap_thresholds))
         need(answer_length >= 1, "answer_length", "be at least 1", answer_length)
         self.bars, self.shares = np.asarray(gap_thresholds, float), np.asarray(gap_progress, float)
-        self.rounds = total_rounds(setting, denoising_steps)
+        self.rounds = setting.rounds_of_blocks(denoising_steps)
         start = {"last": setting.canvas.length - answer_length, "span": setting.canvas.start + answer_start}
         if monitor == "template":
             start["template"] = _after(setting.canvas, answer_template)
@@ -77,7 +115,6 @@ class Prophet:
 
     @staticmethod
     def unread(options: Mapping[str, Any]) -> dict[str, str]:
-        """Options without effect beside others -> what to do about them."""
         monitor = options.get("monitor", "masked")
         readers = {
             "answer_start": ("span",),
@@ -102,8 +139,12 @@ class Prophet:
         return float(step.predictions.gap[step.predictions.rows(slots)].mean()) if slots.size else -np.inf
 
     def ending(self, step: Step, chosen: Ints) -> Ending | None:
-        """See `base.Stop`."""
         return Ending(fill=True) if self.gap(step) >= self.bar(step.canvas.round) else None
+
+
+def _predicting(ends: Ints, step: Step, slots: Ints) -> Ints:
+    """Of `slots`, those whose prediction ends the text."""
+    return slots[np.isin(step.predictions.tokens_at(slots), ends)]
 
 
 def _after(canvas: Canvas, template: Sequence[int]) -> int:
