@@ -1,8 +1,5 @@
 """Texts that a model writes: canvases after prompts, filled; a Net in training as what fills them.
 
-In:  a Net or any other `Denoiser`, prompts, a method as `paceline.diffusion.methods` knows it. Out: outcomes, in order.
-Not here: texts with the state in which every token was written (rollouts.py), scores (evaluate.py).
-
 The rules and the loop are the package's own. `Batched` computes one pass for all canvases together, which is several
 times faster than one by one for a small model on a CPU.
 """
@@ -14,7 +11,6 @@ from itertools import takewhile
 from typing import Any, Literal
 
 import torch
-from model import EOS, Net
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -22,6 +18,7 @@ from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
 from paceline.errors import CapabilityError
 from paceline.models.denoiser import Call, Denoiser
 from paceline.models.denoiser import Ints as Ids
+from recipes.bundled_diffusion.model import EOS, Net
 
 
 def padded(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline import LLM, SamplingParams
-from tests.recipes.loaded import loaded
-
-
-@pytest.fixture(scope="module")
-def recipe() -> Iterator[SimpleNamespace]:
-    with loaded("common", "exits", "train", "adapter", recipe="bundled_pair") as modules:
-        yield modules
+from recipes.bundled_pair import adapter, corpus, exits
 
 
 @pytest.fixture(scope="module")
@@ -33,35 +25,33 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def made(recipe: SimpleNamespace, target: Path, out: Path, *more: str) -> list[float]:
+def made(target: Path, out: Path, *more: str) -> list[float]:
     paths = ["--corpus", str(target), "--target", str(target), "--out", str(out)]
     small = ["--batch", "4", "--length", "32", "--device", "cpu", "--tokens", "5120", "--rate", "1e-2"]
     seen: list[float] = []
-    fit = recipe.adapter.fit
+    fit = adapter.fit
 
     def fitted(model: Any, stream_n: Any, heldout_bt: Any, options: Any) -> Any:
         found = fit(model, stream_n, heldout_bt, options)
-        for one in (recipe.adapter.Adapter(model), found[0]):
-            own, law = recipe.adapter.laws(model, one, heldout_bt, options.exit_layer)
+        for one in (adapter.Adapter(model), found[0]):
+            own, law = adapter.laws(model, one, heldout_bt, options.exit_layer)
             seen.append(
                 F.kl_div(own.log_softmax(-1), law.log_softmax(-1), log_target=True, reduction="sum").item()
                 / own[..., 0].numel()
             )
         return found
 
-    recipe.adapter.fit = fitted
+    adapter.fit = fitted
     try:
-        recipe.adapter.main([*paths, *small, *more])
+        adapter.main([*paths, *small, *more])
     finally:
-        recipe.adapter.fit = fit
+        adapter.fit = fit
     return seen
 
 
-def test_an_adapter_comes_nearer_to_the_target_and_drafts(
-    recipe: SimpleNamespace, target: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_comes_nearer_to_the_target_and_drafts(target: Path, tmp_path: Path) -> None:
     before = (target / "model.safetensors").read_bytes()
-    bare, trained = made(recipe, target, tmp_path, "--exit-layer", "1")
+    bare, trained = made(target, tmp_path, "--exit-layer", "1")
     assert trained < 0.8 * bare
     assert (target / "model.safetensors").read_bytes() == before
     plain = LLM(str(target), speculative_config=None, dtype="float32")
@@ -80,17 +70,17 @@ def test_an_adapter_comes_nearer_to_the_target_and_drafts(
     assert not mine.metrics.dropped_drafters
 
 
-def test_the_adapter_begins_as_the_plain_exit(recipe: SimpleNamespace, target: Path) -> None:
-    model = recipe.common.load_model(target, dtype=torch.float32)
+def test_the_adapter_begins_as_the_plain_exit(target: Path) -> None:
+    model = corpus.load_model(target, dtype=torch.float32)
     x_bt = torch.randint(4, 300, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        own, law = recipe.adapter.laws(model, recipe.adapter.Adapter(model), x_bt, 2)
-        states = list(recipe.exits.states_by_layer(model, x_bt))
+        own, law = adapter.laws(model, adapter.Adapter(model), x_bt, 2)
+        states = list(exits.states_by_layer(model, x_bt))
     assert torch.allclose(own, model.lm_head(model.model.norm(states[1])), atol=1e-5)
     assert torch.allclose(law, model(input_ids=x_bt).logits, atol=1e-4)
     assert not torch.allclose(own, law, atol=1e-1)
 
 
-def test_an_adapter_behind_the_last_layer_is_refused(recipe: SimpleNamespace, target: Path, tmp_path: Path) -> None:
+def test_an_adapter_behind_the_last_layer_is_refused(target: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"--exit-layer must lie in 1\.\.2, the target's layers but the last, got 3"):
-        made(recipe, target, tmp_path, "--exit-layer", "3")
+        made(target, tmp_path, "--exit-layer", "3")

@@ -1,9 +1,4 @@
-"""What all stages of the recipe share: the corpus format, the tokenizer, batches, model folders.
-
-In:  a corpus folder (documents.jsonl, tokenizer.json) or a Hugging Face model folder.
-Out: token tensors, batches, model folders in the layout that any engine loads.
-Not here: where the data comes from (sources.py), what a model is trained on (train.py, distill.py).
-"""
+"""What all stages of the recipe share: the corpus format, the tokenizer, batches, model folders."""
 
 from __future__ import annotations
 
@@ -58,7 +53,7 @@ def read_documents(corpus: Path) -> list[Document]:
     """All documents of a corpus folder. Raises SystemExit when prepare.py has not made it."""
     path = corpus / "documents.jsonl"
     if not path.is_file():
-        raise SystemExit(f"no corpus at {corpus}: {path.name} is missing; run prepare.py --out {corpus} first")
+        raise SystemExit(f"no corpus at {corpus}: {path.name} is missing; run recipes.bundled_pair.prepare first")
     with path.open(encoding="utf-8") as file:
         return [Document(**json.loads(line)) for line in file]
 
@@ -131,7 +126,9 @@ def llama_config(
 def load_model(path: Path, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
     """A model folder in evaluation mode. Raises SystemExit when there is none."""
     if not (path / "config.json").is_file():
-        raise SystemExit(f"no model at {path}: config.json is missing; run train.py first or pass another folder")
+        raise SystemExit(
+            f"no model at {path}: config.json is missing; run recipes.bundled_pair.train first, or pass another folder"
+        )
     return LlamaForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
 
 
