@@ -30,9 +30,22 @@ from numpy.typing import NDArray
 from paceline.diffusion.base import Check, Setting, Step, TokenText
 from paceline.diffusion.canvas import Canvas
 from paceline.errors import ConfigError, UnsatisfiableError
-from paceline.grammar import CLOSED, DEAD, MASKED, UNFIT, Cfg, Fillings, Grammar, Lexicon, Table, ebnf
-from paceline.grammar import json_schema as schemas
-from paceline.grammar import regex as patterns
+from paceline.grammar import (
+    CLOSED,
+    DEAD,
+    MASKED,
+    UNFIT,
+    Cfg,
+    Fillings,
+    Grammar,
+    Lexicon,
+    Table,
+    parse_ebnf,
+    parse_json_schema,
+    parse_regex,
+    read_ebnf,
+    read_json_schema,
+)
 from paceline.models.denoiser import Ints
 from paceline.utils import integer, need
 
@@ -259,11 +272,11 @@ def _source(kind: str, value: Any, start: str) -> Source:
         return kind, value, start, ""
     if kind == "grammar":
         need(isinstance(value, str | Path), "grammar", "be a text or a path", value)
-        text, folder = ebnf.read_ebnf(value)
+        text, folder = read_ebnf(value)
         return kind, text, start, str(folder or "")
     need(isinstance(value, str | Path | bool | Mapping), "json_schema", "be an object, a text or a path", value)
     try:
-        return kind, json.dumps(schemas.read_json_schema(value)), start, ""
+        return kind, json.dumps(read_json_schema(value)), start, ""
     except (TypeError, ValueError) as error:
         raise ConfigError(f"json_schema is not JSON: {error}") from None
 
@@ -271,10 +284,10 @@ def _source(kind: str, value: Any, start: str) -> Source:
 def _parsed(source: Source) -> Grammar:
     kind, text, start, folder = source
     if kind == "regex":
-        return Grammar({"regex": patterns.parse_regex(text)}, "regex")
+        return Grammar({"regex": parse_regex(text)}, "regex")
     if kind == "grammar":
-        return ebnf.parse_ebnf(text, start, Path(folder) if folder else None)
-    return schemas.parse_json_schema(json.loads(text))
+        return parse_ebnf(text, start, Path(folder) if folder else None)
+    return parse_json_schema(json.loads(text))
 
 
 @lru_cache(maxsize=8)
