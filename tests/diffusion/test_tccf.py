@@ -8,8 +8,7 @@ from paceline.diffusion import Phases, ReblockedDenoiser, think_then_answer
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Watched, fill
-from tests.diffusion.toys import Independent
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import Independent, t4
 
 PROMPTS = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14]]
 

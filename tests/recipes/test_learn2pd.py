@@ -18,8 +18,7 @@ from paceline.models.denoiser import Call
 from recipes.bundled_diffusion import learn2pd
 from recipes.common import training
 from tests.diffusion.decoding import fill
-from tests.diffusion.toys import Independent, Joint
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import Independent, Joint, t4
 from tests.recipes.test_denoisers import net_of
 
 

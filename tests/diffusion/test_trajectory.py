@@ -1,5 +1,7 @@
 """Bits to rounds, AR-ness of orders."""
 
+from __future__ import annotations
+
 from math import log
 
 import numpy as np

@@ -1,4 +1,6 @@
-"""Prophet: everything at once when the model is sure of the answer."""
+"""Stop rules: Prophet, cutting at the end of the text."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, ProphetStop
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, complete, fill, same
-from tests.diffusion.toys import Independent, Toy
+from tests.diffusion.toys import Independent, Toy, with_ends
 
 INFINITE = float("inf")
 
@@ -101,3 +103,41 @@ def test_wrong_options_are_one_line() -> None:
         fill(toy, {"method": "prophet", "monitor": "last", "answer_length": 5}, 4, ())
     with pytest.raises(ConfigError, match="monitor must be"):
         fill(toy, {"method": "prophet", "monitor": "all"}, 4, ())
+
+
+END = 6
+
+
+def test_the_text_is_cut_after_its_first_end() -> None:
+    toy = with_ends([0.5, 0.4, 0.9, 0.3, 0.2], [0, 1, END, 1, END], END)
+    outcome = fill(toy, "eotp", 5, ())
+    assert outcome.canvas.output == [0, 1, END]
+    assert outcome.trajectory.calls == 3
+    assert outcome.trajectory.slots_computed == 5 + 3 + 3
+
+
+def test_an_earlier_end_cuts_again() -> None:
+    toy = with_ends([0.5, 0.4, 0.9, 0.3], [0, END, END, 1], END)
+    outcome = fill(toy, "eotp", 4, ())
+    assert outcome.canvas.output == [0, END]
+
+
+def test_the_eager_rule_cuts_on_a_guess() -> None:
+    toy = with_ends([0.9, 0.4, 0.35, 0.3], [0, 0, END, END], END)
+    assert fill(toy, "eotp", 4, ()).canvas.output == [0, 0, END]
+    eager = fill(toy, {"method": "eotp", "eager_end": True}, 4, ())
+    assert eager.canvas.output == [0, 0, END]
+    assert eager.trajectory.slots_computed < fill(toy, "eotp", 4, ()).trajectory.slots_computed
+
+
+def test_the_eager_rule_cuts_at_the_surest_guess() -> None:
+    """Of the ends guessed at slots 1 and 3 the second is surer: passes over 5, 4, 4 and 4 slots."""
+    toy = with_ends([0.9, 0.3, 0.4, 0.35, 0.2], [0, END, 0, END, 0], END)
+    eager = fill(toy, {"method": "eotp", "eager_end": True}, 5, ())
+    assert eager.trajectory.slots_computed == 5 + 4 + 4 + 4
+    assert eager.canvas.output == [0, END]
+
+
+def test_texts_without_an_end_keep_their_length() -> None:
+    toy = with_ends([0.5, 0.4, 0.9], [0, 1, 2], END)
+    assert same(fill(toy, "eotp", 3, ()), fill(toy, "static", 3, ()))

@@ -1,5 +1,7 @@
 """The measure of deviation: nought where a policy is exact, something where it is not, and the right amount."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,7 @@ import torch
 from paceline.diffusion import Canvas, deviation, pooled
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Planned, fill
-from tests.diffusion.toys import Toy
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import Toy, t4
 
 
 def canvas_of(toy: Toy, length: int = 12) -> Canvas:

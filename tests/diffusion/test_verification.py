@@ -1,4 +1,6 @@
-"""FreeDave: the plain method's canvases, in fewer passes."""
+"""Drafting verification: FreeDave, FreeDave++, drafts along one call."""
+
+from __future__ import annotations
 
 from math import ceil
 from typing import Any
@@ -7,13 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Ending, FreeDave, Setting, Status, Step, Stop, decode
+from paceline.diffusion import (
+    METHODS,
+    Canvas,
+    ConfiguredMethod,
+    Ending,
+    FreeDave,
+    Layout,
+    Setting,
+    Status,
+    Step,
+    Stop,
+    decode,
+)
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
-from tests.diffusion.toys import Toy
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import Toy, t4
 
 CONFIDENCE = [0.5, 0.9, 0.3, 0.7, 0.6, 0.4, 0.8, 0.2, 0.55, 0.65, 0.35, 0.75]
+
 POLICIES: dict[str, dict[str, Any]] = {
     "none": {"method": "static", "block_length": 6},
     "prefix": {"method": "static", "block_length": 6, "cache": "prefix"},
@@ -26,6 +40,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "random order": {"method": "random", "block_length": 6},
     "sampled": {"method": "static", "block_length": 6, "temperature": 1.0},
 }
+
 BLOCKS: dict[str, dict[str, Any]] = {
     "none": {"method": "static"},
     "block": {"method": "static", "cache": "block"},
@@ -290,3 +305,100 @@ def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
 def test_wrong_use_is_one_clear_line(change, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         fill(t4(), {"method": "freedave", **change})
+
+
+SINGLE = [name for name, method in METHODS.items() if method.verification == "none"]
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_method_without_memory_is_reproduced(name: str, cache: str) -> None:
+    toy = t4(eos_token_ids=(22,))
+    try:
+        plain = fill(toy, {"method": name, "cache": cache}, 8)
+    except ConfigError as error:
+        pytest.skip(f"needs more than a model: {error}")
+    config = {"method": name, "cache": cache, "verification": "freedave"}
+    parts = ConfiguredMethod({**config, "verification": "none"}).parts(toy, Canvas.of((3, 4, 5), 8, mask_token_id=23))
+    if not parts.transition.stateless:
+        with pytest.raises(ConfigError, match="has a memory"):
+            fill(toy, config, 8)
+        return
+    ours = fill(toy, config, 8)
+    assert same(plain, ours)
+    assert ours.trajectory.calls <= plain.trajectory.calls
+
+
+DUAL = {"method": "static", "block_length": 6, "cache": "dual"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_plus_is_freedave_where_one_slot_is_written_a_round(seed: int) -> None:
+    toy = t4(seed=seed)
+    plain, plus = fill(toy, DUAL), fill(toy, {**DUAL, "verification": "freedave++"})
+    assert same(plain, plus)
+    unsure = fill(toy, {"method": "freedave++", "confidence_threshold": 1.1, "block_length": 6, "cache": "dual"})
+    assert same(plain, unsure)
+
+
+def test_plus_keeps_drafts_that_the_rule_would_have_written_and_more() -> None:
+    # The first pass shows 4 sure slots of 8; then all are sure: a target of all holds every draft, and the furthest is
+    # kept.
+    class Growing(Toy):
+        def rows(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+            rows = np.zeros((slots.size, self.vocab_size))
+            rows[:, 1] = np.where((slots < 4) | (ids != self.mask_token_id).any(), 9.0, 2.0 - 0.1 * slots)
+            return rows
+
+    toy = Growing(4)
+    config = {"confidence_threshold": 0.9}
+    outcome = fill(toy, {"method": "freedave++", "drafts": 4, **config}, 8, ())
+    assert [r.slots.size for r in outcome.trajectory.rounds] == [4, 1, 1, 1, 1]
+    assert outcome.trajectory.calls == 2
+    exact = fill(toy, {"method": "threshold", "verification": "freedave", **config}, 8, ())
+    assert same(exact, fill(toy, {"method": "threshold", **config}, 8, ()))
+
+
+def test_plus_takes_the_furthest_draft_that_the_rule_would_have_written() -> None:
+    # A canvas of 5 written slots changes the model's mind about slot 6; one of 4 does not, and 8 are all it would have
+    # written.
+    class Doubting(Toy):
+        def rows(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+            written = (ids != self.mask_token_id).sum()
+            rows = np.zeros((slots.size, self.vocab_size))
+            rows[:, 1] = 9.0 if written else np.where(slots < 4, 9.0, 2.0 - 0.1 * slots)
+            rows[slots == 5, 2] = 20.0 if written == 5 else 0.0
+            return rows
+
+    outcome = fill(Doubting(4), {"method": "freedave++", "drafts": 4, "confidence_threshold": 0.9}, 8, ())
+    assert outcome.trajectory.calls == 2
+    assert outcome.canvas.tokens.tolist() == [1] * 8
+
+
+def test_plus_is_not_lossless() -> None:
+    config = {"confidence_threshold": 0.3, "block_length": 6}
+    runs = [
+        (fill(t4(seed=s), {"method": "threshold", **config}), fill(t4(seed=s), {"method": "freedave++", **config}))
+        for s in range(6)
+    ]
+    assert any(not same(plain, plus) for plain, plus in runs)
+
+
+def test_the_tree_lays_copies_along_one_call_and_shares_what_is_read() -> None:
+    toy = Watched(t4())
+    fill(toy, {"method": "freedave", "drafts": 3, "block_length": 6, "cache": "dual", "layout": "tree"})
+    [call] = toy.passes[1][0]
+    assert call.slots.tolist() == list(range(3, 9)) * 3
+    assert call.read.tolist() == [0, 1, 2, *range(9, 15)]
+    assert call.mask[:, :9].all()
+    assert (call.mask[:, 9:] == np.kron(np.eye(3), np.ones((6, 6))).astype(bool)).all()
+
+
+def test_a_layout_without_drafts_to_share_is_the_plain_one() -> None:
+    toy = t4()
+    canvas = Canvas.of((3,), 4, mask_token_id=23)
+    parts = ConfiguredMethod({"method": "freedave", "layout": "tree"}).parts(toy, canvas)
+    [plan] = parts.cache.plans(canvas, range(1, 5))
+    [tree], [plain] = parts.layout.calls([canvas], [plan], None), Layout().calls([canvas], [plan], None)
+    assert tree.mask is None
+    assert np.array_equal(tree.slots, plain.slots)
