@@ -26,7 +26,7 @@ import torch
 from common import RESULTS, kept, save
 
 from paceline.bench.diffusion import Item, items
-from paceline.diffusion import Canvas, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer
@@ -56,7 +56,7 @@ class Model:
         self.length = length
         self.asked = {task: items(task, split="test", count=count, seed=seed) for task in (*ONE_ANSWER, *SEVERAL)}
 
-    def answered(self, recipe: Recipe, item: Item) -> tuple[bool, int]:
+    def answered(self, recipe: ConfiguredMethod, item: Item) -> tuple[bool, int]:
         """Whether an item is answered rightly, and the calls that it took."""
         ends, mask = self.denoiser.eos_token_ids, self.denoiser.mask_token_id
         canvas = Canvas.of(self.tokenizer.encode(item.prompt), self.length, mask_token_id=mask, eos_token_ids=ends)
@@ -69,7 +69,7 @@ class Model:
 
     def line(self, config: dict[str, Any]) -> dict[str, Any]:
         """Right answers (a digit for each item) and calls of each task."""
-        recipe = Recipe(config)
+        recipe = ConfiguredMethod(config)
         found = {task: [self.answered(recipe, item) for item in asked] for task, asked in self.asked.items()}
         right = {task: "".join(str(int(one)) for one, _ in rows) for task, rows in found.items()}
         calls = {task: round(float(np.mean([calls for _, calls in rows])), 3) for task, rows in found.items()}

@@ -1,12 +1,11 @@
 """An adapter that makes an early exit speak like the whole target: Kangaroo's, by distillation.
 
-In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one), which is not changed.
-Out: an adapter folder in the published layout: config.json, and one layer of attention with two norms in safetensors.
-Not here: the exit's states (exits.py), drafting with it (method `kangaroo`).
+Reads a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one), which is not changed.
+Writes an adapter folder in the published layout: config.json, and one layer of attention with two norms in safetensors.
 
 The adapter reads the exit layer's states of the whole text; its output goes through the target's head. It learns the
-law that the target itself gives at the same position. It begins as the plain early exit: its attention adds nothing,
-its norm is the target's.
+distribution that the target itself gives at the same position. It begins as the plain early exit: its
+attention adds nothing, its norm is the target's.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911), section 3.1.
 """
@@ -19,15 +18,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import load_model, load_tokenizer, pick_device, read_documents, windows
-from exits import states_by_layer
-from optimizing import groups, learning_rate, set_rate, update
-from options import add_flags, new_parser
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from train import autocast, heldout_rows, training_stream
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+
+from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device, read_documents, windows
+from recipes.bundled_pair.exits import states_by_layer
+from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import groups, learning_rate, set_rate, update
 
 # Axes in this file: b = batch, t = window, h = width, v = vocabulary.
 

@@ -1,8 +1,7 @@
 """The draft: a one-layer Llama that learns what the target would say next.
 
-In:  a corpus folder, a target folder, the texts that the target wrote itself (write.py).
-Out: a model folder with the target's tokenizer.
-Not here: how fast a step of it is; that follows from the shape (one layer, few operators, a head of 6144 x width).
+Reads a corpus folder, a target folder, the texts that the target wrote itself (write.py).
+Writes a model folder with the target's tokenizer.
 
 Three things make one layer go far:
 - it learns the target's distribution (its 16 likeliest tokens and the mass of all others), mixed with the greedy token
@@ -23,12 +22,13 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from common import llama_config, load_model, load_tokenizer, pick_device, save_model
-from lessons import Lessons, Reached, School, load_school, make_school, mixed_batches, save_school
-from optimizing import learning_rate, set_rate, update
-from options import add_flags, new_parser
 from torch import Tensor
 from transformers import LlamaForCausalLM
+
+from recipes.bundled_pair.corpus import llama_config, load_model, load_tokenizer, pick_device, save_model
+from recipes.bundled_pair.lessons import Lessons, Reached, School, load_school, make_school, mixed_batches, save_school
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import learning_rate, set_rate, update
 
 # Axes in this file: n = tokens, k = likeliest tokens kept, v = vocabulary, h = the target's width, w = the draft's
 # width.
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)"
     )
     parser.add_argument("--k", type=int, default=16, help="likeliest tokens kept as labels (%(default)s)")
-    add_flags(parser, "batch", "length", "device", rate=4e-3, seed=1)
+    add_flags(parser, "device", batch=16, length=512, rate=4e-3, seed=1)
     distill(parser.parse_args(arguments))
 
 

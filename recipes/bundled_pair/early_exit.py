@@ -1,9 +1,8 @@
 """The target, tuned so that it can stop early: LayerSkip's fine-tuning.
 
-In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
-Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves
-     something; the same command takes it up again.
-Not here: the loss (exits.py), what a run needs to go on (resume.py).
+Reads a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
+Writes a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves
+something; the same command takes it up again.
 
 Every layer can then be an exit: its state, through the final norm and the head, gives a usable next token. `--minutes`
 counts processor time of this process, so that a busy machine changes how long it takes and not what comes out. One core
@@ -21,14 +20,14 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from common import load_model, load_tokenizer, pick_device, read_documents, save_model, windows
-from exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
-from optimizing import groups, learning_rate, set_rate, update
-from options import add_flags, new_parser
-from resume import keep, take_up
 from torch import Tensor
-from train import autocast, heldout_rows, training_stream
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device, read_documents, save_model, windows
+from recipes.bundled_pair.exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
+from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import groups, keep, learning_rate, set_rate, take_up, update
 
 
 def save(
@@ -128,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
         help="weights that rise with the layer, as in the paper, not equal ones",
     )
     parser.add_argument("--dropout", type=float, default=0.1, help="chance of leaving out the last layer (%(default)s)")
-    add_flags(parser, "batch", "length", "device", rate=8e-4, seed=2)
+    add_flags(parser, "device", batch=16, length=512, rate=8e-4, seed=2)
     tune(parser.parse_args(arguments))
 
 

@@ -1,8 +1,7 @@
 """The target: a small Llama trained from scratch by next-token prediction.
 
-In:  a corpus folder (prepare.py).
-Out: a model folder: the weights with the best held-out loss.
-Not here: the draft (distill.py).
+Reads a corpus folder (prepare.py).
+Writes a model folder: the weights with the best held-out loss.
 
 The defaults make the bundled target's shape (6.0 million parameters) in about an hour on two CPU cores; on a GPU in
 minutes.
@@ -18,7 +17,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import (
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes.bundled_pair.corpus import (
     Document,
     encode,
     join,
@@ -30,10 +32,8 @@ from common import (
     shuffled,
     windows,
 )
-from optimizing import groups, learning_rate, set_rate, update
-from options import add_flags, new_parser
-from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import groups, learning_rate, set_rate, update
 
 REPEAT = {"math": 2, "mbpp": 3, "sql": 2, "instruct": 3}  # passes over the small sets for one over the others
 
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--patience", type=int, default=5, help="measurements without a better one before stopping (%(default)s)"
     )
-    add_flags(parser, "batch", "length", rate=2e-3)
+    add_flags(parser, batch=16, length=512, rate=2e-3)
     parser.add_argument("--compile", action="store_true", help="torch.compile; faster, needs a C++ compiler")
     add_flags(parser, "device", seed=0)
     train(parser.parse_args(arguments))

@@ -92,7 +92,7 @@ def test_a_lossless_line_is_checked_on_every_prompt() -> None:
 def test_another_canvas_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """FreeDave that keeps its furthest draft unseen is found out."""
     monkeypatch.setattr(
-        "paceline.diffusion.verify.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
+        "paceline.diffusion.verification.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
     )
     monkeypatch.setattr(Answering, "_logits", _turning(Answering._logits))
     bench, lines = bench_of(), parse_lines(["freedave", "threshold"])

@@ -25,7 +25,7 @@ from paceline.bench.diffusion import (
     sudokus,
     written,
 )
-from paceline.diffusion import Canvas, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.errors import ConfigError
 from tests.diffusion.toys import Joint, permutation
 
@@ -160,7 +160,7 @@ def fraction(steps: int, n: int = 3, samples: int = 100) -> float:
     for seed in range(samples):
         canvas = Canvas.of((), n, mask_token_id=toy.mask_token_id)
         method = {"method": "random", "temperature": 1.0, "denoising_steps": steps}
-        [outcome] = decode([canvas], toy, [Recipe(method).parts(toy, canvas, seed=seed)])
+        [outcome] = decode([canvas], toy, [ConfiguredMethod(method).parts(toy, canvas, seed=seed)])
         good += sorted(outcome.canvas.output) == list(range(n))
     return good / samples
 
@@ -186,7 +186,9 @@ def test_one_slot_a_step_answers_every_random_task(task: str, count: int, right:
             {"method": "random", "temperature": 1.0, "denoising_steps": steps},
             Canvas.of((), count, mask_token_id=4),
         )
-        runs = [decode([canvas], toy, [Recipe(method).parts(toy, canvas, seed=seed)])[0] for seed in range(30)]
+        runs = [
+            decode([canvas], toy, [ConfiguredMethod(method).parts(toy, canvas, seed=seed)])[0] for seed in range(30)
+        ]
         scores.append([item.right(", ".join(names[i] for i in run.canvas.output)) for run in runs])
     assert all(scores[0])
     assert not all(scores[1])

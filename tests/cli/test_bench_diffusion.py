@@ -68,7 +68,7 @@ def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "paceline.diffusion.verify.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
+        "paceline.diffusion.verification.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
     )
     found = run("bench", "diffusion", "-m", model, *SMALL, "--length", "16", "-s", "freedave")
     assert found.code == 1, found.out

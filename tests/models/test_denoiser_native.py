@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.models.denoiser import Call, NativeDenoiser, left_rows, load_denoiser
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import t4
 from tests.models.denoiser_reference import VOCAB, Reference
 from tests.models.denoiser_references import FAMILIES
 

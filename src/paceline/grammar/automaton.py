@@ -1,9 +1,5 @@
 """Deterministic automata over classes of characters.
 
-In: expression trees without references. Out: `Alphabet`, which maps characters to classes that no expression tells
-apart, and
-minimal `Dfa`s over them. Not here: texts of tokens (`lexing`), recursion (`cfg`).
-
 Thompson's construction, subsets, Moore's partition; states from which nothing can be accepted are dropped, so that
 "there is a next state" means "this can still become a match".
 """

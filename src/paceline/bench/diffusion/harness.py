@@ -24,9 +24,9 @@ from paceline.bench.diffusion.tasks import TASKS, Item, items
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
+    ConfiguredMethod,
     Outcome,
     Parts,
-    Recipe,
     Status,
     TokenText,
     decode,
@@ -225,7 +225,7 @@ class DiffusionBench:
         ends = self.denoiser.eos_token_ids
         return Canvas.of(ids, self.options.length + more, mask_token_id=self.denoiser.mask_token_id, eos_token_ids=ends)
 
-    def decode(self, recipe: Recipe, prompt: str) -> tuple[Outcome, float]:
+    def decode(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, float]:
         """A text and the seconds it took, from its empty canvas on.
 
         Raises:
@@ -233,7 +233,7 @@ class DiffusionBench:
         """
         return self.decode_with_parts(recipe, prompt)[:2]
 
-    def decode_with_parts(self, recipe: Recipe, prompt: str) -> tuple[Outcome, float, Parts]:
+    def decode_with_parts(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, float, Parts]:
         """The same, with the parts that wrote it, which hold counts of their own."""
         canvas = self.canvas(prompt)
         started = perf_counter()
@@ -251,7 +251,7 @@ class DiffusionBench:
             : next((i for i, token in enumerate(output) if token in self.denoiser.eos_token_ids), len(output))
         ]
 
-    def sample(self, recipe: Recipe, item: Item) -> Sample:
+    def sample(self, recipe: ConfiguredMethod, item: Item) -> Sample:
         """One text, judged."""
         outcome, _ = self.decode(recipe, item.prompt)
         trajectory, ids = outcome.trajectory, self.written(outcome)
@@ -303,7 +303,7 @@ def score_methods(bench: DiffusionBench, lines: Sequence[DiffusionLine], progres
     return found | {"lines": made}
 
 
-def _all(bench: DiffusionBench, recipe: Recipe, name: str, progress: Progress) -> list[Sample]:
+def _all(bench: DiffusionBench, recipe: ConfiguredMethod, name: str, progress: Progress) -> list[Sample]:
     samples = []
     for number, item in enumerate(bench.asked):
         progress(name, number, len(bench.asked))
@@ -311,7 +311,7 @@ def _all(bench: DiffusionBench, recipe: Recipe, name: str, progress: Progress) -
     return samples
 
 
-def _key(recipe: Recipe) -> str:
+def _key(recipe: ConfiguredMethod) -> str:
     """Equal for recipes that do the same."""
     return repr(
         (sorted(recipe.names.items()), recipe.modifiers, sorted(recipe.options.items(), key=str), recipe.temperature)

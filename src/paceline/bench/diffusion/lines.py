@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.diffusion import METHODS, Canvas, Recipe, TokenText, options_of, part
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, TokenText, options_of, part
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.utils import json_object, need
@@ -37,8 +37,8 @@ class DiffusionLine:
 
     name: str
     config: Mapping[str, Any]
-    recipe: Recipe
-    reference: Recipe | None
+    recipe: ConfiguredMethod
+    reference: ConfiguredMethod | None
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | str, block_length: int | None = None) -> DiffusionLine:
@@ -50,10 +50,10 @@ class DiffusionLine:
         """
         config: dict[str, Any] = {"method": given} if isinstance(given, str) else dict(given)
         name = title(config)
-        schedule = Recipe(config).names["schedule"]
+        schedule = ConfiguredMethod(config).names["schedule"]
         if block_length is not None and "block_length" in options_of(part("schedule", schedule)):
             config.setdefault("block_length", block_length)
-        recipe = Recipe(config)
+        recipe = ConfiguredMethod(config)
         return cls(name, config, recipe, _reference(config, recipe))
 
     @property
@@ -81,11 +81,11 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
-def _reference(config: Mapping[str, Any], recipe: Recipe) -> Recipe | None:
+def _reference(config: Mapping[str, Any], recipe: ConfiguredMethod) -> ConfiguredMethod | None:
     if recipe.names["verification"] not in LOSSLESS:
         return None
     own = options_of(part("verification", recipe.names["verification"]))
-    return Recipe({key: value for key, value in config.items() if key not in own} | {"verification": "none"})
+    return ConfiguredMethod({key: value for key, value in config.items() if key not in own} | {"verification": "none"})
 
 
 def parse_lines(texts: Sequence[str], block_length: int | None = None) -> list[DiffusionLine]:

@@ -15,7 +15,7 @@ from paceline.bench.diffusion.harness import DiffusionBench, Progress, timed, wi
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
 from paceline.bench.stats import FloatArray, bootstrap, median_ratio
-from paceline.diffusion import Deviation, Recipe, deviation, options_of, part, pooled
+from paceline.diffusion import ConfiguredMethod, Deviation, deviation, options_of, part, pooled
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
     "prefix": {"cache": "prefix"},
@@ -200,7 +200,7 @@ class _Run:
     completed: int = 0
 
 
-def _run(bench: DiffusionBench, recipe: Recipe, case: Case, item: Item) -> _Run:
+def _run(bench: DiffusionBench, recipe: ConfiguredMethod, case: Case, item: Item) -> _Run:
     outcome, seconds, parts = bench.decode_with_parts(recipe, item.prompt)
     text = bench.tokenizer.decode(bench.written(outcome))
     check: Any = parts.transition.check
