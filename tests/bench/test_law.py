@@ -27,7 +27,7 @@ def test_exact_sampling_passes(llm: LLM) -> None:
     report = verify(llm, PROMPTS, max_tokens=24, samples=12, seed=3)
     assert report.holds
     assert report.greedy.identical == len(PROMPTS)
-    assert report.claimed == (greedy_class(llm), "equal in law")
+    assert report.claimed == (greedy_class(llm), "equal in distribution")
     assert report.law is not None
     assert report.law.tokens > 400
     assert report.mean_acceptance_length > 1.2

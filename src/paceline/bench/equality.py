@@ -8,7 +8,7 @@ differences; the verdict whether speeds may be compared. Not here: speeds.
     bit-equal up to near ties   equal, or different first where both tokens are within rounding of the best
     (`bench.compare`; above
                                 temperature 0, of the best after the seed's noise)
-    equal in law                other tokens of the same law: not compared, no seed is given; `paceline verify` tests
+    equal in distribution                other tokens of the same law: not compared, no seed is given; `paceline verify` tests
     the law approximate                 compared and counted; any difference is allowed and the label says so
 """
 
@@ -22,11 +22,16 @@ from paceline.bench.compare import UNITS, Difference, Sampling, first_difference
 from paceline.config import GREEDY_EPSILON
 from paceline.models import Runner
 
-BIT_EQUAL, NEAR_TIES, LAW, APPROXIMATE = "bit-equal", "bit-equal up to near ties", "equal in law", "approximate"
+BIT_EQUAL, NEAR_TIES, LAW, APPROXIMATE = (
+    "bit-equal",
+    "bit-equal up to near ties",
+    "equal in distribution",
+    "approximate",
+)
 LABELS = {
     BIT_EQUAL: "tokens compared, all must be equal",
     NEAR_TIES: "tokens compared, near ties allowed",
-    LAW: "equal in law: tokens differ by nature and are not compared",
+    LAW: "equal in distribution: tokens differ by nature and are not compared",
     APPROXIMATE: "approximate by its own claim: differences are allowed",
 }
 

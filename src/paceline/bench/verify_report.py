@@ -15,7 +15,7 @@ from paceline.bench.law import LawTest
 BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE = (
     "bit-equal",
     "bit-equal up to near ties",
-    "equal in law",
+    "equal in distribution",
     "approximate",
 )
 CLASSES = (BIT_EQUAL, UP_TO_NEAR_TIES, IN_LAW, APPROXIMATE)

@@ -93,7 +93,7 @@ def words(report: Report) -> str:
         lines += _agreement("temperature 0, guesses in every step", report.drafted)
     above = f"temperature {report.temperature:g}"
     if report.seeded is not None:
-        note = " (not part of the claim)" if report.claimed[1] == "equal in law" else ""
+        note = " (not part of the claim)" if report.claimed[1] == "equal in distribution" else ""
         lines += _agreement(f"{above}, equal seeds{note}", report.seeded)
     for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
         if law is not None:
