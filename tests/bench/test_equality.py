@@ -6,7 +6,7 @@ import pytest
 from toys import ToyRunner
 
 from paceline.bench import equality
-from paceline.bench.equality import APPROXIMATE, BIT_EQUAL, LAW, NEAR_TIES, Pair
+from paceline.bench.equality import APPROXIMATE, BIT_EQUAL, IN_DISTRIBUTION, NEAR_TIES, Pair
 
 PROMPT = [1, 2, 3]
 RUNNER = ToyRunner(11, seed=3)
@@ -27,7 +27,7 @@ def pairs(other: list[int], repeats: int = 2) -> list[Pair]:
         (NEAR_TIES, WRONG, 1e9, True, (2, 0, 2, 0)),
         (BIT_EQUAL, WRONG, 1e9, False, (2, 0, 2, 0)),
         (APPROXIMATE, WRONG, 2.0, True, (2, 0, 0, 2)),
-        (LAW, WRONG, 2.0, True, (0, 0, 0, 0)),
+        (IN_DISTRIBUTION, WRONG, 2.0, True, (0, 0, 0, 0)),
     ],
 )
 def test_claims(claimed: str, other: list[int], units: float, allowed: bool, counts: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Limits keep every task, names stay unique, synthetic prompts have the wanted law."""
+"""Limits keep every task, names stay unique, synthetic prompts have the wanted distribution."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_no_workload_is_the_bundled_one_and_names_are_unique() -> None:
 
 @pytest.mark.parametrize("entropy", [0.0, 2.0, 7.5, np.log2(512)])
 def test_synthetic_tokens_have_the_entropy(entropy: float) -> None:
-    p = synthetic.law(entropy, 512)
+    p = synthetic.distribution(entropy, 512)
     kept = p[p > 0]
     assert p.sum() == pytest.approx(1.0)
     assert -(kept * np.log2(kept)).sum() == pytest.approx(entropy, abs=1e-5)
 
 
-def test_synthetic_prompts_follow_the_law_and_the_seed() -> None:
+def test_synthetic_prompts_follow_the_distribution_and_the_seed() -> None:
     tokens = synthetic.prompts(3, 20_000, 3.0, 512, seed=1)
     for row in tokens:
         counts = np.bincount(row, minlength=512) / len(row)

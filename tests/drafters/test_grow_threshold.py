@@ -1,4 +1,4 @@
-"""DySpec by levels: all that is worth the threshold, one pass a level. The output law: `test_grow_dyspec`."""
+"""DySpec by levels: all that is worth the threshold, one pass a level. The output distribution: `test_grow_dyspec`."""
 
 from __future__ import annotations
 

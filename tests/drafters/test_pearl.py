@@ -41,7 +41,7 @@ def prompts(bundled: LLM) -> list[Any]:
 
 
 def models(noise: float = 0.7, **more: Any) -> tuple[ToyRunner, ToyRunner]:
-    """A target, and a draft that has its law but for noise."""
+    """A target, and a draft that has its distribution but for noise."""
     return ToyRunner(VOCAB, seed=3, sharpness=1.5), ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=noise, **more)
 
 
@@ -143,7 +143,7 @@ def test_no_clock_decides(params: SamplingParams) -> None:
     assert first[1] != second[1]
 
 
-def law(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
+def distribution(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
     """Chance of every continuation of the prompt."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
@@ -156,7 +156,8 @@ def law(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
 
 
 def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Of "outputs of three tokens have the target's law". Wrong: a token that says it was drawn from another row."""
+    """Of "outputs of three tokens have the target's distribution". Wrong: a token that says it was drawn from another
+    row."""
     if wrong:
         true = pearl._first
         flat = torch.full((VOCAB,), 1 / VOCAB)
@@ -166,11 +167,11 @@ def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     params = SamplingParams(temperature=1.0, max_tokens=3, n=128, ignore_eos=True)
     found = [tokens(run(live, [PROMPT], params, seed))[0] for seed in range(5)]
     counts = Counter(tuple(one) for each in found for one in each)
-    chances = law(target, 3)
+    chances = distribution(target, 3)
     return g_test([counts[text] for text in chances], list(chances.values()))
 
 
-def test_outputs_have_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_have_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """(d), and its negative control."""
     assert p_value(False, monkeypatch) > ERROR
     assert p_value(True, monkeypatch) < ERROR

@@ -1,5 +1,5 @@
-"""The exact verifier with its real noise: the target's law in float32 (G-test), and for points the tokens of plain
-decoding.
+"""The exact verifier with its real noise: the target's distribution in float32 (G-test), and for points the tokens of
+plain decoding.
 """
 
 from __future__ import annotations

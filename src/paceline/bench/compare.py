@@ -2,7 +2,8 @@
 
 In: token ids of both, the runner that made them, above temperature 0 also the seed. Out: differences with the gap
 between the two
-best scores there. Not here: the law of outputs without a common seed (`bench.law`), timing (`bench.demo`).
+best scores there. Not here: the distribution of outputs without a common seed (`bench.distribution`), timing
+(`bench.demo`).
 
 A *near tie* is a position whose two best scores are closer than `epsilon`, a bound on what rounding can change
 (`epsilon_of`). Scores are logits at temperature 0, and above it logits over temperature plus the Gumbel noise of the

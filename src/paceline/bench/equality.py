@@ -6,10 +6,9 @@ differences; the verdict whether speeds may be compared. Not here: speeds.
     claimed                     at temperature 0, and above it with a seed
     bit-equal                   every token equal
     bit-equal up to near ties   equal, or different first where both tokens are within rounding of the best
-    (`bench.compare`; above
-                                temperature 0, of the best after the seed's noise)
-    equal in distribution                other tokens of the same law: not compared, no seed is given; `paceline verify` tests
-    the law approximate                 compared and counted; any difference is allowed and the label says so
+                                (`bench.compare`; above temperature 0, of the best after the seed's noise)
+    equal in distribution       not compared, no seed is given; `paceline verify` tests the distribution
+    approximate                 compared and counted; any difference is allowed and the label says so
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from paceline.bench.compare import UNITS, Difference, Sampling, first_difference
 from paceline.config import GREEDY_EPSILON
 from paceline.models import Runner
 
-BIT_EQUAL, NEAR_TIES, LAW, APPROXIMATE = (
+BIT_EQUAL, NEAR_TIES, IN_DISTRIBUTION, APPROXIMATE = (
     "bit-equal",
     "bit-equal up to near ties",
     "equal in distribution",
@@ -31,7 +30,7 @@ BIT_EQUAL, NEAR_TIES, LAW, APPROXIMATE = (
 LABELS = {
     BIT_EQUAL: "tokens compared, all must be equal",
     NEAR_TIES: "tokens compared, near ties allowed",
-    LAW: "equal in distribution: tokens differ by nature and are not compared",
+    IN_DISTRIBUTION: "equal in distribution: tokens differ by nature and are not compared",
     APPROXIMATE: "approximate by its own claim: differences are allowed",
 }
 
@@ -71,7 +70,7 @@ class Equality:
     @property
     def allowed(self) -> bool:
         """Whether all differences stay within the claim."""
-        if self.claimed in (LAW, APPROXIMATE):
+        if self.claimed in (IN_DISTRIBUTION, APPROXIMATE):
             return True
         return not self.different and (self.claimed != BIT_EQUAL or not self.near_ties)
 
@@ -90,7 +89,7 @@ class Equality:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        mode = {LAW: "law", APPROXIMATE: "approximate"}.get(self.claimed, "tokens")
+        mode = {IN_DISTRIBUTION: "distribution", APPROXIMATE: "approximate"}.get(self.claimed, "tokens")
         return {
             "mode": mode,
             "compared": self.compared,
@@ -117,7 +116,7 @@ def compare(runner: Runner, pairs: Iterable[Pair], claimed: str, temperature: fl
         units: of rounding that a near tie may be wide (see `bench.compare.epsilon_of`); more for another engine.
     """
     found = Equality(claimed)
-    if claimed == LAW:
+    if claimed == IN_DISTRIBUTION:
         return found
     known: dict[tuple[Any, ...], Difference | None] = {}
     for pair in pairs:

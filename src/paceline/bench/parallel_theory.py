@@ -3,8 +3,8 @@
 In: the number of items. Out: probabilities, nats. Not here: the tasks (`bench.parallel_tasks`).
 
 A denoiser that knows every slot's distribution exactly, but draws all slots apart from each other, is right only by
-luck. The distance from the true law is at least the total correlation, `sum_i H(Y_i) - H(Y)`. Source: ParallelBench
-(arXiv:2510.04767).
+luck. The distance from the true distribution is at least the total correlation, `sum_i H(Y_i) - H(Y)`. Source:
+ParallelBench (arXiv:2510.04767).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Made-up prompts: so many token ids, drawn from a law of a given entropy, with an output of a given length.
+"""Made-up prompts: so many token ids, drawn from a distribution of a given entropy, with an output of a given length.
 
 In: parameters and a vocabulary size. Out: a Workload whose prompts are token ids. Not here: random-weights models
 (`bench.random_model`).
 
 Tokens are independent draws from p(rank) ~ 1 / rank^s over a random order of the vocabulary; s is solved for the wanted
-entropy in bits a token. log2(vocabulary) gives the uniform law, 0 one token over and over. Low entropy makes text
-repeat itself.
+entropy in bits a token. log2(vocabulary) gives the uniform distribution, 0 one token over and over. Low entropy makes
+text repeat itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEEPEST = 64.0
 
 def load(text: str, *, vocab_size: int, max_context: int | None = None, seed: int = 0) -> Workload:
     """The workload of "prompt=128,output=64,entropy=6.5,count=8"; what is left out takes DEFAULTS, entropy the uniform
-    law's.
+    distribution's.
 
     Args:
         max_context: of the model; a prompt must leave room for one new token. None takes any length.
@@ -76,7 +76,7 @@ def _parse(text: str) -> dict[str, float]:
     return given
 
 
-def law(entropy: float, size: int) -> npt.NDArray[np.float64]:
+def distribution(entropy: float, size: int) -> npt.NDArray[np.float64]:
     """(size,) probabilities by rank, 1 / rank^s, whose entropy is `entropy` bits within 1e-6."""
     ranks = np.log(np.arange(1, size + 1, dtype=np.float64))
     low, high = 0.0, STEEPEST
@@ -100,5 +100,5 @@ def prompts(count: int, length: int, entropy: float, vocab_size: int, seed: int 
     """(count, length) token ids, every prompt with an order of the vocabulary of its own; the same seed gives the
     same.
     """
-    p, rng = law(entropy, vocab_size), np.random.default_rng(seed)
+    p, rng = distribution(entropy, vocab_size), np.random.default_rng(seed)
     return np.stack([rng.permutation(vocab_size)[rng.choice(vocab_size, length, p=p)] for _ in range(count)])

@@ -10,7 +10,7 @@ left to it, everything is decoded with DRAFTED guesses in every step too: at tem
 Where nothing was drafted even so, the report does not hold.
 
 Above temperature 0 there are two tests. Requests with equal seeds give equal tokens where all guesses are points; so
-the outputs of equal seeds are compared token by token. And the outputs are tested against the model's own law.
+the outputs of equal seeds are compared token by token. And the outputs are tested against the model's own distribution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import registry
 from paceline.bench.compare import Agreement, Continue, Sampling, differences, gaps
-from paceline.bench.law import LawTest, integral_values, uniform_test
+from paceline.bench.distribution import DistributionTest, integral_values, uniform_test
 from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, CLASSES, UP_TO_NEAR_TIES, Report
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.engine import RequestOutput, split_options
@@ -160,7 +160,7 @@ def _above(
     if not points:
         report.guesses += ours.sample(prompts, partial(progress, "sampling"))
         theirs.sample(prompts, partial(progress, "plain sampling"))
-    report.law, report.plain_law = ours.test(), theirs.test()
+    report.distribution, report.plain_distribution = ours.test(), theirs.test()
 
 
 def _seeded(
@@ -205,7 +205,7 @@ def _one(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
 
 
 class _Values:
-    """Conditional integral values of sampled outputs, collected for the test of the law."""
+    """Conditional integral values of sampled outputs, collected for the test of the distribution."""
 
     def __init__(self, llm: LLM, params: SamplingParams, seed: int) -> None:
         import torch
@@ -231,7 +231,7 @@ class _Values:
             progress(index + 1, len(prompts))
         return guesses
 
-    def test(self) -> LawTest:
+    def test(self) -> DistributionTest:
         import torch
 
         return uniform_test(torch.cat(self.parts))

@@ -10,8 +10,8 @@ The slots that a rule chose are tried first, one by one in its order. A token ru
 while that is at least as sure as the least sure slot chosen. After `max_rejections` rejections in a round, or when the
 last slots are written, what is missing comes from the shortest text that the canvas can still become. So every round
 writes something, and whatever is finished is a text of the constraint. What the model would have written is only
-changed where it cannot be completed; the law of sampled texts is not the model's conditioned on the constraint (greedy
-rejection).
+changed where it cannot be completed; the distribution of sampled texts is not the model's conditioned on the constraint
+(greedy rejection).
 
 The test counts tokens: see `paceline.grammar.emptiness`. Text after a token that ends it is not asked about; such
 tokens are written in all slots after the first of them.

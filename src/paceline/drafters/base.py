@@ -119,7 +119,7 @@ class Judge(Protocol):
             rows: (1 + n, v) log-weights at the root and the nodes.
             seeds: of the noise of each, to be used once; None takes likeliest tokens.
         Raises:
-            DrafterError: a root's row that holds no law.
+            DrafterError: a root's row that holds no distribution.
         """
 
 
@@ -211,7 +211,7 @@ class Drafter(ABC):
 
     @property
     def draws_tokens(self) -> bool:
-        """Whether it draws tokens from laws of its own above temperature 0."""
+        """Whether it draws tokens from distributions of its own above temperature 0."""
         return False
 
     @property

@@ -4,8 +4,8 @@ number.
 In: nothing. Out: GroupTrial. Not here: the rules (`verifiers.k_seq`), other trials (`token_tree`).
 
 A cut leaves fewer draws than planned, and how many may depend on the tokens that came up. A rule that reads the number
-of draws off a tree would let the chance of the first draw depend on its own token, which breaks the output law; the
-planned number does not.
+of draws off a tree would let the chance of the first draw depend on its own token, which breaks the output
+distribution; the planned number does not.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def prune(
 ) -> TokenTree:
     """The nodes in `keep` only, in their order.
 
-    This decides nothing: to cut drawn trials without harm to the output law, see `tree.select`.
+    This decides nothing: to cut drawn trials without harm to the output distribution, see `tree.select`.
 
     Args:
         keep: node indices, or (n,) bool. With a node goes its parent.

@@ -1,18 +1,18 @@
-"""Cutting a tree down to the nodes that are worth verifying, without touching the output law.
+"""Cutting a tree down to the nodes that are worth verifying, without touching the output distribution.
 
 In: a tree, a number of nodes. Out: the most valuable part of it. Not here: how many nodes pay (controllers).
 
 What may be cut:
 
 * **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks
-  whether it is a child, so the law of that token does not depend on which children there are.
+  whether it is a child, so the distribution of that token does not depend on which children there are.
 * **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn
   (`Trial.order`, then level by level, parents in node order, trials in order) until the first that might not fit, and
   all that were drawn later go too. Whether a trial fits is decided before its token is looked at: it counts as a new
   node even where it fell on an old one. Any rule that looks at the token (its confidence, whether it is new, what grew
-  below it) breaks the law.
+  below it) breaks the distribution.
 * What a kept drawn trial stands on stays with it: its parent's ancestors, and the point trials tried before it at its
-  parent. Dropping these by what was drawn later would break the law as well.
+  parent. Dropping these by what was drawn later would break the distribution as well.
 
 So drawn trials come first, and what is left of the budget goes to free point nodes by their estimated chance of being
 reached.

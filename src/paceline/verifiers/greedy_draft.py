@@ -6,9 +6,10 @@ accepted path and one more token, distributed exactly as the target alone would 
 Not here: choosing the points and drawing beside them (a drafter's `tree_policy` "greedy_draft"), the bound
 (`bench.optimal_acceptance`).
 
-With T the points and q' the law of the draw y, which q' keeps out of T: y stands with probability min(1, p(y) / q'(y)).
-If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on there. That
-accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these drafts.
+With T the points and q' the distribution of the draw y, which q' keeps out of T: y stands with probability min(1, p(y)
+/ q'(y)). If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on
+there. That accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these
+drafts.
 
 At a place with several draws these are tried in their order by recursive rejection, and all points are looked up with
 the token drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the tokens
@@ -28,7 +29,7 @@ import torch
 from paceline.errors import NumericsError
 from paceline.tree import TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, verify_each
-from paceline.verifiers.recursive_rejection import acceptance, law_of, proposal, residual, walk
+from paceline.verifiers.recursive_rejection import acceptance, distribution_of, proposal, residual, walk
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
@@ -56,7 +57,7 @@ def decide(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = law_of(weights_v, depth)
+    r_v = distribution_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         if not trial.drawn:
             continue

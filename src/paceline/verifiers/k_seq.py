@@ -29,7 +29,7 @@ import torch
 from paceline.errors import ConfigError, NumericsError
 from paceline.tree import GroupTrial, TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, verify_each
-from paceline.verifiers.recursive_rejection import law_of, proposal, residual, walk
+from paceline.verifiers.recursive_rejection import distribution_of, proposal, residual, walk
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
@@ -130,7 +130,7 @@ class _Group:
     """The draws of one group, as they are tried.
 
     Args:
-        r_v: (v,) what is left of the target before the first of them. q_v: (v,) their law.
+        r_v: (v,) what is left of the target before the first of them. q_v: (v,) their distribution.
     """
 
     def __init__(self, trial: GroupTrial, r_v: torch.Tensor, q_v: torch.Tensor) -> None:
@@ -157,7 +157,7 @@ def decide(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = law_of(weights_v, depth)
+    r_v = distribution_of(weights_v, depth)
     group: _Group | None = None
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         if not trial.drawn:

@@ -5,8 +5,8 @@ and one more token, distributed exactly as the target alone would write them.
 Not here: sampling rules (constraints), building trees (drafters), and which trials may be cut (`tree.select`).
 
 At a parent whose trials are all points the target's token z is drawn first and looked up among the children
-(multi-draft verification of point masses is the same in law), with noise keyed by position: any tree of points gives
-the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
+(multi-draft verification of point masses is the same in distribution), with noise keyed by position: any tree of points
+gives the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
 failures before it have left of p.
 
 Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q
@@ -100,7 +100,7 @@ def reject(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = law_of(weights_v, depth)
+    r_v = distribution_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         q_v = proposal(trial, token, r_v)
         r_x, q_x = torch.stack((r_v[token], q_v[token])).tolist()
@@ -112,7 +112,7 @@ def reject(
     return None, draws.categorical(depth, r_v)
 
 
-def law_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
+def distribution_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
     """(v,) p, the softmax of a row of log-weights, in float64 where the row is float64, else in float32.
 
     Raises:

@@ -1,8 +1,8 @@
 """Typical acceptance, Medusa's rule: a guess stands if the target finds it plausible. Approximate by design.
 
 In:  trees and the target's log-weights after the rules, temperature included. Out: the longest path of plausible
-tokens, and a token of the target's own after it. The output law is NOT the target's: it leans towards what drafters
-propose.
+tokens, and a token of the target's own after it. The output distribution is NOT the target's: it leans towards what
+drafters propose.
 Not here: anything exact (`recursive_rejection`, `greedy`).
 
 Source: Medusa, section 2.3.1 (arXiv:2401.10774): x stands if p(x) > min(epsilon, delta * exp(-H(p))).
@@ -32,9 +32,9 @@ class TypicalAcceptance(Verifier):
     """Accepts what is typical of the target, drawn and point trials alike.
 
     Of all paths whose every token stands, the longest is taken; among equals the likeliest, then the first. The token
-    after it is the target's own draw, as in plain decoding, so text that no drafter touches keeps the target's law.
-    (Medusa takes the argmax or a draw from the typical tokens there, vLLM the argmax after a refusal.) At temperature 0
-    rows hold all weight on the argmax, H is 0, and the rule is greedy's: equal or reject.
+    after it is the target's own draw, as in plain decoding, so text that no drafter touches keeps the target's
+    distribution. (Medusa takes the argmax or a draw from the typical tokens there, vLLM the argmax after a refusal.) At
+    temperature 0 rows hold all weight on the argmax, H is 0, and the rule is greedy's: equal or reject.
 
     Args:
         posterior_threshold: epsilon, a probability at which a token always stands.

@@ -9,7 +9,7 @@ siblings, as all drafters order them. Every so many steps the best shapes are fo
 nodes and levels with the most expected tokens per second, drafting included. What is never tried is never learned: now
 and then a tree of that size is shaped as if no rank were worse than at first thought, and where plain decoding is
 fastest, drafts are tried at growing intervals. Shapes depend on earlier steps alone, so drawn trees under this
-controller keep the output law.
+controller keep the output distribution.
 
 Source: Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628), which does this once, offline.
 """

@@ -4,8 +4,8 @@ In: a rule that follows one path of tokens. Out: voices for drafters that ask be
 afterwards, for those that propose everything at once (tables). Not here: any policy (one file each).
 
 The token that crosses a policy's threshold is part of the draft; nothing is drafted after it. So whether a token is
-drafted depends on the tokens before it alone, and drawn trials keep their law: a drafter that asks has stopped by
-itself, and trees with drawn trials stay whole in `select`.
+drafted depends on the tokens before it alone, and drawn trials keep their distribution: a drafter that asks has stopped
+by itself, and trees with drawn trials stay whole in `select`.
 """
 
 from __future__ import annotations

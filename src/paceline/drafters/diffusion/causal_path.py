@@ -3,11 +3,11 @@
 In: log-weights of slots that were predicted side by side, a `TrigramCounts`. Out: one path. Not here: the pass that
 gave the weights (`denoising`), what is counted (`diffuspec`).
 
-A slot's candidates are its likeliest tokens until they hold `mass` of its law, at most `most` of them and none behind
-an end token; end tokens are always candidates. A beam of paths goes from slot to slot by the sum of lam log p + (1 -
-lam) log p_ngram. A path that has ended goes on with end tokens, as a canvas does, each at the denoiser's price and free
-of the tri-grams': so paths of different lengths compare (the paper does not say how). The path is returned up to its
-end token.
+A slot's candidates are its likeliest tokens until they hold `mass` of its distribution, at most `most` of them and none
+behind an end token; end tokens are always candidates. A beam of paths goes from slot to slot by the sum of lam log p +
+(1 - lam) log p_ngram. A path that has ended goes on with end tokens, as a canvas does, each at the denoiser's price and
+free of the tri-grams': so paths of different lengths compare (the paper does not say how). The path is returned up to
+its end token.
 
 Source: causal-consistency path search of DiffuSpec (arXiv:2510.02358).
 

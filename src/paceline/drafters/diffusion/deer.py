@@ -1,14 +1,14 @@
-"""DEER: a diffusion language model drafts many tokens at once, each drawn from its own slot's law.
+"""DEER: a diffusion language model drafts many tokens at once, each drawn from its own slot's distribution.
 
 In: contexts, a denoiser of the target's tokens. Out: chains, drawn or of points. Not here: the pass (`denoising`),
 verification, training (recipes/bundled_diffusion/deer.py).
 
-The laws of the slots do not depend on what was drawn at the others, so that a drafted token is no worse for a mistake
-before it; the target's laws do, and behind the first token that falls none can stand. Every token is recorded with the
-very row that it was drawn from, the request's temperature, top-p and other rules applied: then recursive rejection
-keeps the target's law whatever the denoiser says. Rules that look at earlier tokens see those drafted before. The
-likeliest tokens of the slots, which are drafted at temperature 0, are points: recorded with a row, as if drawn, they
-would break the law.
+The distributions of the slots do not depend on what was drawn at the others, so that a drafted token is no worse for a
+mistake before it; the target's distributions do, and behind the first token that falls none can stand. Every token is
+recorded with the very row that it was drawn from, the request's temperature, top-p and other rules applied: then
+recursive rejection keeps the target's distribution whatever the denoiser says. Rules that look at earlier tokens see
+those drafted before. The likeliest tokens of the slots, which are drafted at temperature 0, are points: recorded with a
+row, as if drawn, they would break the distribution.
 
 Nothing is drafted behind an end token.
 
@@ -37,7 +37,8 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         model: folder or hub id of a diffusion language model with the target's tokenizer.
         draft_max_length: most tokens of a draft.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the denoiser's laws, "greedy" takes its
+        draft_sample_method: above temperature 0, "probabilistic" draws from the denoiser's distributions, "greedy"
+        takes its
             most likely tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of
             their own.
         separator_token_id: a token that stands between the text and the masks, where the denoiser was trained with one.

@@ -7,8 +7,8 @@ length).
 
 The likeliest tokens of slots that were predicted side by side need not make a text. A tri-gram model, counted from this
 tenant's requests and, where it is named, a file, says how well a token goes after two others. (The paper fits one to
-the task's training split.) The path found has no law of its own that could be written down: its tokens are points,
-exact at every temperature.
+the task's training split.) The path found has no distribution of its own that could be written down: its tokens are
+points, exact at every temperature.
 
 Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358).
 """
@@ -58,7 +58,7 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         draft_max_length: most tokens of a draft.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
         path_weight: weight of the diffusion model against the tri-grams, 0..1; the paper's lambda.
-        candidate_mass: a slot's candidates hold so much of its law, 0..1; the paper's tau.
+        candidate_mass: a slot's candidates hold so much of its distribution, 0..1; the paper's tau.
         max_candidates: most candidates of a slot, besides end tokens.
         path_beam: paths that the search keeps.
         ngram_file: a text that the tri-grams of every tenant are counted from before any request.

@@ -34,7 +34,8 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     Args:
         model: folder or hub id of the draft model.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's law, "greedy" takes its most
+        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's distribution, "greedy" takes
+        its most
             likely tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of
             their own, which then get the tokens of that seed whatever is drafted.
         tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds

@@ -1,8 +1,8 @@
 """EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits
 for another.
 
-In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that
-the fuzzy
+In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the
+distribution that the fuzzy
 passes gave. Not here: the passes (models.decoder.grouped).
 
 *Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so

@@ -83,11 +83,11 @@ class MiddleState(Follower):
 
     def take(self, verdict: Verdict, rows_nv: torch.Tensor) -> None:
         """Put what the middle model said behind the chain."""
-        laws = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
-        for token, law_v in zip(verdict.tokens, laws, strict=True):
+        distributions = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
+        for token, distribution_v in zip(verdict.tokens, distributions, strict=True):
             self.tokens.append(token)
-            self.chances.append(min(float(law_v[token]), 1.0))
-            self.rows.append(law_v)
+            self.chances.append(min(float(distribution_v[token]), 1.0))
+            self.rows.append(distribution_v)
         self.asked.tokens.extend(verdict.tokens)
 
     def heard(self, budget: Budget, most: int, least: int) -> bool:

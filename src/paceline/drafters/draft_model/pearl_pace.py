@@ -5,7 +5,7 @@ In: seconds and tokens of whole steps. Out: the way to go on. Not here: drafting
 Two models at once share cores, caches and memory bandwidth, so that what each costs alone says little of what they cost
 together. So nothing is modelled: whole steps of both ways are timed, one way after the other, tokens per second decide,
 and what was decided is tried again after some thousand steps. Neither way changes what is written: points are verified
-to the same tokens either way, drawn tokens have the same law.
+to the same tokens either way, drawn tokens have the same distribution.
 """
 
 from __future__ import annotations

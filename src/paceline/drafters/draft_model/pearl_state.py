@@ -5,8 +5,9 @@ In: a text that grows, trees that were scored, verdicts. Out: the chain to score
 draft. Not here: when to draft, running models (`pearl`).
 
 The draft goes on behind the chain that is being scored, so that it outlives a verdict: where the whole chain stands and
-the token after it is the one that was drafted there, the rest is a draft behind the new text, drawn from the same laws
-as if it had been made then. Otherwise it is dropped, whatever it holds, and the cache goes back to the text.
+the token after it is the one that was drafted there, the rest is a draft behind the new text, drawn from the same
+distributions as if it had been made then. Otherwise it is dropped, whatever it holds, and the cache goes back to the
+text.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Sorted speculative decoding: one draft model with several exits, of which every token takes the first that is sure
 enough.
 
-In: contexts, a draft model of more than one layer. Out: chains, point or drawn, each token from the law of the exit it
-took.
+In: contexts, a draft model of more than one layer. Out: chains, point or drawn, each token from the distribution of the
+exit it took.
 Not here: passes and their upkeep (`exit_state`), the training that makes exits good.
 
 A token is drafted from the first exit whose most likely token has at least the exit's threshold; the last exit, the
 whole model, always serves. So one draft serves targets of several sizes, each with thresholds of its own: 0 for all is
-a small model, above 1 the whole one. Which exit serves depends on what came before the token, so that q is the law of
-that exit. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
+a small model, above 1 the whole one. Which exit serves depends on what came before the token, so that q is the
+distribution of that exit. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
 
 Source: S2D: sorted speculative decoding for more efficient deployment of nested large language models
 (arXiv:2407.01955).

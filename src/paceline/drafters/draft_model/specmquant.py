@@ -1,15 +1,15 @@
 """A hierarchy of drafts: a small model's trees, which a rounded copy of the target turns into one chain for the target.
 
 In: contexts, a drafter of trees, a model between it and the target. Out: chains, point or drawn from the middle model's
-law.
+distribution.
 Not here: the trees (a drafter of its own, from a nested config), how a tree is verified (`base.Judge`), rounding
     (models.loading.quantization).
 
 Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have said
 itself, and one token more, until `min_draft_length` tokens are there. Each token of the chain is then distributed as
 the middle model's own, whatever was drafted below it, and its row is known from that pass; so it is a draft like any
-other and the target's law stays its own. Where a chain ends depends on what came before the token that it lacks, not on
-that token. Both models go back to the text where the target takes another way.
+other and the target's distribution stays its own. Where a chain ends depends on what came before the token that it
+lacks, not on that token. Both models go back to the text where the target takes another way.
 
 Source: SpecMQuant, Speculative decoding meets quantization (arXiv:2505.22179): trees lose what rounding gains, so that
 the target is given a chain.

@@ -10,8 +10,8 @@ nothing is cut afterwards.
 
 *EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely
 paths; in the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a
-drawn tree that is cut by what came up breaks the output law, so above temperature 0 children are chosen by rank as
-well, and the verifier's own draw looks whether it is among them. Not here: EAGLE's heads.
+drawn tree that is cut by what came up breaks the output distribution, so above temperature 0 children are chosen by
+rank as well, and the verifier's own draw looks whether it is among them. Not here: EAGLE's heads.
 
 *Greedy draft sampling* (for `acceptance_method` "greedy_draft_sampling"; Towards optimal multi-draft speculative
 decoding, arXiv:2502.18779): all children of a node but one are its likeliest tokens, and one is drawn from the others.

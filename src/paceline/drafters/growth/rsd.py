@@ -8,7 +8,7 @@ level with the largest perturbed scores. A score psi is minus the logarithm of t
 below a node rings, text y at rate q(y): a node's first child rings with it, and the next after a wait that is
 exponential at the rate of what the children so far leave of the node. So the places of a level are used in the order of
 their scores, each score is made before its token is drawn, and the score of a place depends on earlier tokens alone:
-this is the law of the paper's perturbed scores, which draws them for the whole vocabulary.
+this is the distribution of the paper's perturbed scores, which draws them for the whole vocabulary.
 
 Source: Recursive Speculative Decoding (arXiv:2402.14160); stochastic beam search: Kool et al. 2019 (arXiv:1903.06059).
 """

@@ -127,7 +127,8 @@ class SelfDrafter(Drafter, Generic[S]):
 
     Args:
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy"
+        draft_sample_method: above temperature 0, "probabilistic" draws from the distribution of the layers that ran,
+        "greedy"
             takes their most likely tokens, as is always done at temperature 0. By default it draws, but for requests
             with a seed of their own, which then get the tokens of that seed whatever is drafted.
         resume_verification: let scoring go on behind the layers that drafted; None where that is measured to be faster.

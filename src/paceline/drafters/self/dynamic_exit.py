@@ -5,9 +5,9 @@ Not here: the choice and what it rests on (`exit_choice`), a fixed exit (`layer_
 
 At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted
 there: its *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do
-not count. Above temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each;
-so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered, and the
-choice is made anew after every few.
+not count. Above temperature 0 the overlap of both distributions stands for a match. Looking at all exits costs a head
+for each; so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered,
+and the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper
 leaves open how its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done
@@ -82,7 +82,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look
             takes as long as a step where there are many exits, and verification cannot resume in a round with one.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's distribution, "greedy"
+        takes its
             most likely tokens. By default it draws, but for requests with a seed of their own.
         resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
             already, but in steps in which all exits are looked at; by default where a measurement finds that faster.
@@ -245,6 +246,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def _overlaps(self, state: DelState, states: torch.Tensor, target: torch.Tensor) -> Array:
         """(n,) expected matches of each exit with the target (positions, v) over all positions."""
         heat = state.context.temperature
-        laws = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
-        found: Array = torch.minimum(laws, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        distributions = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
+        found: Array = (
+            torch.minimum(distributions, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        )
         return found

@@ -57,7 +57,8 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         draft_stop_threshold: nothing is drafted behind a token that is less likely than this; the paper's eta.
         draft_max_length: most tokens of a draft; the paper's gamma.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's law, "greedy" takes its most
+        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's distribution, "greedy" takes
+        its most
             likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
         ConfigError: a value outside its range, no adapter. CheckpointError: an adapter of another width, or without its

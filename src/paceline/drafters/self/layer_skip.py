@@ -34,7 +34,8 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         target_speedup: instead of an exit, run one of so many layers: the first, the last and evenly spaced ones
             between, as Unified Layer Skipping keeps them. From 1, which runs all, to half the number of layers.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's distribution, "greedy"
+        takes its
             most likely tokens. By default it draws, but for requests with a seed of their own.
         resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
             already; by default where a measurement finds that faster.

@@ -64,7 +64,8 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         tree_width: candidates of a level, where tokens are not drawn: above 1, others are verified beside each of the
             chain's. The paper keeps 10 and lets the chain's confidence choose among them, as controller "swift" does.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's law, "greedy" takes
+        draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's distribution, "greedy"
+        takes
             its most likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
         ConfigError: a value outside its range; a share that comes to no sub-layer.

@@ -1,7 +1,7 @@
 """A draft model with another tokenizer, exact under sampling: it draws from the tokens that both vocabularies have.
 
-In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given
-that its token
+In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's distribution
+given that its token
 is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting
 (`draft_model`).
 

@@ -4,9 +4,9 @@ without.
 In: how many, a file of counts or of text, the target's tokenizer. Out: token ids. Not here: the head itself
 (models.decoder.head_rows), drafting.
 
-Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's law stays the target's.
-Kept in any case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the target
-itself wrote tell more than other corpora. Source: VocabTrim (arXiv:2506.22694).
+Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's distribution stays the
+target's. Kept in any case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the
+target itself wrote tell more than other corpora. Source: VocabTrim (arXiv:2506.22694).
 """
 
 from __future__ import annotations

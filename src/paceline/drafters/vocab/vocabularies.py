@@ -125,7 +125,7 @@ class Numbering:
     def runner(self, inner: Runner) -> MappedRunner:
         """The draft model under the common numbering: logits (r, V), -inf for what it does not share.
 
-        Their softmax is q of the intersection: the draft's law given that its token is shared.
+        Their softmax is q of the intersection: the draft's distribution given that its token is shared.
         """
         if isinstance(inner, MappedRunner):
             return inner.renamed(self.into, self.names, self.vocab_size)

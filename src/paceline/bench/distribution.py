@@ -1,4 +1,4 @@
-"""Does accelerated sampling follow the model's own law? A test with a declared error, on any model.
+"""Does accelerated sampling follow the model's own distribution? A test with a declared error, on any model.
 
 In: sampled outputs and the runner that made them. Out: a chi-square test of conditional probability-integral values.
 Not here: temperature 0 (`bench.compare`).
@@ -27,13 +27,13 @@ ERROR = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class LawTest:
+class DistributionTest:
     """Outcome of the test.
 
     Attributes:
         tokens: number of sampled tokens.
         statistic: chi-square over the bins, with bins - 1 degrees of freedom.
-        p_value: chance of a larger statistic if the law is the model's own.
+        p_value: chance of a larger statistic if the distribution is the model's own.
         error: p-values below it fail.
     """
 
@@ -68,8 +68,8 @@ def integral_values(
     return before.cpu() + tied.cpu() * uniform
 
 
-def uniform_test(values: torch.Tensor) -> LawTest:
-    """Chi-square of (t,) values against the uniform law on (0, 1), in equal bins."""
+def uniform_test(values: torch.Tensor) -> DistributionTest:
+    """Chi-square of (t,) values against the uniform distribution on (0, 1), in equal bins."""
     import torch
 
     counts = torch.histc(values.clamp(0.0, 1.0), bins=BINS, min=0.0, max=1.0)
@@ -78,4 +78,4 @@ def uniform_test(values: torch.Tensor) -> LawTest:
     p_value = float(
         torch.special.gammaincc(torch.tensor((BINS - 1) / 2, dtype=torch.float64), torch.tensor(statistic / 2).double())
     )
-    return LawTest(len(values), statistic, p_value)
+    return DistributionTest(len(values), statistic, p_value)
