@@ -64,12 +64,12 @@ def errors(llms: Mapping[str | None, LLM], ids: list[int]) -> dict[str, dict[str
         return runner.extend([runner.open()], [ids], all_logits=True).logits.float()
 
     wanted, found = logits(None), {}
-    law = wanted.log_softmax(-1)
+    distribution = wanted.log_softmax(-1)
     for form in ("int8", "int4"):
         own = logits(form)
         found[form] = {
             "logit_error": float((own - wanted).square().mean().sqrt() / wanted.std()),
-            "divergence": float((law.exp() * (law - own.log_softmax(-1))).sum(-1).mean()),
+            "divergence": float((distribution.exp() * (distribution - own.log_softmax(-1))).sum(-1).mean()),
             "same_token": float((own.argmax(-1) == wanted.argmax(-1)).float().mean()),
         }
     return found

@@ -11,10 +11,11 @@ model is its own int4 copy, which is nearly always right; look at `--model bundl
 
 "counts" decodes all prompts together and counts tokens per target pass. "times" decodes them one by one, plain decoding
 and every shape in turn, in an order that rotates, so that every ratio compares runs made next to each other; after
---seconds no further prompt is begun. All rules are exact in law, so outputs differ from run to run and are not compared
-here: the tests of the rules enumerate their laws. A run leaves what other runs put into `results/rsd_MODEL.json`:
-estimates with 95 % intervals over prompts, and the raw figures of every prompt. The plot beside it shows, for each
-method and budget, the best of its shapes.
+--seconds no further prompt is begun. All rules are exact in distribution, so outputs differ from run to run and are not
+compared
+here: the tests of the rules enumerate their distributions. A run leaves what other runs put into
+`results/rsd_MODEL.json`: estimates with 95 % intervals over prompts, and the raw figures of every prompt. The plot
+beside it shows, for each method and budget, the best of its shapes.
 """
 
 from __future__ import annotations

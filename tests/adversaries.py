@@ -1,4 +1,4 @@
-"""Drafters that try to harm a decoder: none of them may change a token, the output law, or another request.
+"""Drafters that try to harm a decoder: none of them may change a token, the output distribution, or another request.
 
 In: a vocabulary, for some a toy target. Out: trees that are wrong, broken or too large, and exceptions. All are made as
 an engine makes drafters, from `DrafterArgs`, so that `"adversaries:Liar"` works as a method.
@@ -91,7 +91,7 @@ class Garbage(Adversary):
 
 
 class Gambler(Adversary):
-    """Drawn chains from random rows that have nothing to do with the target; exact in law all the same."""
+    """Drawn chains from random rows that have nothing to do with the target; exact in distribution all the same."""
 
     def tree(self, context: Context, budget: Budget) -> TokenTree:
         rng = self.rng(context)

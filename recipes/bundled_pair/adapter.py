@@ -65,7 +65,7 @@ class Adapter(nn.Module):
         return spoken
 
 
-def laws(target: LlamaForCausalLM, adapter: Adapter, x_bt: Tensor, exit_layer: int) -> tuple[Tensor, Tensor]:
+def distributions(target: LlamaForCausalLM, adapter: Adapter, x_bt: Tensor, exit_layer: int) -> tuple[Tensor, Tensor]:
     """(b, t, v) float32 logits of the adapter and of the target."""
     with torch.no_grad():
         states = list(states_by_layer(target, x_bt))
@@ -80,7 +80,7 @@ def agreement(target: LlamaForCausalLM, adapter: Adapter, rows_bt: Tensor, optio
     right = 0
     for part in rows_bt.split(options.batch):
         with autocast(target.device.type):
-            found_btv, wanted_btv = laws(target, adapter, part.to(target.device), options.exit_layer)
+            found_btv, wanted_btv = distributions(target, adapter, part.to(target.device), options.exit_layer)
         right += int((found_btv.argmax(-1) == wanted_btv.argmax(-1)).sum())
     return right / rows_bt.numel()
 
@@ -116,7 +116,9 @@ def fit(
         progress = max(step / steps, (time.process_time() - start) / 60 / options.minutes)
         set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(20, steps)))
         with autocast(target.device.type):
-            found_btv, wanted_btv = laws(target, adapter, stream_n[index].long().to(target.device), options.exit_layer)
+            found_btv, wanted_btv = distributions(
+                target, adapter, stream_n[index].long().to(target.device), options.exit_layer
+            )
         loss = F.cross_entropy(found_btv.flatten(0, 1), wanted_btv.flatten(0, 1).softmax(-1))
         update(adapter, optimizer, loss, 0.5)
         if step % 50 == 0:

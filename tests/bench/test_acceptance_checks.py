@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tools.random_drafts import random_law
+from tools.random_drafts import random_distribution
 
 from paceline.bench.judge import (
     BOUNDS,
@@ -24,7 +24,7 @@ TYPICAL = "typical_acceptance_sampler (approximate)"
 
 def measured(drafts: int, places: int = 12, size: int = 30) -> dict[str, Array]:
     rng = np.random.default_rng([drafts, 9])
-    pairs = [(random_law(rng, size), random_law(rng, size)) for _ in range(places)]
+    pairs = [(random_distribution(rng, size), random_distribution(rng, size)) for _ in range(places)]
     return {name: np.array([rule(p, q, drafts) for p, q in pairs]) for name, rule in RULES.items()}
 
 
@@ -83,7 +83,7 @@ def test_what_was_sampled_is_judged_by_its_mean_and_error() -> None:
 
 def test_failures_are_exact_or_have_their_mean() -> None:
     rng = np.random.default_rng(4)
-    p, q = random_law(rng, 8, zeros=0.0), random_law(rng, 8, zeros=0.0)
+    p, q = random_distribution(rng, 8, zeros=0.0), random_distribution(rng, 8, zeros=0.0)
     (exact,) = failures(p, q, 2, rng)
     assert 1.0 - exact == pytest.approx(RULES[REJECTION_WITHOUT](p, q, 2))
     assert RecursiveRejection.name in REJECTION_WITHOUT

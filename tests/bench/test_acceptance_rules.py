@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tools.random_drafts import random_law
+from tools.random_drafts import random_distribution
 from tools.toy_vector import P, Propose, Q, Weights, acceptance_rate, drawn
 from toys import ToyRunner
 
@@ -66,7 +66,7 @@ def furthest(name: str, rule: Any) -> float:
     found = 0.0
     for seed in range(8):
         rng = np.random.default_rng([seed, 8])
-        p, q, number = random_law(rng, 4), random_law(rng, 4, zeros=0.0), int(rng.integers(1, 4))
+        p, q, number = random_distribution(rng, 4), random_distribution(rng, 4, zeros=0.0), int(rng.integers(1, 4))
         found = max(found, abs(rule(p, q, number) - acceptance_rate(verifier, propose(q, number), p)))
     return found
 
@@ -83,7 +83,7 @@ def test_the_comparison_catches_another_rule(name: str) -> None:
 
 def test_sampled_failures_agree_with_enumerated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
-    p, q = random_law(rng, 12, zeros=0.0), random_law(rng, 12, zeros=0.0)
+    p, q = random_distribution(rng, 12, zeros=0.0), random_distribution(rng, 12, zeros=0.0)
     exact = acceptance_rules.without_replacement(p, q, 3)
     monkeypatch.setattr(acceptance_rules, "ENUMERATED", 0)
     monkeypatch.setattr(acceptance_rules, "SAMPLES", 1500)
@@ -130,7 +130,7 @@ def test_an_analysis_has_every_rule_and_number() -> None:
         ([], [], "p must be one row"),
     ],
 )
-def test_what_is_no_law_is_refused(p: Any, q: Any, text: str) -> None:
+def test_what_is_no_distribution_is_refused(p: Any, q: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         analyze_acceptance(p, q, (1,), (1,))
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from tools.random_drafts import random_law
+from tools.random_drafts import random_distribution
 from tools.toy_vector import P, Q, Weights
 
 from paceline.bench.judge import (
@@ -32,7 +32,7 @@ def test_the_known_vector_is_reproduced_to_the_digits() -> None:
 def plans(seed: int) -> tuple[Weights, Weights, int]:
     rng = np.random.default_rng([seed, 4])
     size = int(rng.integers(3, 7))
-    return random_law(rng, size), random_law(rng, size), int(rng.integers(1, 4))
+    return random_distribution(rng, size), random_distribution(rng, size), int(rng.integers(1, 4))
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -42,7 +42,7 @@ def test_the_bound_is_what_linear_programming_reaches(replacement: bool) -> None
         drafts = drafts if replacement else min(drafts, int((q > 0).sum()))
         plan = transport_plan(p, draft_tuples(q, drafts, replacement=replacement))
         assert plan.acceptance == pytest.approx(optimal_acceptance(p, q, drafts, replacement=replacement), abs=1e-6)
-        assert np.abs(plan.law() - p).max() < 1e-6
+        assert np.abs(plan.distribution() - p).max() < 1e-6
 
 
 def over_all_sets(p: Weights, tuples: Tuples) -> float:
@@ -58,7 +58,7 @@ def over_all_sets(p: Weights, tuples: Tuples) -> float:
 def test_sets_in_a_row_are_as_good_as_all_sets(replacement: bool) -> None:
     for size, seed in ((8, 0), (9, 1), (7, 2), (10, 3)):
         rng = np.random.default_rng([seed, 5])
-        p, q = random_law(rng, size), random_law(rng, size, zeros=0.0)
+        p, q = random_distribution(rng, size), random_distribution(rng, size, zeros=0.0)
         tuples = draft_tuples(q, 3 if size < 9 else 2, replacement=replacement)
         found = optimal_acceptance(p, q, len(next(iter(tuples))), replacement=replacement)
         assert found == pytest.approx(over_all_sets(p, tuples), abs=1e-9)

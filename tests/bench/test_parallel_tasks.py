@@ -119,13 +119,14 @@ def test_unknown_names_are_refused() -> None:
 
 
 def by_slots(joint: np.ndarray) -> float:
-    """Chance that slots drawn apart from each other, from the marginals of a law, give a text that the law knows."""
+    """Chance that slots drawn apart from each other, from the marginals of a distribution, give a text that the
+    distribution knows."""
     axes = range(joint.ndim)
     marginals = [joint.sum(axis=tuple(a for a in axes if a != axis)) for axis in axes]
     return float(sum(np.prod([m[i] for m, i in zip(marginals, index, strict=True)]) for index in np.argwhere(joint)))
 
 
-def law(texts: list[tuple[int, ...]], symbols: int) -> np.ndarray:
+def distribution(texts: list[tuple[int, ...]], symbols: int) -> np.ndarray:
     joint = np.zeros((symbols,) * len(texts[0]))
     for text in texts:
         joint[text] += 1 / len(texts)
@@ -136,16 +137,16 @@ def law(texts: list[tuple[int, ...]], symbols: int) -> np.ndarray:
 def test_closed_forms_are_sums_over_all_texts(n: int) -> None:
     queue, new = tuple(range(n)), n
     shuffles = list(permutations(queue))
-    assert by_slots(law(shuffles, n)) == pytest.approx(shuffle_success(n, may_repeat_input=True))
+    assert by_slots(distribution(shuffles, n)) == pytest.approx(shuffle_success(n, may_repeat_input=True))
     assert shuffle_success(n, may_repeat_input=True) - shuffle_success(n) == pytest.approx(1 / n**n)
     replaced = [(*queue[:k], new, *queue[k + 1 :]) for k in range(n)]
-    assert by_slots(law(replaced, n + 1)) == pytest.approx(replace_success(n))
+    assert by_slots(distribution(replaced, n + 1)) == pytest.approx(replace_success(n))
     inserted = [(*queue[:k], new, *queue[k:]) for k in range(n + 1)]
-    assert by_slots(law(inserted, n + 1)) == pytest.approx(insert_success(n))
+    assert by_slots(distribution(inserted, n + 1)) == pytest.approx(insert_success(n))
     removed = [(*queue[:k], *queue[k + 1 :]) for k in range(n)]
-    assert by_slots(law(removed, n)) == pytest.approx(remove_success(n))
+    assert by_slots(distribution(removed, n)) == pytest.approx(remove_success(n))
     copied = [queue]
-    assert by_slots(law(copied, n)) == 1
+    assert by_slots(distribution(copied, n)) == 1
 
 
 def test_the_total_correlation_of_a_permutation() -> None:
@@ -180,7 +181,7 @@ def test_one_slot_a_step_answers_every_random_task(task: str, count: int, right:
     item = asked(task, "Bob, Tom, Mary", None, "Sam")
     fine = answers(item, names, count)
     assert len(fine) == right
-    toy, scores = Joint(law(fine, len(names))), []
+    toy, scores = Joint(distribution(fine, len(names))), []
     for steps in (count, 1):
         method, canvas = (
             {"method": "random", "temperature": 1.0, "denoising_steps": steps},

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 TINY = "llama:hidden=32,layers=2,heads=4,kv_heads=2,mlp=48,vocab=6200,context=64,tie=0"
 
 
-def test_a_model_has_its_shape_and_law(tmp_path: Path) -> None:
+def test_a_model_has_its_shape_and_distribution(tmp_path: Path) -> None:
     folder = random_model.model_folder(TINY, tmp_path / "a")
     tensors = load_file(folder / "model.safetensors")
     assert tensors["model.embed_tokens.weight"].shape == (6200, 32)

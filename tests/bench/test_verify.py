@@ -50,7 +50,7 @@ def test_points_are_compared_seed_by_seed(llm: LLM) -> None:
     assert report.seeded is not None
     assert (report.seeded.outputs, report.seeded.identical) == (9, 9)
     assert report.holds
-    assert report.conclusion.endswith("for equal seeds at temperature 1 and in law at temperature 1")
+    assert report.conclusion.endswith("for equal seeds at temperature 1 and in distribution at temperature 1")
 
 
 @pytest.mark.parametrize("samples", [0, 2])
@@ -106,7 +106,7 @@ def test_where_a_profile_says_off_guesses_are_tested_all_the_same(llm: LLM, monk
 
 
 def test_other_noise_for_drafts_is_caught(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier that forgets the depth in its keys follows the law at every step, but not the seed."""
+    """A verifier that forgets the depth in its keys follows the distribution at every step, but not the seed."""
     gumbel = KeyedDraws.gumbel
 
     def forgetful(self: KeyedDraws, depth: int, weights_v: torch.Tensor) -> int:
@@ -135,7 +135,7 @@ def test_a_wrong_token_at_temperature_0_is_caught(llm: LLM, monkeypatch: pytest.
     assert report.conclusion.startswith("THE CLAIM DOES NOT HOLD at temperature 0")
 
 
-def test_draws_claim_the_law_only_and_seeds_are_looked_at_all_the_same(llm: LLM) -> None:
+def test_draws_claim_the_distribution_only_and_seeds_are_looked_at_all_the_same(llm: LLM) -> None:
     report = verify(llm.with_speculative_config(DRAFT), PROMPTS, max_tokens=12, samples=2)
     assert report.claimed[1] == IN_DISTRIBUTION
     assert report.seeded is not None
@@ -167,8 +167,8 @@ def test_the_conclusion_names_only_what_was_tested(llm: LLM, options: dict[str, 
     report = verify(llm, LOOPING[:1], max_tokens=8, **options)
     assert report.conclusion == "the claim holds at temperature 0; nothing was tested above temperature 0"
     found = report.to_dict()
-    assert found["tested"] == {"temperature_0": True, "equal_seeds": False, "law": False}
-    assert (found["conclusion"], found["holds"], found["law"]) == (report.conclusion, True, None)
+    assert found["tested"] == {"temperature_0": True, "equal_seeds": False, "distribution": False}
+    assert (found["conclusion"], found["holds"], found["distribution"]) == (report.conclusion, True, None)
 
 
 def agreement(*found: Difference) -> Agreement:
@@ -189,9 +189,9 @@ GOOD, BAD = SamplingTest(400, 20.0, 0.4), SamplingTest(400, 90.0, 1e-9)
         ({"greedy": agreement(TIE, WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"seeded": agreement(TIE)}, True, "the claim holds"),
         (
-            {"seeded": agreement(WRONG), "law": BAD},
+            {"seeded": agreement(WRONG), "distribution": BAD},
             False,
-            "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in law",
+            "THE CLAIM DOES NOT HOLD for equal seeds at temperature 1 and in distribution",
         ),
         (
             {"claimed": ("bit-equal", "bit-equal"), "seeded": agreement(TIE)},
@@ -201,15 +201,15 @@ GOOD, BAD = SamplingTest(400, 20.0, 0.4), SamplingTest(400, 90.0, 1e-9)
         (
             {"claimed": (UP_TO_NEAR_TIES, IN_DISTRIBUTION), "seeded": agreement(WRONG)},
             True,
-            "the claim holds at temperature 0 and in law",
+            "the claim holds at temperature 0 and in distribution",
         ),
         (
-            {"claimed": (UP_TO_NEAR_TIES, APPROXIMATE), "seeded": None, "law": BAD},
+            {"claimed": (UP_TO_NEAR_TIES, APPROXIMATE), "seeded": None, "distribution": BAD},
             True,
             "the claim holds at temperature 0; nothing",
         ),
         (
-            {"claimed": (APPROXIMATE, APPROXIMATE), "law": BAD},
+            {"claimed": (APPROXIMATE, APPROXIMATE), "distribution": BAD},
             True,
             "nothing exact is claimed at temperature 0; nothing exact",
         ),
@@ -218,7 +218,7 @@ GOOD, BAD = SamplingTest(400, 20.0, 0.4), SamplingTest(400, 90.0, 1e-9)
 def test_conclusions(change: dict[str, Any], holds: bool, conclusion: str) -> None:
     claimed = (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES)
     base = VerifyReport(
-        "m", claimed, "float32", 1, agreement(), guesses=9, temperature=1.0, seeded=agreement(), law=GOOD
+        "m", claimed, "float32", 1, agreement(), guesses=9, temperature=1.0, seeded=agreement(), distribution=GOOD
     )
     report = replace(base, **change)
     assert report.holds is holds

@@ -1,4 +1,4 @@
-"""Limits keep every task, names stay unique, synthetic prompts have the wanted law."""
+"""Limits keep every task, names stay unique, synthetic prompts have the wanted distribution."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_synthetic_tokens_have_the_entropy(entropy: float) -> None:
     assert -(kept * np.log2(kept)).sum() == pytest.approx(entropy, abs=1e-5)
 
 
-def test_synthetic_prompts_follow_the_law_and_the_seed() -> None:
+def test_synthetic_prompts_follow_the_distribution_and_the_seed() -> None:
     tokens = synthetic_prompts(3, 20_000, 3.0, 512, seed=1)
     for row in tokens:
         counts = np.bincount(row, minlength=512) / len(row)

@@ -1,8 +1,5 @@
-"""Toy worlds for the exactness matrix: every drafter of the registry over a table-driven target, with a tokenizer of
-letters.
-
-In: a drafter's name and a verifier's. Out: engines and what they decode. Toy logits are exact: "up to near ties" means
-equal.
+"""Toy worlds for the exactness table: every drafter of the registry over a table-driven target, with a tokenizer of
+letters. Toy logits are exact: "up to near ties" means equal.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ PREDICTION = ToyRunner(VOCAB, seed=3, sharpness=1.5).greedy(PROMPT, 24)
 """What every request says it expects: right for PROMPT at temperature 0."""
 
 BATCHES: dict[str, list[list[int]]] = {
-    "one": [PROMPT],
-    "four": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10],
-    "ragged": [[3], PROMPT * 3, [7, 8, 7]],
+    "alone": [PROMPT],
+    "together": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10, [3], PROMPT * 3, [7, 8, 7]],
 }
 
 
@@ -43,7 +39,7 @@ RESUMING: dict[str, dict[str, Any]] = {
     "layer_skip": {"resume_verification": True},
     "del": {"resume_verification": True},
 }
-"""Options that the matrix fixes, where a measurement would choose."""
+"""Options that are fixed here, where a measurement would choose."""
 
 loaded = cache(registry.load)
 """Classes by name; asking the installed packages each time takes longer than a cell."""
@@ -88,5 +84,5 @@ def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingPara
 
 
 def accepted(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
-    """How many drafted tokens stood."""
+    """How many drafted tokens were accepted."""
     return sum(request.metrics.num_accepted_tokens for request in run(live, prompts, params, prediction=PREDICTION))

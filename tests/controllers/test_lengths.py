@@ -109,19 +109,19 @@ def p_value(controller: Any, outputs: int = 768, **options: Any) -> float:
     assert not any(request.metrics.dropped_drafters for request in requests)
     assert sum(request.metrics.num_accepted_tokens for request in requests) > outputs / 10
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
-    law = {}
+    distribution = {}
     for output in product(range(VOCAB), repeat=LENGTH):
         rows = [(target.logits([*PROMPT, *output[:i]]).double() / TEMPERATURE).softmax(-1) for i in range(LENGTH)]
-        law[output] = math.prod(float(row[token]) for row, token in zip(rows, output, strict=True))
-    return g_test([counts[k] for k in law], list(law.values()))
+        distribution[output] = math.prod(float(row[token]) for row, token in zip(rows, output, strict=True))
+    return g_test([counts[k] for k in distribution], list(distribution.values()))
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_drawn_drafts_keep_the_law(name: str) -> None:
+def test_drawn_drafts_keep_the_distribution(name: str) -> None:
     assert p_value(made(name)) > ERROR
 
 
-def test_drawn_trees_keep_the_law() -> None:
+def test_drawn_trees_keep_the_distribution() -> None:
     assert p_value(made("swift"), tree_width=3) > ERROR
 
 

@@ -1,4 +1,4 @@
-"""The loop on toys with closed-form traces: order, law, budgets, company."""
+"""The loop on toys with closed-form traces: order, distribution, budgets, company."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def counts(toy, length: int, config, samples: int) -> Counter:
 
 
 def deviation(seen: Counter, weights: np.ndarray, samples: int) -> float:
-    """p-value of the law of `weights`."""
+    """p-value of the distribution of `weights`."""
     cells = [index for index in np.ndindex(weights.shape) if weights[index] > 0]
     if set(seen) - set(cells):
         return 0.0

@@ -62,7 +62,7 @@ def rows_of_a_runner(runner: ToyRunner, temperature: float = 1.0) -> Says:
 
 
 def random_rows(vocab_size: int, seed: int = 0) -> Says:
-    """Laws that have nothing to do with any target."""
+    """Distributions that have nothing to do with any target."""
 
     def says(text: list[int], place: int) -> list[float]:
         drawn = np.random.default_rng((seed, place, *text)).random(vocab_size) + 1e-3

@@ -280,7 +280,7 @@ def test_an_end_that_the_denoiser_does_not_see_is_not_taken_for_being_short() ->
     assert len(best_path(lattice_of(rows, mass=0.8, most=15, ends=[END]), counts([]), [], lam=0.5, beam=5)) == 12
 
 
-def test_rows_without_a_law_are_refused() -> None:
+def test_rows_without_a_distribution_are_refused() -> None:
     for bad in (float("nan"), float("-inf")):
         rows = weights([0.2] * 5, [0.2] * 5)
         rows[1] = bad

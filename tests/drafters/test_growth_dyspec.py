@@ -14,7 +14,7 @@ import torch
 from drafters.test_draft_model import PROMPT, VOCAB, begin, confident, drafter_of, enumerable, propose
 from tools.enumerate_draws import Choices
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toys import ToyRunner
 
 from paceline.drafters.growth import DySpecDraft, DySpecPoints, dyspec, grow
@@ -125,19 +125,21 @@ def programs(monkeypatch: pytest.MonkeyPatch, policy: str, nodes: int, depth: in
 
 @pytest.mark.parametrize("policy", ["dyspec", "dyspec_threshold"])
 @pytest.mark.parametrize(("nodes", "depth", "go_on"), [(3, 3, always_go_on), (4, 2, always_go_on), (4, 2, confident)])
-def test_drawn_trees_keep_the_output_law(
+def test_drawn_trees_keep_the_output_distribution(
     monkeypatch: pytest.MonkeyPatch, policy: str, nodes: int, depth: int, go_on: Any
 ) -> None:
     """Alone, cut afterwards, and merged behind a point drafter and cut: exact by enumeration."""
     program, target = programs(monkeypatch, policy, nodes, depth, go_on), random_target(nodes, 3)
     points = TokenTree.build([1, 0, 2], [ROOT, 0, 0], confidence=[0.4, 0.3, 0.3])
-    assert law_error(program, target, depth + 1) < 1e-6, "float32 rows"
-    assert law_error(lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
-    assert law_error(lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
+    assert distribution_error(program, target, depth + 1) < 1e-6, "float32 rows"
+    assert distribution_error(lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
+    assert distribution_error(lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["dyspec", "dyspec_threshold"])
-def test_the_law_check_catches_raw_rows_instead_of_residuals(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+def test_the_distribution_check_catches_raw_rows_instead_of_residuals(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
     """Wrong: every trial says that it was drawn from the whole row."""
     program = programs(monkeypatch, policy, 4, 2)
 
@@ -145,10 +147,10 @@ def test_the_law_check_catches_raw_rows_instead_of_residuals(monkeypatch: pytest
         tree = program(choices)
         return tree.replace(trials={p: tuple(replace(t, removed=()) for t in ts) for p, ts in tree.trials.items()})
 
-    assert max(law_error(forgetful, random_target(seed, 3), 3) for seed in range(3)) > WRONG
+    assert max(distribution_error(forgetful, random_target(seed, 3), 3) for seed in range(3)) > WRONG
 
 
-def test_the_law_check_catches_a_drawn_tree_cut_by_what_came_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_a_drawn_tree_cut_by_what_came_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong: the nodes with the highest reach of a drawn tree are kept, as EAGLE-2 ranks points again."""
     program = programs(monkeypatch, "dyspec", 4, 2)
 
@@ -164,7 +166,7 @@ def test_the_law_check_catches_a_drawn_tree_cut_by_what_came_up(monkeypatch: pyt
         columns = [tree.tokens[kept], [place[int(tree.parents[node])] for node in kept]]
         return TokenTree.build(*columns, trials={parent: ts for parent, ts in trials.items() if ts})
 
-    assert max(law_error(ranked_again, random_target(seed, 3), 3) for seed in range(5)) > WRONG
+    assert max(distribution_error(ranked_again, random_target(seed, 3), 3) for seed in range(5)) > WRONG
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from drafters.test_draft_model import PROMPT, VOCAB, begin, drafter_of, propose
 from tools.random_drafts import random_target
-from tools.random_trees import law_error
+from tools.random_trees import distribution_error
 from toys import ToyRunner
 
 from paceline.errors import ConfigError
@@ -43,12 +43,12 @@ def test_it_is_the_paper_by_brute_force(width: int) -> None:
     assert all(len(path) == 1 or path[:-1] in found for path in found)
 
 
-def test_above_temperature_0_it_proposes_points_which_keep_the_law() -> None:
+def test_above_temperature_0_it_proposes_points_which_keep_the_distribution() -> None:
     drafter = drafter_of(ToyRunner(3, order=None, sharpness=1.0), 3, tree_policy="eagle2", tree_width=2)
     tree = propose(drafter, begin(drafter, [1, 2], temperature=1.0), 4, 2)
     assert not tree.trials
     assert len(tree) == 4
-    assert law_error(lambda choices: tree, random_target(1, 3), 3) < 1e-9
+    assert distribution_error(lambda choices: tree, random_target(1, 3), 3) < 1e-9
 
 
 def test_drawing_is_refused_by_name() -> None:

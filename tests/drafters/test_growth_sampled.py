@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from drafters.test_draft_model import PROMPT, begin, confident, drafter_of, enumerable, propose
-from tools.enumerate_draws import Choices, distance, output_law, target_law
+from tools.enumerate_draws import Choices, distance, output_distribution, target_distribution
 from tools.gtest import ERROR, g_test
 from tools.random_drafts import random_target
 from tools.toy_vector import Q, acceptance_rate
@@ -31,7 +31,10 @@ WRONG = 1e-3
 
 def error(policy: str, program: Any, target: Any, length: int) -> float:
     found = [RecursiveRejection(), VERIFIERS.get(policy, RecursiveRejection())]
-    return max(distance(output_law(one, program, target, length), target_law(target, length)) for one in found)
+    return max(
+        distance(output_distribution(one, program, target, length), target_distribution(target, length))
+        for one in found
+    )
 
 
 def program_of(
@@ -45,7 +48,7 @@ def program_of(
 @pytest.mark.parametrize(
     ("width", "nodes", "depth", "go_on"), [(2, 4, 2, always_go_on), (2, 3, 2, confident), (3, 3, 1, always_go_on)]
 )
-def test_drawn_trees_keep_the_output_law(
+def test_drawn_trees_keep_the_output_distribution(
     monkeypatch: pytest.MonkeyPatch, policy: str, width: int, nodes: int, depth: int, go_on: Any
 ) -> None:
     """Alone, cut afterwards, and merged behind a point drafter and cut: exact by enumeration, under both verifiers."""
@@ -57,14 +60,18 @@ def test_drawn_trees_keep_the_output_law(
 
 
 @pytest.mark.parametrize(("factors", "nodes"), [([2, 1], 4), ([1, 2], 3)])
-def test_factors_by_level_keep_the_output_law(monkeypatch: pytest.MonkeyPatch, factors: list[int], nodes: int) -> None:
+def test_factors_by_level_keep_the_output_distribution(
+    monkeypatch: pytest.MonkeyPatch, factors: list[int], nodes: int
+) -> None:
     program, target = program_of(monkeypatch, "rsd_c", factors, nodes, 9), random_target(nodes, 3)
     assert error("rsd_c", program, target, 3) < 1e-6
     assert error("rsd_c", lambda c: select_nodes(program(c), 2), target, 3) < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["rsd_c", "rsd_s", "greedy_draft"])
-def test_the_law_check_catches_raw_rows_instead_of_what_was_left(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+def test_the_distribution_check_catches_raw_rows_instead_of_what_was_left(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
     program = program_of(monkeypatch, policy, 2, 4, 2)
 
     def forgetful(choices: Choices) -> TokenTree:
@@ -74,7 +81,7 @@ def test_the_law_check_catches_raw_rows_instead_of_what_was_left(monkeypatch: py
     assert max(error(policy, forgetful, random_target(seed, 3), 3) for seed in range(3)) > WRONG
 
 
-def test_the_law_check_catches_chains_whose_equal_draws_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_chains_whose_equal_draws_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of(monkeypatch, "spectr", 2, 4, 2)
 
     def joined(choices: Choices) -> TokenTree:
@@ -144,10 +151,10 @@ def test_one_draft_is_a_chain_of_speculative_sampling(policy: str) -> None:
 class Fixed(ToyRunner):
     """One distribution after every text."""
 
-    law = Q
+    distribution = Q
 
     def logits(self, text: Any) -> torch.Tensor:
-        return torch.from_numpy(self.law).log().float()
+        return torch.from_numpy(self.distribution).log().float()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_drafted_trees_reproduce_the_known_vector(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("policy", "always"), [("rsd_c", True), ("rsd_s", True), ("spectr", False)])
 def test_the_only_two_tokens_always_stand(monkeypatch: pytest.MonkeyPatch, policy: str, always: bool) -> None:
     """Without replacement; the same number of draws with replacement does not reach it."""
-    monkeypatch.setattr(Fixed, "law", np.array([0.25, 0.75, 0.0]))
+    monkeypatch.setattr(Fixed, "distribution", np.array([0.25, 0.75, 0.0]))
     program = enumerable(monkeypatch, drafter_of(Fixed(3), 3, tree_policy=policy, tree_width=2), 2, 1, always_go_on)
     rate = acceptance_rate(RecursiveRejection(), program, np.array([0.9, 0.1, 0.0]))
     assert (rate > 1 - 1e-6) == always

@@ -122,7 +122,7 @@ def drawn_counts(drafter: LayerSkipDrafter, text: list[int], draws: int) -> Coun
     return Counter(int(tree.tokens[0]) for tree in trees)
 
 
-def test_draws_come_from_the_early_exits_law() -> None:
+def test_draws_come_from_the_early_exits_distribution() -> None:
     """And not from the target's: the negative control is the same count against its distribution."""
     target, text = ToyRunner(11, seed=3, sharpness=1.5, max_context=64), [1, 2, 3]
     drafter, draws = drafter_over(target, exit_layer=1), 1500
@@ -130,9 +130,9 @@ def test_draws_come_from_the_early_exits_law() -> None:
     (early,), _ = target.layer_drafts.step([ToyCache(text[:-1])], [[3]], LayerPlan(stop=1))
     values = {}
     for name, logits in (("early", early), ("target", target.logits(text))):
-        law = torch.softmax(logits.float() / 0.9, -1).numpy()
+        distribution = torch.softmax(logits.float() / 0.9, -1).numpy()
         rng = np.random.default_rng(0)
-        other = Counter(rng.choice(11, draws, p=law / law.sum()).tolist())
+        other = Counter(rng.choice(11, draws, p=distribution / distribution.sum()).tolist())
         rows = np.array([[c[token] for token in range(11)] for c in (counts, other)])
         values[name] = independence(rows[:, rows.sum(0) >= 20])
     assert values["early"] > ERROR > values["target"]

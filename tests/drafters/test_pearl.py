@@ -143,7 +143,7 @@ def test_no_clock_decides(params: SamplingParams) -> None:
     assert first[1] != second[1]
 
 
-def law(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
+def distribution(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
     """Chance of every continuation of the prompt."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
@@ -168,11 +168,11 @@ def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     params = SamplingParams(temperature=1.0, max_tokens=3, n=128, ignore_eos=True)
     found = [tokens(run(live, [PROMPT], params, seed))[0] for seed in range(5)]
     counts = Counter(tuple(one) for each in found for one in each)
-    chances = law(target, 3)
+    chances = distribution(target, 3)
     return g_test([counts[text] for text in chances], list(chances.values()))
 
 
-def test_outputs_have_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_have_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """(d), and its negative control."""
     assert p_value(False, monkeypatch) > ERROR
     assert p_value(True, monkeypatch) < ERROR

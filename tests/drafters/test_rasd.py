@@ -183,14 +183,14 @@ def p_value(controller: type[FixedController], outputs: int) -> float:
     }
     assert min(taken.values()) > outputs / 50, taken
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
-    law = {}
+    distribution = {}
     for output in product(range(SMALL), repeat=LENGTH):
         rows = [(target.logits([*PROMPT, *output[:i]]).double() / 0.9).softmax(-1) for i in range(LENGTH)]
-        law[output] = prod(float(row[token]) for row, token in zip(rows, output, strict=True))
-    return g_test([counts[output] for output in law], list(law.values()))
+        distribution[output] = prod(float(row[token]) for row, token in zip(rows, output, strict=True))
+    return g_test([counts[output] for output in distribution], list(distribution.values()))
 
 
-def test_sharing_a_fixed_number_of_nodes_keeps_the_law() -> None:
+def test_sharing_a_fixed_number_of_nodes_keeps_the_distribution() -> None:
     assert p_value(FixedController, 1920) > ERROR
 
 

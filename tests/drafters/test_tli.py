@@ -13,7 +13,7 @@ import torch
 from tools.enumerate_draws import Choices
 from tools.one_sequence import begin, enumerated
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toy_models import OTHER, ToyModels
 from toys import ToyRunner
 
@@ -55,8 +55,8 @@ def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    assert law_error(program(monkeypatch, width), random_target(width, TOKENS), 3) < 1e-6, "float32 rows"
+def test_the_output_keeps_the_distribution(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    assert distribution_error(program(monkeypatch, width), random_target(width, TOKENS), 3) < 1e-6, "float32 rows"
 
 
 def raw(models: ToyModels, tree: TokenTree, parent: int) -> torch.Tensor:
@@ -69,7 +69,9 @@ def raw(models: ToyModels, tree: TokenTree, parent: int) -> torch.Tensor:
     return torch.stack([whole[0], *(whole[OTHER.index(letter)] for letter in "abc")])
 
 
-def test_the_law_check_catches_an_intersection_that_is_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_an_intersection_that_is_not_renormalised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     draws, (_, models) = program(monkeypatch, 1), drafter_of()
 
     def unscaled(choices: Choices) -> TokenTree:
@@ -79,9 +81,9 @@ def test_the_law_check_catches_an_intersection_that_is_not_renormalised(monkeypa
         )
 
     target = random_target(5, TOKENS, zeros=0.0)
-    assert law_error(unscaled, target, 3) < 1e-6, "the verifier normalises what it is given"
+    assert distribution_error(unscaled, target, 3) < 1e-6, "the verifier normalises what it is given"
     monkeypatch.setattr(recursive_rejection, "proposal", lambda trial, token, like: trial.row.to(like))
-    assert law_error(unscaled, target, 3) > WRONG
+    assert distribution_error(unscaled, target, 3) > WRONG
 
 
 def test_steps_whose_texts_are_equally_long_have_noise_of_their_own() -> None:

@@ -150,8 +150,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def p_value(rule: str) -> float:
-    """Of every token under `auto`, given the text before it, against the target's law: their places in it must be
-    uniform.
+    """Of every token under `auto`, given the text before it, against the target's distribution: their places in it must
+    be uniform.
 
     Tokens are put in the order of their chances, which a rule that leans towards the likely ones must disturb.
     """
@@ -169,9 +169,9 @@ def p_value(rule: str) -> float:
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "typical" not in rule])
-def test_every_exact_rule_keeps_the_law_under_auto(world: World, rule: str) -> None:
+def test_every_exact_rule_keeps_the_distribution_under_auto(world: World, rule: str) -> None:
     assert p_value(rule) > ERROR
 
 
-def test_the_law_check_catches_the_relaxed_rule(world: World) -> None:
+def test_the_distribution_check_catches_the_relaxed_rule(world: World) -> None:
     assert p_value("typical_acceptance_sampler") < ERROR

@@ -153,10 +153,10 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
             assert verdict.path == tuple(range(len(drafted)))
     other = torch.cat((scored[:-1], torch.log(HIGH).unsqueeze(0)))
     (verdict,) = verifier.verify([made], [with_none(other, made)], [KeyedDraws(0, 7)])
-    assert verdict.tokens == (*drafted, 2), "negative control: another law"
+    assert verdict.tokens == (*drafted, 2), "negative control: another distribution"
 
 
-def test_the_row_behind_a_tree_holds_no_law() -> None:
+def test_the_row_behind_a_tree_holds_no_distribution() -> None:
     made = with_longer_draft(EMPTY_TREE, DraftedToken(4, LOW))
     for rows in (torch.log(LOW).unsqueeze(0), [torch.log(LOW)]):
         given = with_none(rows, made)

@@ -17,7 +17,7 @@ from recipes.bundled_pair import adapter, corpus, exits
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random target with sharp laws, and a corpus beside it."""
+    """A random target with sharp distributions, and a corpus beside it."""
     folder = tiny_checkpoint.write(tmp_path_factory.mktemp("target"), initializer_range=0.3, num_hidden_layers=3)
     texts = [f"Ada has {i} pears and buys {i % 7}. How many now? {i + i % 7}" for i in range(200)]
     rows = [{"source": "math", "text": text, "heldout": i % 10 == 0} for i, text in enumerate(texts)]
@@ -34,9 +34,9 @@ def made(target: Path, out: Path, *more: str) -> list[float]:
     def fitted(model: Any, stream_n: Any, heldout_bt: Any, options: Any) -> Any:
         found = fit(model, stream_n, heldout_bt, options)
         for one in (adapter.Adapter(model), found[0]):
-            own, law = adapter.laws(model, one, heldout_bt, options.exit_layer)
+            own, distribution = adapter.distributions(model, one, heldout_bt, options.exit_layer)
             seen.append(
-                F.kl_div(own.log_softmax(-1), law.log_softmax(-1), log_target=True, reduction="sum").item()
+                F.kl_div(own.log_softmax(-1), distribution.log_softmax(-1), log_target=True, reduction="sum").item()
                 / own[..., 0].numel()
             )
         return found
@@ -74,11 +74,11 @@ def test_the_adapter_begins_as_the_plain_exit(target: Path) -> None:
     model = corpus.load_model(target, dtype=torch.float32)
     x_bt = torch.randint(4, 300, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        own, law = adapter.laws(model, adapter.Adapter(model), x_bt, 2)
+        own, distribution = adapter.distributions(model, adapter.Adapter(model), x_bt, 2)
         states = list(exits.states_by_layer(model, x_bt))
     assert torch.allclose(own, model.lm_head(model.model.norm(states[1])), atol=1e-5)
-    assert torch.allclose(law, model(input_ids=x_bt).logits, atol=1e-4)
-    assert not torch.allclose(own, law, atol=1e-1)
+    assert torch.allclose(distribution, model(input_ids=x_bt).logits, atol=1e-4)
+    assert not torch.allclose(own, distribution, atol=1e-1)
 
 
 def test_an_adapter_behind_the_last_layer_is_refused(target: Path, tmp_path: Path) -> None:

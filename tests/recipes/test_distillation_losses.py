@@ -122,13 +122,13 @@ def certainty_by_hand(
 ) -> float:
     """Slot by slot in float64; `of` says whose entropies count."""
 
-    def law(row: np.ndarray) -> np.ndarray:
+    def distribution(row: np.ndarray) -> np.ndarray:
         e = np.exp(row - row.max())
         return e / e.sum()
 
-    losses = [-np.log(law(row)[target]) for row, target in zip(logits, targets, strict=True)]
+    losses = [-np.log(distribution(row)[target]) for row, target in zip(logits, targets, strict=True)]
     right = [row.argmax() == target for row, target in zip(logits, targets, strict=True)]
-    sharp = [law(row / temperature) for row, fine in zip(logits, right, strict=True) if fine or of == "all"]
+    sharp = [distribution(row / temperature) for row, fine in zip(logits, right, strict=True) if fine or of == "all"]
     entropies = [-(p * np.log(p)).sum() for p in sharp]
     return float(np.mean(losses) + (beta * np.mean(entropies) if entropies else 0.0))
 

@@ -155,9 +155,9 @@ def test_the_divergence_from_the_reference_is_weighed_in() -> None:
     assert not torch.allclose(gradient(net, losses[0.04]), gradient(net, losses[0.0]), rtol=1e-3, atol=1e-6)
 
 
-def test_draws_follow_the_law() -> None:
-    """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another law fails. Measures as in
-    decoding.
+def test_draws_follow_the_distribution() -> None:
+    """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another distribution fails. Measures as
+    in decoding.
     """
     logits = torch.tensor([[0.3, -1.0, -torch.inf, 1.2, 0.5]]).repeat(20_000, 1)
     found = rollouts_module.drawn(logits, 1.0, torch.Generator().manual_seed(0))
@@ -261,7 +261,7 @@ def test_the_same_masks_give_a_ratio_of_one() -> None:
 
 def log_prob_table() -> np.ndarray:
     """(32, 5) log-probability of each token of a string of five, given those that a mask (its bits) leaves, under a
-    joint law.
+    joint distribution.
     """
     rng = np.random.default_rng(0)
     toy = Joint(rng.dirichlet(np.full(3**5, 0.05)).reshape((3,) * 5) + 1e-6)

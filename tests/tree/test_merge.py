@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.enumerate_draws import Choices
 from tools.random_drafts import RandomDrafter, random_target
-from tools.random_trees import TOLERANCE, WRONG, law_error, merged
+from tools.random_trees import TOLERANCE, WRONG, distribution_error, merged
 
 from paceline.errors import DrafterError
 from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, subtree
@@ -103,9 +103,9 @@ def test_a_second_point_on_a_node_is_no_new_trial() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_merged_trees_keep_the_output_law(seed: int) -> None:
+def test_merged_trees_keep_the_output_distribution(seed: int) -> None:
     """Point and drawn trials of two drafters, sharing parents and nodes: exact by enumeration."""
-    assert law_error(merged(seed, 3), random_target(seed, 3), 3) < TOLERANCE
+    assert distribution_error(merged(seed, 3), random_target(seed, 3), 3) < TOLERANCE
 
 
 def drop_repeats(tree: TokenTree) -> TokenTree:
@@ -117,8 +117,10 @@ def drop_repeats(tree: TokenTree) -> TokenTree:
     return tree.replace(trials=trials)
 
 
-def test_the_law_check_catches_merging_drawn_trials_away() -> None:
-    errors = [law_error(lambda c, s=s: drop_repeats(merged(s, 3)(c)), random_target(s, 3), 3) for s in range(10)]
+def test_the_distribution_check_catches_merging_drawn_trials_away() -> None:
+    errors = [
+        distribution_error(lambda c, s=s: drop_repeats(merged(s, 3)(c)), random_target(s, 3), 3) for s in range(10)
+    ]
     assert max(errors) > WRONG
 
 
@@ -131,8 +133,8 @@ def points_after_a_look(choices: Choices) -> TokenTree:
     return merge([points, drawn])
 
 
-def test_the_law_check_catches_trees_merged_in_the_wrong_order() -> None:
-    assert max(law_error(points_after_a_look, random_target(seed, 3), 2) for seed in range(5)) > WRONG
+def test_the_distribution_check_catches_trees_merged_in_the_wrong_order() -> None:
+    assert max(distribution_error(points_after_a_look, random_target(seed, 3), 2) for seed in range(5)) > WRONG
 
 
 @given(point_trees(), st.data())

@@ -10,10 +10,10 @@ from tools.enumerate_draws import (
     EnumeratingDraws,
     Target,
     distance,
-    enumerate_law,
-    output_law,
+    enumerate_distribution,
+    output_distribution,
     rows_of,
-    target_law,
+    target_distribution,
 )
 from tools.gtest import ERROR, g_test
 from tools.random_drafts import RandomDrafter, random_target
@@ -33,7 +33,9 @@ WRONG = 1e-3
 
 def error_of(propose, target: Target, length: int) -> float:
     """Distance of the verifier's output distribution from the target's."""
-    return distance(output_law(RecursiveRejection(), propose, target, length), target_law(target, length))
+    return distance(
+        output_distribution(RecursiveRejection(), propose, target, length), target_distribution(target, length)
+    )
 
 
 def worst_error(seeds: range, *, vocabulary: int = 3, depth: int = 3, draws: int = 3) -> float:
@@ -81,7 +83,7 @@ def acceptance_rate(propose) -> float:
         (verdict,) = RecursiveRejection().verify([tree], [rows_of(tree, flat)], [EnumeratingDraws(choices)])
         return bool(verdict.path)
 
-    return enumerate_law(stands)[True]
+    return enumerate_distribution(stands)[True]
 
 
 @pytest.mark.parametrize(
@@ -107,15 +109,15 @@ def test_two_tokens_drawn_without_replacement_are_always_accepted():
         (verdict,) = RecursiveRejection().verify([tree], [rows_of(tree, lambda path: p)], [EnumeratingDraws(choices)])
         return bool(verdict.path)
 
-    assert enumerate_law(stands) == {True: pytest.approx(1.0)}
+    assert enumerate_distribution(stands) == {True: pytest.approx(1.0)}
 
 
 @pytest.mark.parametrize("seeds", [range(0, 40), range(60, 100)])
-def test_random_trees_of_mixed_trials_keep_the_law(seeds):
+def test_random_trees_of_mixed_trials_keep_the_distribution(seeds):
     assert worst_error(seeds, draws=4) < TOLERANCE
 
 
-def test_larger_vocabularies_keep_the_law():
+def test_larger_vocabularies_keep_the_distribution():
     assert worst_error(range(200, 215), vocabulary=5, depth=2, draws=3) < TOLERANCE
     assert worst_error(range(220, 240), vocabulary=6, depth=2, draws=2) < TOLERANCE
 
@@ -252,7 +254,7 @@ def test_what_depends_on_earlier_draws_alone_is_no_trap(propose):
 # ------------------------------------------------------------------------------------------------ numerics and errors
 
 
-def test_a_residual_without_mass_is_the_law_before():
+def test_a_residual_without_mass_is_the_distribution_before():
     r_v = torch.tensor([0.25, 0.75])
     assert residual(r_v, r_v.clone()) is r_v
     assert residual(r_v, torch.tensor([0.5, 0.5])).tolist() == [0.0, 1.0]

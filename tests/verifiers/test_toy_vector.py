@@ -91,4 +91,4 @@ def test_the_table_catches_a_rule_without_residual(monkeypatch: pytest.MonkeyPat
 def test_the_best_plan_to_the_digits(drafts: str, tuples: Tuples) -> None:
     plan = transport_plan(P, tuples)
     assert plan.acceptance == pytest.approx(BOUND[drafts], abs=5e-7)
-    assert abs(plan.law() - P).max() < 1e-9
+    assert abs(plan.distribution() - P).max() < 1e-9

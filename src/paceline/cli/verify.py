@@ -40,7 +40,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
     given: dict[str, Any],
 ) -> None:
-    """Decode plainly and accelerated, at temperature 0 and above, and compare tokens and laws."""
+    """Decode plainly and accelerated, at temperature 0 and above, and compare tokens and distributions."""
     texts = None if prompts is None else read_prompts(prompts)
     given["seed"] = seed
     llm = open_llm(given)
@@ -91,16 +91,18 @@ def words(report: VerifyReport) -> str:
         lines += _agreement("temperature 0, guesses in every step", report.drafted)
     above = f"temperature {report.temperature:g}"
     if report.seeded is not None:
-        note = " (not part of the claim)" if report.claimed[1] == "equal in law" else ""
+        note = " (not part of the claim)" if report.claimed[1] == "equal in distribution" else ""
         lines += _agreement(f"{above}, equal seeds{note}", report.seeded)
-    for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
-        if law is not None:
-            lines += _law(
-                f"{above}, {name}", law, approximate=report.claimed[1] == "approximate" and name == "accelerated"
+    for name, distribution in (("accelerated", report.distribution), ("plain (control)", report.plain_distribution)):
+        if distribution is not None:
+            lines += _distribution(
+                f"{above}, {name}",
+                distribution,
+                approximate=report.claimed[1] == "approximate" and name == "accelerated",
             )
     lines.append(f"{report.guesses} guesses were verified")
-    if report.plain_law is not None and not report.plain_law.holds:
-        lines.append("the control deviates too, so this test of the law proves nothing; try another --seed")
+    if report.plain_distribution is not None and not report.plain_distribution.holds:
+        lines.append("the control deviates too, so this test of the distribution proves nothing; try another --seed")
     width = min(Console().width, WIDEST)
     wrapped = [wrap(line, width, **_manner(line)) for line in [*lines, report.conclusion]]
     return "\n".join(line for one in wrapped for line in one)
@@ -127,14 +129,15 @@ def _agreement(name: str, found: Agreement) -> list[str]:
     return lines
 
 
-def _law(name: str, law: SamplingTest, *, approximate: bool) -> list[str]:
-    if law.holds:
-        verdict = "no deviation from the model's own law"
+def _distribution(name: str, distribution: SamplingTest, *, approximate: bool) -> list[str]:
+    if distribution.holds:
+        verdict = "no deviation from the model's own distribution"
     elif approximate:
-        verdict = "deviates from the model's own law, as an approximate rule may"
+        verdict = "deviates from the model's own distribution, as an approximate rule may"
     else:
-        verdict = "DEVIATES from the model's own law"
+        verdict = "DEVIATES from the model's own distribution"
     return [
         f"{name}: {verdict}",
-        f"  {law.tokens} tokens, p-value {law.p_value:.3g} (a false alarm has probability {law.error:g})",
+        f"  {distribution.tokens} tokens, p-value {distribution.p_value:.3g} "
+        f"(a false alarm has probability {distribution.error:g})",
     ]

@@ -37,5 +37,5 @@ class ExactJudge:
         else:
             (found,) = self._sampled.verify([tree], [rows_nv], [KeyedDraws(seed, 0)])
         if isinstance(found, NumericsError):
-            raise DrafterError(f"the model that verifies drafts gave no law: {found}")
+            raise DrafterError(f"the model that verifies drafts gave no distribution: {found}")
         return found

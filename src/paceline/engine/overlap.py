@@ -5,8 +5,8 @@ drafted behind
 each as one more trial. Not here: what is drafted (drafters), the loop.
 
 The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that somebody else
-has taken back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no law, and
-where it is accepted every verifier ends the path before it and makes it the next token
+has taken back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no distribution,
+and where it is accepted every verifier ends the path before it and makes it the next token
 (`verifiers.base.before_bad_row`).
 """
 
@@ -186,7 +186,7 @@ def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
 
 
 class RowsAndNone:
-    """Rows, and behind them one that holds no law."""
+    """Rows, and behind them one that holds no distribution."""
 
     def __init__(self, rows: Rows, place: int, none_v: torch.Tensor) -> None:
         self._rows, self._place, self._none_v = rows, place, none_v

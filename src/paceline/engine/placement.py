@@ -4,9 +4,9 @@ is.
 In: the devices of this machine, a way to load the draft on one of them. Out: the device, and why, in words. Not here:
 loading (`engine.models`), what a target's passes cost and how much to draft then (`controllers.cost_model`).
 
-A draft's tokens, and above temperature 0 the laws they were drawn from, are all that crosses between devices; so what a
-level takes on each of them, the way back to the host included, is what decides. It is measured on the device itself,
-once per draft model.
+A draft's tokens, and above temperature 0 the distributions they were drawn from, are all that crosses between devices;
+so what a level takes on each of them, the way back to the host included, is what decides. It is measured on the device
+itself, once per draft model.
 
 Source: Dovetail: a CPU/GPU heterogeneous speculative decoding for LLM inference (arXiv:2412.18934).
 """

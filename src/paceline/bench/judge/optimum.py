@@ -4,9 +4,9 @@ programming.
 In:  p, q, a number of drafts. Out: the optimal acceptance; for small vocabularies the plan that reaches it.
 Not here: what particular rules accept (`bench.acceptance_rules`), verifying (`verifiers`).
 
-A rule is a coupling of the drafts' law Q with p, and accepts where its token is among the drafts. By duality the best
-accepts 1 + min over sets H of tokens of p(H) - Q(all drafts in H). A minimising H is a beginning of the tokens sorted
-by q / p, largest first, if drafts are drawn with replacement (Q(H) = q(H)^n) or without; so v sets are looked at
+A rule is a coupling of the drafts' distribution Q with p, and accepts where its token is among the drafts. By duality
+the best accepts 1 + min over sets H of tokens of p(H) - Q(all drafts in H). A minimising H is a beginning of the tokens
+sorted by q / p, largest first, if drafts are drawn with replacement (Q(H) = q(H)^n) or without; so v sets are looked at
 instead of 2^v.
 
 Without replacement draws come in the order in which independent clocks ring, token x at rate q(x). All n lie in H if n
@@ -137,7 +137,7 @@ class TransportPlan:
 
     Attributes:
         tuples: drafts in their order -> their chance.
-        tokens: drafts -> (v,) law of the token that the rule answers with.
+        tokens: drafts -> (v,) distribution of the token that the rule answers with.
         acceptance: chance that this token is among the drafts.
     """
 
@@ -145,8 +145,8 @@ class TransportPlan:
     tokens: dict[tuple[int, ...], Array]
     acceptance: float
 
-    def law(self) -> Array:
-        """(v,) law of the token, over all drafts: p."""
+    def distribution(self) -> Array:
+        """(v,) distribution of the token, over all drafts: p."""
         return np.asarray(sum(chance * self.tokens[drafts] for drafts, chance in self.tuples.items()))
 
 
@@ -171,7 +171,8 @@ def greedy_tuples(q: Array, drafts: int) -> Tuples:
 
 
 def transport_plan(p: Array, tuples: Tuples) -> TransportPlan:
-    """The optimal transport of the drafts' law to p, exact up to the solver's tolerance, for small vocabularies.
+    """The optimal transport of the drafts' distribution to p, exact up to the solver's tolerance, for small
+    vocabularies.
 
     Args:
         p: (v,) probabilities. tuples: as from `draft_tuples`.

@@ -43,7 +43,8 @@ class VerifyReport:
         near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
         temperature: of the tests above 0, or 0.
         seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
-        law, plain_law: the test of the law above 0, of accelerated and of plain decoding; None where it was left out.
+        distribution, plain_distribution: the test of the distribution above 0, of accelerated and of plain decoding;
+        None where it was left out.
         mean_acceptance_length: of accelerated decoding at temperature 0.
     """
 
@@ -59,8 +60,8 @@ class VerifyReport:
     positions: int = 0
     temperature: float = 0.0
     seeded: Agreement | None = None
-    law: SamplingTest | None = None
-    plain_law: SamplingTest | None = None
+    distribution: SamplingTest | None = None
+    plain_distribution: SamplingTest | None = None
     mean_acceptance_length: float = 1.0
 
     @property
@@ -74,16 +75,16 @@ class VerifyReport:
         return self.seeded is None or _agrees(self.claimed[1], self.seeded)
 
     @property
-    def law_holds(self) -> bool:
-        """Whether the outputs follow the model's law, where that is claimed and was tested."""
-        return self.claimed[1] == APPROXIMATE or self.law is None or self.law.holds
+    def distribution_holds(self) -> bool:
+        """Whether the outputs follow the model's distribution, where that is claimed and was tested."""
+        return self.claimed[1] == APPROXIMATE or self.distribution is None or self.distribution.holds
 
     @property
     def holds(self) -> bool:
         """Whether guesses were verified and every claim stands; without guesses plain decoding was compared with
         itself.
         """
-        return self.guesses > 0 and self.greedy_holds and self.seeded_holds and self.law_holds
+        return self.guesses > 0 and self.greedy_holds and self.seeded_holds and self.distribution_holds
 
     @property
     def conclusion(self) -> str:
@@ -92,8 +93,8 @@ class VerifyReport:
         checks = [] if self.claimed[0] == APPROXIMATE else [("at temperature 0", self.greedy_holds)]
         if self.seeded is not None and self.claimed[1] in (BIT_EQUAL, UP_TO_NEAR_TIES):
             checks.append((f"for equal seeds {above}", self.seeded_holds))
-        if self.law is not None and self.claimed[1] != APPROXIMATE:
-            checks.append((f"in law {above}", self.law_holds))
+        if self.distribution is not None and self.claimed[1] != APPROXIMATE:
+            checks.append((f"in distribution {above}", self.distribution_holds))
         broken = [name for name, fine in checks if not fine]
         if broken:
             return f"THE CLAIM DOES NOT HOLD {_listed(broken)}"
@@ -104,23 +105,30 @@ class VerifyReport:
             proven = f"the claim holds {_listed([name for name, _ in checks])}"
         if self.claimed[1] == APPROXIMATE:
             return f"{proven}; nothing exact is claimed above temperature 0"
-        return proven if self.law is not None else f"{proven}; nothing was tested above temperature 0"
+        return proven if self.distribution is not None else f"{proven}; nothing was tested above temperature 0"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        laws = {
-            name: None if law is None else law.to_dict()
-            for name, law in (("law", self.law), ("plain_law", self.plain_law))
+        distributions = {
+            name: None if distribution is None else distribution.to_dict()
+            for name, distribution in (
+                ("distribution", self.distribution),
+                ("plain_distribution", self.plain_distribution),
+            )
         }
         counts = ("prompts", "guesses", "near_ties", "positions", "temperature", "mean_acceptance_length")
         plain = ("model", "claimed", "exactness", "dtype", *counts)
-        verdicts = ("holds", "greedy_holds", "seeded_holds", "law_holds", "conclusion")
+        verdicts = ("holds", "greedy_holds", "seeded_holds", "distribution_holds", "conclusion")
         return {name: getattr(self, name) for name in plain} | {
             "greedy": self.greedy.to_dict(),
             "drafted": None if self.drafted is None else self.drafted.to_dict(),
             "seeded": None if self.seeded is None else self.seeded.to_dict(),
-            **laws,
-            "tested": {"temperature_0": True, "equal_seeds": self.seeded is not None, "law": self.law is not None},
+            **distributions,
+            "tested": {
+                "temperature_0": True,
+                "equal_seeds": self.seeded is not None,
+                "distribution": self.distribution is not None,
+            },
             **{name: getattr(self, name) for name in verdicts},
         }
 
@@ -265,7 +273,7 @@ def _above(
     if not points:
         report.guesses += ours.sample(prompts, partial(progress, "sampling"))
         theirs.sample(prompts, partial(progress, "plain sampling"))
-    report.law, report.plain_law = ours.test(), theirs.test()
+    report.distribution, report.plain_distribution = ours.test(), theirs.test()
 
 
 def _seeded(
@@ -310,7 +318,7 @@ def _one(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
 
 
 class _Values:
-    """Conditional integral values of sampled outputs, collected for the test of the law."""
+    """Conditional integral values of sampled outputs, collected for the test of the distribution."""
 
     def __init__(self, llm: LLM, params: SamplingParams, seed: int) -> None:
         import torch

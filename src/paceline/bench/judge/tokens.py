@@ -4,8 +4,8 @@ claimed                     at temperature 0, and above it with a seed
 bit-equal                   every token equal
 bit-equal up to near ties   equal, or different first where both tokens are within rounding of the best (above
                             temperature 0, of the best after the seed's noise)
-equal in law                other tokens of the same distribution: not compared, no seed is given; `paceline verify`
-                            tests the distribution
+equal in distribution       other tokens of the same distribution: not compared, no seed is given; `paceline
+                            verify` tests the distribution
 approximate                 compared and counted; any difference is allowed and the label says so
 """
 
@@ -214,12 +214,12 @@ def differences(
     return found
 
 
-CLASSES = ("bit-equal", "bit-equal up to near ties", "equal in law", "approximate")
+CLASSES = ("bit-equal", "bit-equal up to near ties", "equal in distribution", "approximate")
 BIT_EQUAL, UP_TO_NEAR_TIES, IN_DISTRIBUTION, APPROXIMATE = CLASSES
 LABELS = {
     BIT_EQUAL: "tokens compared, all must be equal",
     UP_TO_NEAR_TIES: "tokens compared, near ties allowed",
-    IN_DISTRIBUTION: "equal in law: tokens differ by nature and are not compared",
+    IN_DISTRIBUTION: "equal in distribution: tokens differ by nature and are not compared",
     APPROXIMATE: "approximate by its own claim: differences are allowed",
 }
 
@@ -278,7 +278,7 @@ class Equality:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        mode = {IN_DISTRIBUTION: "law", APPROXIMATE: "approximate"}.get(self.claimed, "tokens")
+        mode = {IN_DISTRIBUTION: "distribution", APPROXIMATE: "approximate"}.get(self.claimed, "tokens")
         return {
             "mode": mode,
             "compared": self.compared,

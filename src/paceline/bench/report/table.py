@@ -135,8 +135,8 @@ def same(equality: Mapping[str, Any]) -> str:
     """Whether outputs are identical with plain decoding's, in a word or two."""
     if equality["mode"] == "baseline":
         return NOTHING
-    if equality["mode"] == "law":
-        return "in law"
+    if equality["mode"] == "distribution":
+        return "in distribution"
     if equality["identical"] == equality["compared"]:
         return "yes"
     differ = f"{equality['identical']} of {equality['compared']}"

@@ -185,7 +185,7 @@ class Harness:
     def _timed(self, cell: Cell, engine: LLM, group: int, repeat: int, *, turn: str | None = None) -> Run:
         """One run of one group, with everything that is measured on the way."""
         pieces = cell.groups[group]
-        seed = None if cell.claimed == "equal in law" else self.options.seed
+        seed = None if cell.claimed == "equal in distribution" else self.options.seed
         prompts, params = prompts_of(pieces, turn or f"repeat {repeat}"), params_of(pieces, cell.temperature, seed)
         log, before, outputs, error = StepLog(), copy(engine.engine.times), None, None
         self.memory.start()

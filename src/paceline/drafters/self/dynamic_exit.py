@@ -330,6 +330,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def _overlaps(self, state: DelState, states: torch.Tensor, target: torch.Tensor) -> Array:
         """(n,) expected matches of each exit with the target (positions, v) over all positions."""
         heat = state.context.temperature
-        laws = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
-        found: Array = torch.minimum(laws, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        distributions = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
+        found: Array = (
+            torch.minimum(distributions, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        )
         return found

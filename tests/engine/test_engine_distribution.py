@@ -1,5 +1,5 @@
-"""The whole engine against the target's law: G-tests of short outputs with a declared error, for drawn, point and
-merged drafts.
+"""The whole engine against the target's distribution: G-tests of short outputs with a declared error, for drawn, point
+and merged drafts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ VOCAB, LENGTH, TEMPERATURE = 6, 3, 0.9
 PROMPT = [1, 2, 1, 2, 3, 1, 2]
 
 
-def target_law(runner: ToyRunner) -> dict[tuple[int, ...], float]:
+def target_distribution(runner: ToyRunner) -> dict[tuple[int, ...], float]:
     """Probability of every output of LENGTH tokens."""
-    law = {}
+    distribution = {}
     for output in product(range(VOCAB), repeat=LENGTH):
         chance = 1.0
         for i, token in enumerate(output):
             p = (runner.logits([*PROMPT, *output[:i]]).double() / TEMPERATURE).softmax(-1)
             chance *= float(p[token])
-        law[output] = chance
-    return law
+        distribution[output] = chance
+    return distribution
 
 
 def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: int = 1920) -> float:
@@ -43,10 +43,10 @@ def p_value(drafters: list[Any], tokens: int, *, sampled: Any = None, outputs: i
     requests = run(live, [PROMPT] * (outputs // 64), params, seed=1000)
     assert not any(request.metrics.dropped_drafters for request in requests)
     counts = Counter(tuple(o.token_ids) for request in requests for o in request.outputs)
-    law = target_law(target)
+    distribution = target_distribution(target)
     accepted = sum(request.metrics.num_accepted_tokens for request in requests)
     assert not drafters or accepted > outputs / 10
-    return g_test([counts[k] for k in law], list(law.values()))
+    return g_test([counts[k] for k in distribution], list(distribution.values()))
 
 
 def draft(**options: Any) -> Any:

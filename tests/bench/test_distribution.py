@@ -1,4 +1,4 @@
-"""The law test passes exact sampling and catches a relaxed rule, on the bundled model."""
+"""The distribution test passes exact sampling and catches a relaxed rule, on the bundled model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_exact_sampling_passes(llm: LLM) -> None:
     report = verify(llm, PROMPTS, max_tokens=24, samples=12, seed=3)
     assert report.holds
     assert report.greedy.identical == len(PROMPTS)
-    assert report.claimed == (greedy_class(llm), "equal in law")
-    assert report.law is not None
-    assert report.law.tokens > 400
+    assert report.claimed == (greedy_class(llm), "equal in distribution")
+    assert report.distribution is not None
+    assert report.distribution.tokens > 400
     assert report.mean_acceptance_length > 1.2
 
 
@@ -41,8 +41,8 @@ def test_a_relaxed_rule_is_caught(llm: LLM) -> None:
     relaxed = llm.with_speculative_config(DRAFT | options)
     report = verify(relaxed, PROMPTS, max_tokens=24, samples=12, seed=3)
     assert report.claimed == (greedy_class(relaxed), "approximate")
-    assert report.law is not None
-    assert not report.law.holds
+    assert report.distribution is not None
+    assert not report.distribution.holds
 
 
 def test_uniform_values_pass_and_tilted_ones_fail() -> None:
