@@ -19,7 +19,14 @@ from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.decoder import TRANSFORMERS, NativeRunner, StrictPasses, refusal, unavailable, what_varies
+from paceline.models.decoder import (
+    NOT_STRICT_IN_TRANSFORMERS,
+    NativeRunner,
+    StrictPasses,
+    strict_unavailable,
+    what_varies,
+    why_not_strict,
+)
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
@@ -54,14 +61,14 @@ def find_exactness(runner: Runner, asked: str) -> Exactness:
     """
     reason = _reason(runner)
     if reason is not None and asked == "strict":
-        raise unavailable(runner.info.name, reason)
+        raise strict_unavailable(runner.info.name, reason)
     return Exactness(reason)
 
 
 def _reason(runner: Runner) -> str | None:
     if not isinstance(runner, NativeRunner):
-        return TRANSFORMERS
-    if (known := refusal(runner.spec, runner.info.device)) is not None:
+        return NOT_STRICT_IN_TRANSFORMERS
+    if (known := why_not_strict(runner.spec, runner.info.device)) is not None:
         return known
     if not runner.passes.row_invariant:
         if isinstance(runner.passes, StrictPasses):

@@ -102,7 +102,7 @@ class Masks:
 
 
 @dataclass(slots=True)
-class _Kind:
+class _WindowKind:
     """Views (or gathered slots) and mask of one window kind."""
 
     mask: torch.Tensor
@@ -125,16 +125,16 @@ class SequenceStep:
         if cache.base < 0:
             self._slots = torch.from_numpy(cache.slot_index(at, at + n)).to(masks.device)
         self._strict: StrictAttention | None = None
-        self._kinds: list[_Kind] = []
+        self._kinds: list[_WindowKind] = []
         if takes_strict_attention(shape, masks, segment):
             self._strict = StrictAttention(shape, masks.work, segment)
         else:
             self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
 
-    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _Kind:
+    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _WindowKind:
         start, stop = span(segment, window)
         cache = segment.cache
-        kind = _Kind(self._mask(masks, segment, start, stop, window))
+        kind = _WindowKind(self._mask(masks, segment, start, stop, window))
         if cache.base >= 0:
             kind.views = cache.views(start, stop)
         else:

@@ -17,8 +17,8 @@ from paceline.models.loading.checkpoint import INDEX, SINGLE
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import need, shortened
 
-WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-UNWANTED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
+DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
 BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
 BUNDLED_PREFIX = "bundled/"
 """Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
@@ -96,9 +96,11 @@ def _bundled(name: str, revision: str | None) -> Path:
 def _download(name: str, revision: str | None, code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = [*WANTED, *(["*.py"] if code else [])]
+    wanted = [*DOWNLOADED, *(["*.py"] if code else [])]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNWANTED)))
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(NOT_DOWNLOADED))
+        )
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
 
