@@ -1,7 +1,7 @@
 """What is claimed of every method under every sampling parameter: the exactness table.
 
 In: the registry's declarations. Out: one class per cell. Not here: the proof. The contract suite goes through these
-very cells and proves each, and docs/exactness.md is written from them.
+very cells and proves each, and the table of the documentation is made from them.
 
 A cell is a drafter, a verifier of sampled tokens, a sampling parameter and a mode: temperature 0, above it, above it
 with a seed. At temperature 0 the greedy verifier decides, whatever the other is.
@@ -80,42 +80,3 @@ def cells() -> Iterator[Cell]:
             for parameter in (*PARAMETERS, *REFUSED):
                 for mode in MODES:
                     yield Cell(drafter, verifier, parameter, mode, claim(drafter, verifier, parameter, mode))
-
-
-def page() -> str:
-    """docs/exactness.md."""
-    lines = [_INTRODUCTION, registry.STRICT_NOTE, ""]
-    drafters = list(registry.DRAFTERS)
-    for verifier in verifiers():
-        lines += [f"## `{verifier}`", "", f"| parameter | {' | '.join(f'`{name}`' for name in drafters)} |"]
-        lines += ["|---" * (1 + len(drafters)) + "|"]
-        for parameter in (*PARAMETERS, *REFUSED):
-            found = [_letters(drafter, verifier, parameter) for drafter in drafters]
-            lines.append(f"| `{parameter}` | {' | '.join(found)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _letters(drafter: str, verifier: str, parameter: str) -> str:
-    found = [LETTERS[claim(drafter, verifier, parameter, mode)] for mode in MODES]
-    return found[0] if len(set(found)) == 1 else " ".join(found)
-
-
-_INTRODUCTION = """# Exactness
-
-Written by `python docs/generate.py` from the claims that the contract suite goes through: every cell below is run
-against plain decoding on a toy model whose arithmetic is exact: one prompt alone, four together, and prompts of
-different lengths together. All pairs of values are run on the bundled model as well. A claim without a proof fails the
-suite.
-
-| letter | what is claimed |
-|---|---|
-| B | bit-equal: the same tokens, texts, finish reasons and logprobs |
-| N | bit-equal up to near ties: the same where rounding cannot change the best token; `paceline verify` counts ties |
-| L | equal in law: the same distribution of outputs |
-| A | approximate: the bound that the verifier's page states holds for every accepted token |
-| R | refused by name, in one line, before anything runs |
-
-A cell with three letters says what holds at temperature 0, above it, and above it for a request with a seed; one letter
-holds for all three.
-"""
