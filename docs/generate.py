@@ -70,7 +70,8 @@ def prose(text: str) -> str:
 
 def described(text: str, names: Iterable[str]) -> list[tuple[list[str], str]]:
     """What a section `Args:` says of some names, those that share an entry together."""
-    one = "(?:" + "|".join(sorted(map(re.escape, names), key=len, reverse=True)) + ")"
+    known = sorted({*names, *INTERNAL}, key=len, reverse=True)
+    one = f"(?:{'|'.join(map(re.escape, known))})"
     joined = " ".join(text.split())
     marks = list(re.finditer(rf"(?:^|(?<=[.;] ))({one}(?:, {one})*): ", joined))
     found = []
@@ -89,7 +90,7 @@ def entries(text: str, defaults: Mapping[str, Any], *, pointers: bool = True) ->
     lines, left = list[str](), list(defaults)
     for names, meaning in described(text, defaults):
         left = [name for name in left if name not in names]
-        if meaning.startswith("see `") and not pointers:
+        if not INTERNAL.isdisjoint(names) or (meaning.startswith("see `") and not pointers):
             continue
         shown = prose(re.sub(r"^[a-z]+(?=[ ,.:])", lambda word: word[0].capitalize(), meaning))
         lines += [f"{_code(names)}{_defaults([defaults[name] for name in names])}", f":   {shown}", ""]
@@ -198,7 +199,7 @@ def facts(family: str, name: str, entry: registry.Entry) -> list[str]:
             f"- Exactness at temperature 0: {greedy}; above it: {sampled} ([exactness]({up(family)}exactness.md))"
         )
     lines += [f"- Needs: {prose(', '.join(entry.needs))}"] if entry.needs else []
-    lines += [f"- Paper: {prose(entry.paper)}"]
+    lines += [f"- {'Paper' if 'arXiv' in entry.paper else 'Source'}: {prose(entry.paper)}"]
     if family == "drafters":
         config = json.dumps({"method": name, **entry.published})
         lines += [f"- As published, which is what it does when it is named alone: `{config}`"]
@@ -285,7 +286,8 @@ def parts_page() -> str:
             lines += [f"### {kind} {name}", ""]
             lines += [line for text in paragraphs(told[""]) for line in (prose(text), "")]
             lines += entries(told.get("Args", ""), options(found)) if "Args" in told else []
-    return "\n".join(lines)
+    names = {f"`{target.split(':')[1]}`": f"`{name}`" for table in PARTS.values() for name, target in table.items()}
+    return re.sub(r"`[A-Z]\w+`", lambda match: names.get(match[0], match[0]), "\n".join(lines))
 
 
 # The command line, the API

@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 import typer
 
-from paceline import registry
+from paceline import LLM, SamplingParams, registry
 from paceline.cli.app import app
 from paceline.diffusion import METHODS
 
@@ -113,6 +113,17 @@ def test_every_option_is_described() -> None:
             args = MADE.sections(inspect.getdoc(found) or "").get("Args", "")
             told = {one for names, _ in MADE.described(args, MADE.options(found) or ["-"]) for one in names}
             assert told >= set(MADE.options(found)), (family, name)
+
+
+def test_examples_of_methods_run() -> None:
+    plain, count = LLM(speculative_config=None), 0
+    for page in MADE.methods().values():
+        for config in re.findall(r"```bash\npaceline generate (?!.*org/)[^`]*-s '(.*)'\n```", page):
+            if "datastore" not in config:
+                live = plain.with_speculative_config(config)
+                assert live.generate("def", SamplingParams(max_tokens=4))[0].outputs[0].token_ids
+                count += 1
+    assert count > len(registry.CONTROLLERS) + len(registry.VERIFIERS)
 
 
 def test_advice_is_of_methods_that_exist() -> None:

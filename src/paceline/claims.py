@@ -1,7 +1,7 @@
 """What is claimed of every method under every sampling parameter: the exactness table.
 
-In: the registry's declarations. Out: one class per cell. Not here: the proof. The contract suite goes through these
-very cells and proves each, and the table of the documentation is made from them.
+They follow from what the registry declares. The contract suite goes through these very cells and proves each, and the
+table of the documentation is made from them.
 
 A cell is a drafter, a verifier of sampled tokens, a sampling parameter and a mode: temperature 0, above it, above it
 with a seed. At temperature 0 the greedy verifier decides, whatever the other is.

@@ -1,9 +1,8 @@
 """The registries: names to classes, imported only when asked for.
 
-In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
+A name, or "module:Class", leads to a class and to what is declared of it (`catalogue`). Entry points of the groups
 `paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
-error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here:
-building anything.
+error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices.
 """
 
 from __future__ import annotations
