@@ -97,6 +97,10 @@ def claims(made: dict[str, Any]) -> list[dict[str, Any]]:
         record: dict[str, Any] = {"workload": workload, "batch": batch}
         record["plain over the fastest plain peer"] = _duel(fastest_setting(plain), fastest_setting(bases))
         record["best over the best of every peer"] = {name: _duel(best, peer) for name, peer in made_by.items()}
+        speeds = {cell["setting"]: cell["tokens_per_second"] for cell in ours} | {
+            f"{peer['name']} {peer['setting']}": peer["tokens_per_second"] for peer in theirs
+        }
+        record["tokens per second"] = {name: speed["value"] for name, speed in speeds.items() if speed is not None}
         record["withheld"] = {
             f"{peer['name']} {peer['setting']}": peer["reason"] for peer in theirs if peer["reason"] is not None
         }

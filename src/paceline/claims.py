@@ -1,12 +1,12 @@
 """What is claimed of every method, against plain decoding of the same model: the exactness table.
 
 The claims are read from what the registry declares. The contract suite goes through these very cells and proves each
-under every sampling parameter; docs/exactness.md is written from them.
+under every sampling parameter; the table of the documentation is made from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
@@ -15,6 +15,9 @@ from paceline.catalogue import Exactness
 from paceline.config import SamplingParams
 
 Mode = Literal["greedy", "sampled", "seeded"]
+
+MODES: Final[tuple[Mode, ...]] = ("greedy", "sampled", "seeded")
+"""Temperature 0, above it, above it for a request with a seed."""
 
 PARAMETERS: Final = tuple(field.name for field in fields(SamplingParams))
 """A claim holds under each of them."""
@@ -62,48 +65,8 @@ def claim(drafter: str, verifier: str, mode: Mode) -> Exactness:
 
 def cells() -> Iterator[Cell]:
     """Every cell of the methods that come with the package."""
-    above: tuple[Mode, ...] = ("sampled", "seeded")
     for drafter in registry.DRAFTERS:
         yield Cell(drafter, "greedy", "greedy", claim(drafter, "greedy", "greedy"))
         for verifier in verifiers():
-            for mode in above:
+            for mode in MODES[1:]:
                 yield Cell(drafter, verifier, mode, claim(drafter, verifier, mode))
-
-
-def page() -> str:
-    """docs/exactness.md."""
-    rows: dict[tuple[Exactness, ...], dict[str, list[str]]] = {}
-    for verifier in verifiers():
-        for drafter in registry.DRAFTERS:
-            modes: tuple[Mode, ...] = ("greedy", "sampled", "seeded")
-            found = tuple(claim(drafter, verifier, mode) for mode in modes)
-            rows.setdefault(found, {}).setdefault(drafter, []).append(verifier)
-    lines = [_INTRODUCTION]
-    for found, group in rows.items():
-        for taking in dict.fromkeys(map(tuple, group.values())):
-            drafters = [name for name, theirs in group.items() if tuple(theirs) == taking]
-            names = "every drafter" if len(drafters) == len(registry.DRAFTERS) else _listed(drafters)
-            lines.append(f"| {names} | {_listed(taking)} | {' | '.join(found)} |")
-    lines += ["", registry.STRICT_NOTE, "", f"Every claim holds under each sampling parameter: {_listed(PARAMETERS)}."]
-    lines += ["", f"These parameters are rejected with an error that names them: {_listed(REFUSED)}.", ""]
-    return "\n".join(lines)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-_INTRODUCTION = """# Exactness
-
-Written by `python docs/generate.py` from the claims that the contract suite goes through: every cell below is run
-under every sampling parameter against plain decoding on a toy model whose arithmetic is exact, a prompt alone and
-among others of other lengths. All pairs of values are run on the bundled model as well. A claim without a proof fails
-the suite.
-
-- **bit-equal**: the same tokens, texts, finish reasons and logprobs.
-- **bit-equal up to near ties**: the same where rounding cannot change the best token; `paceline verify` counts ties.
-- **equal in distribution**: the same probability for every output.
-- **approximate**: the bound that the verifier's page states holds for every accepted token.
-
-| drafters | verifier | temperature 0 | above it | above it, with a seed |
-|---|---|---|---|---|"""

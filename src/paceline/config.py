@@ -180,7 +180,7 @@ class SpeculativeConfig:
         num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
         model: draft model of `draft_model`.
         acceptance_method: "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact),
-            "typical_acceptance_sampler" (approximate).
+            "typical_acceptance_sampler" (approximate), or "module:Class".
         posterior_threshold, posterior_alpha: of typical acceptance.
         controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
             num_speculative_tokens is given, else "auto".
@@ -192,7 +192,7 @@ class SpeculativeConfig:
     method: str | tuple[SpeculativeConfig, ...] = "auto"
     num_speculative_tokens: int | None = None
     model: str | None = None
-    acceptance_method: AcceptanceMethod = "rejection_sampler"
+    acceptance_method: AcceptanceMethod | str = "rejection_sampler"
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     controller: str | None = None
@@ -204,7 +204,8 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
         if self.disable_by_batch_size is not None:
             integer("disable_by_batch_size", self.disable_by_batch_size, 1)
-        choice("acceptance_method", self.acceptance_method, get_args(AcceptanceMethod))
+        if not (isinstance(self.acceptance_method, str) and ":" in self.acceptance_method):  # a rule of the user's own
+            choice("acceptance_method", self.acceptance_method, get_args(AcceptanceMethod))
         parts = self.method if isinstance(self.method, tuple) else ()
         fine = isinstance(self.method, str | tuple) and all(isinstance(one, SpeculativeConfig) for one in parts)
         need(fine, "method", "be a name or a tuple of SpeculativeConfigs", self.method)

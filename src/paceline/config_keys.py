@@ -62,4 +62,4 @@ def _some(names: Sequence[str]) -> str:
     """All names where they are few, else the first, how many more there are, and where they stand."""
     if len(names) <= NAMED:
         return ", ".join(names)
-    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more (docs/methods.md)"
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more (listed in the documentation)"

@@ -1,14 +1,15 @@
 """The registries: names to classes, imported only when asked for.
 
-In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
+A name, or "module:Class", leads to a class and to what is declared of it (`catalogue`). Entry points of the groups
 `paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
-error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here:
-building anything.
+error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices.
 """
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -95,12 +96,14 @@ def lookup(family: str, name: str) -> Entry:
 
 
 def load(family: str, name: str) -> Any:
-    """The class behind `name`, imported now.
+    """The class behind `name`, imported now; the module of "module:Class" may lie in the current folder.
 
     Raises:
         ConfigError: the module or the class cannot be imported.
     """
     entry = lookup(family, name)
+    if entry.target == name and os.getcwd() not in sys.path:  # where `paceline` is a script, it is not there
+        sys.path.append(os.getcwd())  # the last one: it hides no installed package
     try:
         return pkgutil.resolve_name(entry.target)
     except Exception as error:  # a third party's module may raise anything

@@ -35,7 +35,7 @@ from paceline.errors import CapabilityError, ConfigError, DrafterError, Paceline
 from paceline.models import IN_WORDS, Capabilities, Runner
 from paceline.models.loading import Tokenizer
 from paceline.utils import check_types, need, shortened
-from paceline.verifiers import GreedyVerifier
+from paceline.verifiers import GreedyVerifier, Verifier
 
 logger = logging.getLogger("paceline")
 
@@ -70,7 +70,8 @@ def build_parts(
     if config.acceptance_method == "block_verification":
         _refuse_branches(methods, drafters)
     crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    options: dict[str, Any] = {}
+    verifier, options = registry.load("verifiers", config.acceptance_method), dict[str, Any]()
+    registry.check_derives("verifiers", config.acceptance_method, verifier, Verifier)
     if config.acceptance_method == "typical_acceptance_sampler":
         options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
     parts = Parts(
@@ -78,7 +79,7 @@ def build_parts(
         crew=crew,
         controller=limited(build_controller(config, own, runner, crew.names), runner, drafters, memory),
         greedy=GreedyVerifier(),
-        sampled=registry.load("verifiers", config.acceptance_method)(**options),
+        sampled=verifier(**options),
     )
     return [str(one.method) for one in methods], parts
 
