@@ -2,7 +2,7 @@
 noise.
 
 In: a policy, limits, a record of what the target says. Out: trees of points. Not here: finding the record
-(`corrupted_oracle`), how trees grow (`tree_policies`).
+(`corrupted_oracle`), how trees grow (`growth.policies`).
 
 Trees grow over ranks: a row holds the chance that the true token is the candidate of rank 0, 1, ..., which is all that
 a policy looks at. With chance a at a node, rank 0 has a, rank 1 has a of the rest, and so on, so that rank r has a (1 -

@@ -5,8 +5,8 @@ Not here: who waits or makes way (engine.scheduler), blocks themselves (models.d
 
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts
 as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not
-depend on any drawn token, so that the cut keeps the output law (`tree.select`). Engines around the same weights share
-the limit; each may always go on with one sequence, so that none waits for another.
+depend on any drawn token, so that the cut keeps the output law (`tree.select_nodes`). Engines around the same weights
+share the limit; each may always go on with one sequence, so that none waits for another.
 """
 
 from __future__ import annotations

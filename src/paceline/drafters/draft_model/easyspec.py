@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.base import grow
@@ -83,7 +84,7 @@ class EasySpecDrafter(DraftModelDrafter):
         layer_group_size: int = SIZE,
         draft_device: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,

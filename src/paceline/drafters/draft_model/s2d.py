@@ -18,12 +18,12 @@ Source: S2D: sorted speculative decoding for more efficient deployment of nested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, draws_for
+from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_rows import fit_rows
@@ -143,7 +143,7 @@ class S2dDrafter(ModelDrafter[ExitState]):
         draft_exits: Sequence[int] | None = None,
         draft_exit_thresholds: float | Sequence[float] = THRESHOLD,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         draft_device: str | None = None,
     ) -> None:
         self._keep(args, num_speculative_tokens, draft_sample_method)

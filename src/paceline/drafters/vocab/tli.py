@@ -11,9 +11,10 @@ heterogeneous vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
@@ -44,7 +45,7 @@ class TliDrafter(DraftModelDrafter):
         *,
         model: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
