@@ -20,12 +20,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod
+from paceline.drafters.common.bases import SampleMethod, model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.base import grow
 from paceline.drafters.growth.policies import PolicyName
-from paceline.errors import ConfigError
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer
 
@@ -95,11 +94,8 @@ class EasySpecDrafter(DraftModelDrafter):
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(
-                f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}"
-            )
-        self._use(args.models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
+        model, models = model_of(args, self.name, model)
+        self._use(models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:

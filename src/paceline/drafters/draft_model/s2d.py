@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
+from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for, model_of
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_rows import fit_rows
 from paceline.drafters.common.draft_state import Follower, agreed, catch_up
-from paceline.errors import ConfigError
 from paceline.models import LayeredRunner
 from paceline.models.decoder import LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
@@ -147,9 +146,8 @@ class S2dDrafter(ModelDrafter[ExitState]):
         draft_device: str | None = None,
     ) -> None:
         self._keep(args, num_speculative_tokens, draft_sample_method)
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
-        self.runner = cast(LayeredRunner, args.models.open(model, layers=True, device=draft_device))
+        model, models = model_of(args, self.name, model)
+        self.runner = cast(LayeredRunner, models.open(model, layers=True, device=draft_device))
         self.exits = _exits(draft_exits, self.runner.info.num_layers)
         self.thresholds = _thresholds(draft_exit_thresholds, len(self.exits) - 1)
 
