@@ -74,7 +74,6 @@ def test_parents_come_first_and_the_most_likely_nodes_foremost() -> None:
         reach.append(RANK_CONFIDENCE[rank] * (1.0 if parent < 0 else reach[parent]))
     assert reach == sorted(reach, reverse=True)
     assert sum(RANK_CONFIDENCE) <= 1.0
-    assert list(RANK_CONFIDENCE) == sorted(RANK_CONFIDENCE, reverse=True)
 
 
 def test_the_tree_holds_the_tables_candidates() -> None:
