@@ -18,8 +18,8 @@ from paceline import SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.lookup import (
     CANDIDATES,
+    PLAIN_EVERY,
     RANK_CONFIDENCE,
-    SOME,
     CandidateTable,
     TokenRecyclingDrafter,
     learn,
@@ -326,7 +326,7 @@ def test_once_plain_steps_have_nothing_new_one_in_some_is_told(kind: type[Heard]
     run(engine(runner, [drafter], tokens=0), [[1, 2]], SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True))
     gaps = np.diff(drafter.lengths)
     assert (gaps[:16] == 1).all()
-    assert set(gaps[-4:].tolist()) == ({1} if kind is Curious else {SOME})
+    assert set(gaps[-4:].tolist()) == ({1} if kind is Curious else {PLAIN_EVERY})
     state = begun(drafter)
     for _ in range(32):
         state.table.candidates_vk[:] = -1

@@ -36,7 +36,7 @@ from paceline.utils import need, number
 if TYPE_CHECKING:
     from paceline.models import SequenceCache
 
-MOST: Final = 48
+MAX_WAITING: Final = 48
 """Tokens of a text that may wait for deeper layers."""
 
 
@@ -69,7 +69,7 @@ class ExitState(Follower):
             self.inputs, self.done, self.states = [], [0] * exits, [None] * exits
             text = text[whole:]
         self.inputs = text
-        if len(text) > MOST:
+        if len(text) > MAX_WAITING:
             runner.truncate(self.cache, self.cache.length)
             self.done, self.states = [0] * exits, [None] * exits
 
@@ -164,7 +164,7 @@ class S2dDrafter(ModelDrafter[ExitState]):
                 state.follow(self.runner, len(self.exits))
                 chains[i] = state, ChainDraft(state.context, steps, budget.go_on, draws_for(state.context, self.method))
         if chains:
-            catch_up(self.runner, [state for state, _ in chains.values()], 1, MOST)
+            catch_up(self.runner, [state for state, _ in chains.values()], 1, MAX_WAITING)
         active = list(chains.values())
         while active:
             add_level(
