@@ -134,7 +134,6 @@ def broken(tokens: Sequence[int], parents: Sequence[int], confidence: Sequence[f
         "parents": parents,
         "depths": depths,
         "sources": [0] * n,
-        "slots": [-1] * n,
         "kinds": [0] * n,
     }
     ints = {name: np.asarray(values, np.int32) for name, values in columns.items()}

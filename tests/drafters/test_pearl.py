@@ -227,17 +227,17 @@ def test_the_short_context_of_a_draft_ends_it() -> None:
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_the_faster_way_is_taken_and_said_once(faster: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_faster_mode_is_taken_and_said_once(faster: bool, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     choices = OverlapChoices("pearl", None, lambda: now[0])
-    ways = []
+    modes = []
     with caplog.at_level(logging.INFO, "paceline.drafters"):
         for _ in range(STEPS * (TURNS + 4)):
-            ways.append(overlapped := choices.overlapped(2))
+            modes.append(overlapped := choices.overlapped(2))
             now[0] += 1.0 if overlapped == faster else 2.0
             choices.stepped(2, 3, alone=not overlapped)
-    assert ways[: STEPS * TURNS] == [turn % 2 == 1 for turn in range(TURNS) for _ in range(STEPS)]
-    assert set(ways[STEPS * TURNS :]) == {faster}
+    assert modes[: STEPS * TURNS] == [turn % 2 == 1 for turn in range(TURNS) for _ in range(STEPS)]
+    assert set(modes[STEPS * TURNS :]) == {faster}
     (record,) = caplog.records
     assert record.levelname == ("INFO" if faster else "WARNING")
     assert ("going on sequentially" in record.message) != faster

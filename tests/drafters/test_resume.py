@@ -131,7 +131,7 @@ def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_text_is_the_targets_and_scoring_did_go_on(
     plain: LLM, config: dict[str, Any], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.drafters.self.base.LEAST", 1)
+    monkeypatch.setattr("paceline.drafters.self.base.MIN_RESUMED", 1)
     fast = plain.with_speculative_config(config)
     saved = spied(fast, monkeypatch)
     assert decoded(fast, params) == decoded(plain, params)

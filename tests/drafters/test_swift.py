@@ -59,9 +59,7 @@ def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> li
 
 
 @pytest.mark.parametrize(
-    "options",
-    [EARLY, {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}],
-    ids=str,
+    "options", [EARLY, {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}], ids=str
 )
 def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str, Any]) -> None:
     llm, drafter = fast(plain, **options)

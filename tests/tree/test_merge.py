@@ -12,7 +12,7 @@ from tools.random_drafts import RandomDrafter, random_target
 from tools.random_trees import TOLERANCE, WRONG, distribution_error, merged
 
 from paceline.errors import DrafterError
-from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, subtree
+from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune
 
 VOCAB = 4
 ROW, OTHER = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])
@@ -69,11 +69,10 @@ def test_shared_nodes_take_the_highest_confidence_and_siblings_are_scaled() -> N
     assert tree.confidence.tolist() == pytest.approx([0.5 / 1.1, 0.6 / 1.1])
 
 
-def test_slots_and_kinds_are_kept() -> None:
-    probe = TokenTree.build([1, 2], [-1, 0], kinds=[PROBE, PROBE], slots=[3, -1])
-    tree = merge([TokenTree.build([3], [-1], slots=[7]), probe, TokenTree.build([1], [-1])])
+def test_kinds_are_kept() -> None:
+    probe = TokenTree.build([1, 2], [-1, 0], kinds=[PROBE, PROBE])
+    tree = merge([TokenTree.build([3], [-1]), probe, TokenTree.build([1], [-1])])
     assert tree.tokens.tolist() == [3, 1, 2]
-    assert tree.slots.tolist() == [7, 3, -1]
     assert tree.kinds.tolist() == [0, 0, PROBE]
 
 
@@ -155,25 +154,9 @@ def test_prune_refuses_orphans() -> None:
         prune(TokenTree.chain([1, 2]), [1])
 
 
-@given(point_trees())
-def test_subtrees_hold_what_lies_below(tree: TokenTree) -> None:
-    assert subtree(tree, ROOT) is tree
-    for node in range(len(tree)):
-        path = tuple(int(tree.tokens[j]) for j in tree.path(node))
-        below = {text[len(path) :] for text in texts(tree) if text[: len(path)] == path} - {()}
-        found = subtree(tree, node)
-        found.check(VOCAB, len(tree))
-        assert texts(found) == below
-
-
 @pytest.mark.parametrize("seed", range(10))
-def test_subtrees_and_prunes_keep_their_trials(seed: int) -> None:
+def test_prunes_keep_their_trials(seed: int) -> None:
     tree = RandomDrafter(seed, 3, depth=3, draws=6)(Choices([]))
-    for node in (ROOT, *range(len(tree))):
-        found = subtree(tree, node)
-        found.check_structure()
-        wanted = [(t.drawn, t.row, t.removed, int(tree.tokens[t.node])) for t in tree.trials_of(node)]
-        assert [(t.drawn, t.row, t.removed, int(found.tokens[t.node])) for t in found.trials_of(ROOT)] == wanted
     first_level = [i for i in range(len(tree)) if tree.depths[i] == 1]
     small = prune(tree, first_level)
     small.check_structure()

@@ -58,13 +58,6 @@ def test_a_tree_that_fits_comes_back_itself() -> None:
     assert select_nodes(EMPTY_TREE, 5) is EMPTY_TREE
 
 
-def test_depth_and_reach_limit_points() -> None:
-    tree = TokenTree.chain([1, 2, 3], confidence=[0.9, 0.5, 0.9])
-    assert len(select_nodes(tree, 9, max_depth=2)) == 2
-    assert len(select_nodes(tree, 9, min_reach=0.45)) == 2
-    assert len(select_nodes(tree, 9, min_reach=0.95)) == 0
-
-
 def test_probes_stay_with_their_parents_and_cost_nothing() -> None:
     tree = TokenTree.build(
         [1, 2, 3, 0, 0], [-1, -1, 0, 0, 2], kinds=[0, 0, 0, PROBE, PROBE], confidence=[0.6, 0.3, 0.5, 0, 0]
@@ -83,7 +76,6 @@ def test_drawn_trials_are_cut_from_the_end_of_the_drawing() -> None:
     trials = {-1: [Trial(0, ROWS[0]), Trial(1, ROWS[0], (1,))], 0: [Trial(2, ROWS[1])], 1: [Trial(3, ROWS[2])]}
     tree = TokenTree.build([1, 2, 3, 0], [-1, -1, 0, 1], trials=trials, confidence=[0.01, 0.9, 0.01, 0.9])
     assert [select_nodes(tree, n).tokens.tolist() for n in range(5)] == [[], [1], [1, 2], [1, 2, 3], [1, 2, 3, 0]]
-    assert select_nodes(tree, 4, max_depth=1).tokens.tolist() == [1, 2]
     assert select_nodes(tree, 4, drawn_nodes=1).tokens.tolist() == [1]
     assert [t.removed for t in select_nodes(tree, 2).trials[ROOT]] == [(), (1,)]
 
@@ -123,12 +115,7 @@ def test_points_drop_out_from_under_cut_draws() -> None:
     assert [t.drawn for t in select_nodes(tree, 2).trials[ROOT]] == [False, True]
 
 
-CUTS = [{"nodes": n} for n in range(7)] + [
-    {"nodes": 9, "max_depth": 1},
-    {"nodes": 4, "min_reach": 0.2},
-    {"nodes": 5, "drawn_nodes": 2},
-    {"nodes": 5, "drawn_nodes": 0},
-]
+CUTS = [{"nodes": n} for n in range(7)] + [{"nodes": 5, "drawn_nodes": 2}, {"nodes": 5, "drawn_nodes": 0}]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)

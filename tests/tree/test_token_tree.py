@@ -69,54 +69,12 @@ def test_children_are_the_candidates_in_node_order(tree: TokenTree) -> None:
         assert sum(tree.confidence[i] for i in expected) <= 1.0 + 1e-6
 
 
-def traverse(first: np.ndarray, sibling: np.ndarray, tokens: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """Depth first through first children and next siblings, as a grammar matcher goes: position -> tokens on its
-    path.
-    """
-    found: dict[int, tuple[int, ...]] = {}
-
-    def visit(position: int, path: tuple[int, ...]) -> None:
-        found[position] = path
-        child = int(first[position])
-        while child != -1:
-            visit(child, (*path, int(tokens[child])))
-            child = int(sibling[child])
-
-    visit(0, ())
-    return found
-
-
-@given(trees())
-def test_the_xgrammar_encoding_reaches_every_node_by_its_path(tree: TokenTree) -> None:
-    first, sibling, tokens = tree.to_xgrammar()
-    assert {a.dtype for a in (first, sibling, tokens)} == {np.dtype(np.int64)}
-    assert {len(a) for a in (first, sibling, tokens)} == {len(tree) + 1}
-    assert sibling[0] == -1, "xgrammar refuses a root with siblings"
-    assert traverse(first, sibling, tokens) == {
-        0: (),
-        **{i + 1: tuple(int(tree.tokens[j]) for j in naive_path(tree, i)) for i in range(len(tree))},
-    }
-
-
-def test_the_xgrammar_encoding_of_a_known_tree() -> None:
-    """Convention of xgrammar's own tests: position 0 with children 1 and 2 is next_token [1, -1, -1], next_sibling [-1,
-    2, -1].
-    """
-    first, sibling, tokens = TokenTree.build([5, 4], [ROOT, ROOT]).to_xgrammar()
-    assert (first.tolist(), sibling.tolist(), tokens.tolist()) == ([1, -1, -1], [-1, 2, -1], [-1, 5, 4])
-
-
-def test_the_traversal_check_catches_swapped_encodings() -> None:
-    first, sibling, tokens = TokenTree.build([5, 4, 3], [ROOT, ROOT, 0]).to_xgrammar()
-    assert traverse(sibling, first, tokens) != traverse(first, sibling, tokens)
-
-
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=6))
 def test_a_chain_is_what_build_makes_of_it(tokens: list[int]) -> None:
     chain, built = TokenTree.chain(tokens, source=3), TokenTree.build(tokens, range(-1, len(tokens) - 1), sources=3)
     assert chain.is_chain
-    for name in ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds"):
+    for name in COLUMNS:
         column, other = getattr(chain, name), getattr(built, name)
         assert column.dtype == other.dtype
         assert np.array_equal(column, other)
@@ -141,7 +99,6 @@ ROW = torch.full((VOCAB,), 1.0 / VOCAB)
         (lambda: TokenTree.build([1], [-1], confidence=[float("nan")]), "between 0 and 1"),
         (lambda: TokenTree.chain([1, 2], confidence=[0.5, -0.1]), "between 0 and 1"),
         (lambda: TokenTree.chain([1, 2], confidence=[0.5]), "confidence"),
-        (lambda: TokenTree.build([1], [-1], slots=[1, 2]), "slots"),
         (lambda: TokenTree.build([1, 2], [-1, -1], trials={-1: [Trial(0, ROW)]}), "trials at node -1"),
         (lambda: TokenTree.build([1, 2], [-1, 0], trials={-1: [Trial(1, ROW)]}), "trials at node -1"),
     ],
@@ -229,7 +186,6 @@ def test_a_chain_of_shared_columns_is_sound_and_a_built_one_is_left_to_the_full_
         {"sources": np.zeros(2, np.int32)},
         {"depths": np.array([1, 2, 4], np.int32)},
         {"parents": np.array([-1, 0, 2], np.int32)},
-        {"slots": np.zeros(4, np.int32)},
     ],
 )
 def test_what_is_wrong_beside_shared_columns_is_still_found(columns: dict[str, Any]) -> None:

@@ -309,17 +309,10 @@ def p_value(samples: int = 2400) -> float:
     counts, rng = np.zeros(5), np.random.default_rng(0)
     for position in range(samples):
         first, second = rng.choice(
-            5,
-            size=2,
-            replace=False,
-            p=KEYED_Q.double().numpy() / KEYED_Q.double().numpy().sum(),
+            5, size=2, replace=False, p=KEYED_Q.double().numpy() / KEYED_Q.double().numpy().sum()
         ).tolist()
         tokens = list(dict.fromkeys([first, 1, second]))
-        trials = [
-            Trial(0, KEYED_Q),
-            Trial(tokens.index(1)),
-            Trial(tokens.index(second), KEYED_Q, (first,)),
-        ]
+        trials = [Trial(0, KEYED_Q), Trial(tokens.index(1)), Trial(tokens.index(second), KEYED_Q, (first,))]
         tree = TokenTree.build(tokens, [ROOT] * len(tokens), trials={ROOT: trials})
         (verdict,) = RecursiveRejection().verify(
             [tree], [KEYED_P.log().repeat(1 + len(tokens), 1)], [KeyedDraws(3, position)]

@@ -127,7 +127,7 @@ class Controller:
         return Plan.nothing(len(signals))
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """The merged trees, cut to the nodes worth their verification time (see `tree.select` for what may be cut)."""
+        """The merged trees, cut to the nodes worth their time; see `tree.select_nodes` for what may be cut."""
         return list(trees)
 
     def observe(self, outcome: Outcome) -> None:

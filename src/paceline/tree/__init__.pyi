@@ -1,6 +1,5 @@
 from .merging import merge as merge
 from .merging import prune as prune
-from .merging import subtree as subtree
 from .selection import select_nodes as select_nodes
 from .static_shapes import PRIOR as PRIOR
 from .static_shapes import Choice as Choice

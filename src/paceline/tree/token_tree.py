@@ -32,11 +32,10 @@ INT: Final = np.dtype(np.int32)
 
 
 class ChainColumns(NamedTuple):
-    """(n,) int32 each: node i continues node i - 1, has no slot, and is a candidate."""
+    """(n,) int32 each: node i continues node i - 1, and is a candidate."""
 
     parents: Ints
     depths: Ints
-    slots: Ints
     kinds: Ints
 
 
@@ -44,9 +43,7 @@ class ChainColumns(NamedTuple):
 def chain_columns(length: int) -> ChainColumns:
     """The columns of every chain of `length` nodes."""
     parents, depths = np.arange(-1, length - 1, dtype=np.int32), np.arange(1, length + 1, dtype=np.int32)
-    return ChainColumns(
-        _fixed(parents), _fixed(depths), _fixed(np.full(length, -1, np.int32)), _fixed(np.zeros(length, np.int32))
-    )
+    return ChainColumns(_fixed(parents), _fixed(depths), _fixed(np.zeros(length, np.int32)))
 
 
 @lru_cache(maxsize=1024)
@@ -84,8 +81,8 @@ def is_sound_chain(tree: TokenTree, vocab_size: int, source: int | None = None) 
         source: proposed by this drafter, as the shared column says it; None for any.
     """
     tokens, sources, confidence = tree.tokens, tree.sources, tree.confidence
-    parents, depths, slots, kinds = chain_columns(n := len(tokens))
-    if tree.parents is not parents or tree.depths is not depths or tree.slots is not slots or tree.kinds is not kinds:
+    parents, depths, kinds = chain_columns(n := len(tokens))
+    if tree.parents is not parents or tree.depths is not depths or tree.kinds is not kinds:
         return False
     if tree.trials or not n or tokens.dtype != INT or not tokens.shape == confidence.shape == (n,):
         return False
@@ -103,14 +100,13 @@ def is_sound_chain(tree: TokenTree, vocab_size: int, source: int | None = None) 
 
 
 IntArray = npt.NDArray[np.int32]
-LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 ROOT: Final = -1
 CANDIDATE: Final = 0
 PROBE: Final = 1
-COLUMNS: Final = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
+COLUMNS: Final = ("tokens", "parents", "depths", "sources", "confidence", "kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,7 @@ class Trial:
         row: (v,) float32 probabilities on the drafter's device, or None for a point trial.
         removed: tokens taken out of `row` before this draw (sampling without replacement); empty with replacement.
         order: when this draw was made, for drafters that do not draw level by level; equal orders mean level by level,
-            parents in node order. Cutting a tree follows it (`tree.select`).
+            parents in node order. Cutting a tree follows it (`tree.select_nodes`).
     """
 
     node: int
@@ -158,7 +154,6 @@ class TokenTree:
         depths: (n,) int32, 1 for children of the root.
         sources: (n,) int32 index of the drafter that proposed the node.
         confidence: (n,) float32 chance that the target takes this child at its parent; siblings sum to at most 1.
-        slots: (n,) int32 cache slot already computed for the node by self-speculation, or -1.
         kinds: (n,) int32, CANDIDATE, or PROBE for an extra input position that selection keeps and verifiers skip.
         trials: parent -> ordered trials, for parents with at least one drawn trial. Every other parent has one point
             trial per candidate child in node order (`trials_of` gives both alike).
@@ -170,7 +165,6 @@ class TokenTree:
     depths: IntArray
     sources: IntArray
     confidence: FloatArray
-    slots: IntArray
     kinds: IntArray
     trials: Mapping[int, tuple[Trial, ...]] = field(default_factory=lambda: MappingProxyType({}))
     also: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -186,7 +180,6 @@ class TokenTree:
         *,
         confidence: Sequence[float] | FloatArray | None = None,
         sources: Sequence[int] | IntArray | int = 0,
-        slots: Sequence[int] | IntArray | None = None,
         kinds: Sequence[int] | IntArray | None = None,
         trials: Mapping[int, Sequence[Trial]] | None = None,
     ) -> TokenTree:
@@ -205,7 +198,6 @@ class TokenTree:
             depths=_depths(parents_n),
             sources=np.full(n, sources, np.int32) if isinstance(sources, int) else _ints(sources),
             confidence=_default_confidence(parents_n) if confidence is None else np.asarray(confidence, np.float32),
-            slots=np.full(n, -1, np.int32) if slots is None else _ints(slots),
             kinds=np.zeros(n, np.int32) if kinds is None else _ints(kinds),
             trials=MappingProxyType({p: tuple(ts) for p, ts in (trials or {}).items()}),
         )
@@ -218,9 +210,9 @@ class TokenTree:
         n = len(tokens)
         if not n:
             return EMPTY_TREE
-        parents, depths, slots, kinds = chain_columns(n)
+        parents, depths, kinds = chain_columns(n)
         chances = np.full(n, 0.5, np.float32) if confidence is None else np.asarray(confidence, np.float32)
-        tree = cls(_ints(tokens), parents, depths, chain_sources(n, source), chances, slots, kinds)
+        tree = cls(_ints(tokens), parents, depths, chain_sources(n, source), chances, kinds)
         tree.check_columns()
         return tree
 
@@ -275,27 +267,6 @@ class TokenTree:
                 reach_n[i] *= reach_n[parent]
         return reach_n
 
-    def to_xgrammar(self) -> tuple[LongArray, LongArray, LongArray]:
-        """First-child / next-sibling encoding for xgrammar's `GrammarMatcher.traverse_draft_tree`.
-
-        Position 0 is the root, whose token the matcher has accepted already and does not read; node i is position i +
-        1. `torch.from_numpy` of each is what xgrammar takes; it insists on int64.
-
-        Returns:
-            retrieve_next_token, retrieve_next_sibling: (n + 1,) int64 positions, -1 where there is none.
-            draft_tokens: (n + 1,) int64; entry 0 is -1, a place for the root's own token.
-        """
-        n = len(self)
-        first, sibling = np.full(n + 1, -1, np.int64), np.full(n + 1, -1, np.int64)
-        last: dict[int, int] = {}
-        for position, parent in enumerate((self.parents + 1).tolist(), start=1):
-            if parent in last:
-                sibling[last[parent]] = position
-            else:
-                first[parent] = position
-            last[parent] = position
-        return first, sibling, np.concatenate([np.full(1, -1, np.int64), self.tokens])
-
     def check_columns(self) -> None:
         """Raise DrafterError unless all columns have one length and confidences are sane."""
         n = len(self)
@@ -334,8 +305,7 @@ class TokenTree:
         if is_sound_chain(self, vocab_size):
             return
         if any(
-            getattr(self, name).dtype.kind not in "iu"
-            for name in ("tokens", "parents", "depths", "sources", "slots", "kinds")
+            getattr(self, name).dtype.kind not in "iu" for name in ("tokens", "parents", "depths", "sources", "kinds")
         ):
             raise DrafterError("tree columns must hold integers; use TokenTree.build or TokenTree.chain")
         if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):

@@ -23,7 +23,7 @@ import torch
 from paceline.errors import CapabilityError, NumericsError
 from paceline.tree import ROOT, TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, before_bad_row, verify_each
-from paceline.verifiers.recursive_rejection import distribution_of, match, proposal
+from paceline.verifiers.recursive_rejection import match, probabilities_of, proposal
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
@@ -112,7 +112,7 @@ def verify_run(
     trial = _drawn_child(tree, parent)
     while trial is not None:
         try:
-            p_v = distribution_of(row_of(nodes[-1] if nodes else parent), depth + len(nodes))
+            p_v = probabilities_of(row_of(nodes[-1] if nodes else parent), depth + len(nodes))
         except NumericsError:
             if nodes:
                 break

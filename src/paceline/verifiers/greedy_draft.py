@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.tree import Trial
-from paceline.verifiers.recursive_rejection import PlaceByPlace, acceptance, distribution_of, proposal, residual
+from paceline.verifiers.recursive_rejection import PlaceByPlace, acceptance, probabilities_of, proposal, residual
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws
@@ -36,7 +36,7 @@ def decide(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = distribution_of(weights_v, depth)
+    r_v = probabilities_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         if not trial.drawn:
             continue

@@ -22,7 +22,7 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.tree import GroupTrial, Trial
-from paceline.verifiers.recursive_rejection import PlaceByPlace, distribution_of, proposal, residual
+from paceline.verifiers.recursive_rejection import PlaceByPlace, probabilities_of, proposal, residual
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws
@@ -137,7 +137,7 @@ def decide(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = distribution_of(weights_v, depth)
+    r_v = probabilities_of(weights_v, depth)
     group: _Group | None = None
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         if not trial.drawn:

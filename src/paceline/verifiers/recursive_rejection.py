@@ -104,7 +104,7 @@ def reject(
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = distribution_of(weights_v, depth)
+    r_v = probabilities_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         q_v = proposal(trial, token, r_v)
         r_x, q_x = torch.stack((r_v[token], q_v[token])).tolist()
@@ -116,7 +116,7 @@ def reject(
     return None, draws.categorical(depth, r_v)
 
 
-def distribution_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
+def probabilities_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
     """(v,) p, the softmax of a row of log-weights, in float64 where the row is float64, else in float32.
 
     Raises:

@@ -337,7 +337,7 @@ class AutoController(Controller):
         known, new = self._speedups.get(bucket, 1.0), outcome.tokens / seconds * now.plain / now.size
         self._speedups[bucket] = known + weight * (min(new, 4.0 * max(known, 1.0)) - known)
         self.ledger.earn(seconds, now.plain)
-        self._judge(now, outcome, seconds)
+        self._update_trust(now, outcome, seconds)
         self._planning += self.clock() - start
 
     def _learn_costs(self, now: _Now, outcome: Outcome) -> None:
@@ -361,7 +361,7 @@ class AutoController(Controller):
                 source.finds += 0.05 * (proposing / now.size - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
 
-    def _judge(self, now: _Now, outcome: Outcome, seconds: float) -> None:
+    def _update_trust(self, now: _Now, outcome: Outcome, seconds: float) -> None:
         """Tell each trust what was saved, in plain steps, and charge the ledger with what learning lost."""
         everything, steps = self._trusted(now.size, DRAFTING), outcome.steps
         drafted = any(len(tree) for tree in outcome.trees)

@@ -184,7 +184,7 @@ Follow = Callable[[float, Token], tuple[float, bool]]
 
 
 class Stopper:
-    """The policy's word while one drafter drafts for one sequence.
+    """Asks the policy before each token of one draft (`Budget.go_on`).
 
     Attributes:
         features: what the drafter passed, by depth - 1.

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.draft_state import Follower
+from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
+    from paceline.drafters.base import Models
     from paceline.models import Runner
 
 SampleMethod = Literal["probabilistic", "greedy"]
@@ -30,6 +32,17 @@ def limit_of(given: int | None) -> int:
     limit = UNLIMITED if given is None else given
     integer("num_speculative_tokens", limit, 0)
     return limit
+
+
+def model_of(args: DrafterArgs, method: str, model: str | None) -> tuple[str, Models]:
+    """The option `model` of a method that needs one, and what opens it.
+
+    Raises:
+        ConfigError: it was not given, or models are not loaded from files.
+    """
+    if not isinstance(model, str) or args.models is None:
+        raise ConfigError(f"speculative_config model must be a folder or hub id for method {method!r}, got {model!r}")
+    return model, args.models
 
 
 def check_method(method: str | None) -> None:

@@ -14,10 +14,10 @@ Source: DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:251
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import check_method, draws_for
+from paceline.drafters.common.bases import SampleMethod, check_method, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.tree import TokenTree, always_go_on
@@ -55,7 +55,7 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         model: str | None = None,
         draft_max_length: int = 32,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         separator_token_id: int | None = None,
         draft_masks: int = 32,
         draft_context: int | None = None,

@@ -3,16 +3,15 @@
 The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens,
 other drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
 
-Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `tree_policies`.
+Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `growth.policies`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, draws_for
+from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.growth.base import grow
@@ -72,7 +71,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         *,
         model: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,

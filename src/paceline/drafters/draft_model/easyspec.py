@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.base import grow
 from paceline.drafters.growth.policies import PolicyName
-from paceline.errors import ConfigError
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer
 
@@ -83,7 +83,7 @@ class EasySpecDrafter(DraftModelDrafter):
         layer_group_size: int = SIZE,
         draft_device: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
@@ -94,11 +94,8 @@ class EasySpecDrafter(DraftModelDrafter):
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(
-                f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}"
-            )
-        self._use(args.models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
+        model, models = model_of(args, self.name, model)
+        self._use(models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:

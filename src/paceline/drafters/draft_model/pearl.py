@@ -22,12 +22,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from paceline.drafters.base import Ahead, Context, DraftedToken, DrafterArgs
-from paceline.drafters.common.bases import UNLIMITED
+from paceline.drafters.common.bases import UNLIMITED, SampleMethod
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.common.draft_state import DraftState
@@ -300,7 +300,7 @@ class PearlDrafter(DraftModelDrafter):
         model: str | None = None,
         num_speculative_tokens: int | None = None,
         overlap: bool | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         draft_vocab_size: int | None = None,
         draft_vocab_file: str | None = None,
         draft_device: str | None = None,

@@ -18,17 +18,16 @@ Source: S2D: sorted speculative decoding for more efficient deployment of nested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, draws_for
+from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for, model_of
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_rows import fit_rows
 from paceline.drafters.common.draft_state import Follower, agreed, catch_up
-from paceline.errors import ConfigError
 from paceline.models import LayeredRunner
 from paceline.models.decoder import LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
@@ -37,7 +36,7 @@ from paceline.utils import need, number
 if TYPE_CHECKING:
     from paceline.models import SequenceCache
 
-MOST: Final = 48
+MAX_WAITING: Final = 48
 """Tokens of a text that may wait for deeper layers."""
 
 
@@ -70,7 +69,7 @@ class ExitState(Follower):
             self.inputs, self.done, self.states = [], [0] * exits, [None] * exits
             text = text[whole:]
         self.inputs = text
-        if len(text) > MOST:
+        if len(text) > MAX_WAITING:
             runner.truncate(self.cache, self.cache.length)
             self.done, self.states = [0] * exits, [None] * exits
 
@@ -143,13 +142,12 @@ class S2dDrafter(ModelDrafter[ExitState]):
         draft_exits: Sequence[int] | None = None,
         draft_exit_thresholds: float | Sequence[float] = THRESHOLD,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         draft_device: str | None = None,
     ) -> None:
         self._keep(args, num_speculative_tokens, draft_sample_method)
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
-        self.runner = cast(LayeredRunner, args.models.open(model, layers=True, device=draft_device))
+        model, models = model_of(args, self.name, model)
+        self.runner = cast(LayeredRunner, models.open(model, layers=True, device=draft_device))
         self.exits = _exits(draft_exits, self.runner.info.num_layers)
         self.thresholds = _thresholds(draft_exit_thresholds, len(self.exits) - 1)
 
@@ -166,7 +164,7 @@ class S2dDrafter(ModelDrafter[ExitState]):
                 state.follow(self.runner, len(self.exits))
                 chains[i] = state, ChainDraft(state.context, steps, budget.go_on, draws_for(state.context, self.method))
         if chains:
-            catch_up(self.runner, [state for state, _ in chains.values()], 1, MOST)
+            catch_up(self.runner, [state for state, _ in chains.values()], 1, MAX_WAITING)
         active = list(chains.values())
         while active:
             add_level(

@@ -44,47 +44,47 @@ class MiddleState(Follower):
     """See the module.
 
     Attributes:
-        context: the sequence as the target has it. asked: the same with the chain behind it, as the small model is
-        asked.
+        context: the sequence as the target has it. extended: the same with the chain behind it, for the small
+        model.
         cache: of the middle model, a prefix of that text without its last token. inner: the small model's state.
         tokens, chances, rows: of the chain: each token, its chance and (v,) probabilities where it was drawn.
     """
 
-    __slots__ = ("_drawn", "_levels", "_read", "asked", "chances", "inner", "rows", "tokens")
+    __slots__ = ("_drawn", "_levels", "_read", "chances", "extended", "inner", "rows", "tokens")
 
     def __init__(self, context: Context, cache: SequenceCache, begin: Callable[[Context], Any]) -> None:
         super().__init__(context, cache)
-        self.asked = replace(context, tokens=list(context.tokens), apply_rules=None, taps={}, prediction=())
-        self.inner = begin(self.asked)
+        self.extended = replace(context, tokens=list(context.tokens), apply_rules=None, taps={}, prediction=())
+        self.inner = begin(self.extended)
         self._read, self._drawn, self._levels = len(context.tokens), False, 1
         self.tokens, self.chances, self.rows = list[int](), list[float](), list[Any]()
 
     @property
     def pending(self) -> list[int]:
         """What the middle model is to be fed: the last token, and those before it that its cache lacks."""
-        return self.asked.tokens[self.cache.length :]
+        return self.extended.tokens[self.cache.length :]
 
     @property
     def seed(self) -> int | None:
         """Of the middle model's noise in this round, which it shares with no other; None where it takes likeliest
         tokens.
         """
-        return int(uniform(self.asked.seed, len(self.asked.tokens), _ROUND) * 2**53) if self._drawn else None
+        return int(uniform(self.extended.seed, len(self.extended.tokens), _ROUND) * 2**53) if self._drawn else None
 
     def follow(self, runner: Runner, inner: Any, *, drawn: bool) -> None:
         """Take the chain back but for what the target kept of it, and begin another behind the target's text."""
-        text, asked, context = self.context.tokens, self.asked, self.context
-        new, old = text[self._read :], asked.tokens[self._read :]
+        text, extended, context = self.context.tokens, self.extended, self.context
+        new, old = text[self._read :], extended.tokens[self._read :]
         same = agreed(old, new)
         kept = self._read + same
-        asked.tokens[kept:] = new[same:]
+        extended.tokens[kept:] = new[same:]
         if (length := min(kept, len(text) - 1)) < self.cache.length:
             runner.truncate(self.cache, length)
         if inner is not None:
             inner.rewind(self.inner, kept)
-        asked.seed = int(uniform(context.seed, len(text), _STEP) * 2**53)
-        asked.temperature = context.temperature if drawn else 0.0
-        asked.apply_rules = None if context.apply_rules is None else self._shape
+        extended.seed = int(uniform(context.seed, len(text), _STEP) * 2**53)
+        extended.temperature = context.temperature if drawn else 0.0
+        extended.apply_rules = None if context.apply_rules is None else self._shape
         self._read, self._drawn, self._levels = len(text), drawn, 1
         self.tokens, self.chances, self.rows = [], [], []
 
@@ -100,7 +100,7 @@ class MiddleState(Follower):
             self.tokens.append(token)
             self.chances.append(min(float(row_v[token]), 1.0))
             self.rows.append(row_v)
-        self.asked.tokens.extend(verdict.tokens)
+        self.extended.tokens.extend(verdict.tokens)
 
     def ask_controller(self, budget: Budget, most: int, least: int) -> bool:
         """Cut the chain after `most` tokens, or where the controller stops it; whether another round is wanted.
@@ -126,7 +126,7 @@ class MiddleState(Follower):
         self.follow(runner, inner, drawn=self._drawn)
         shares = runner.capabilities.fork
         cache = runner.fork(self.cache) if shares else runner.open()
-        return MiddleState(context, cache, lambda asked: None if inner is None else inner.fork(self.inner, asked))
+        return MiddleState(context, cache, lambda extended: None if inner is None else inner.fork(self.inner, extended))
 
 
 def reroot(pending: Sequence[int], tree: TokenTree) -> TokenTree:
@@ -217,7 +217,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
             catch_up(self.runner, [state for state, _, _ in active], FEW)
         while active:
             self._round([state for state, _, _ in active], [most for *_, most in active])
-            active = [each for each in active if self._goes_on(*each)]
+            active = [each for each in active if each[0].ask_controller(*each[1:], self.least)]
         return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in asked]
 
     def runners(self) -> Sequence[Runner]:
@@ -234,17 +234,13 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     def _begin_inner(self, context: Context) -> Any:
         return None if self.inner is None else self.inner.begin([context])[0]
 
-    def _goes_on(self, state: MiddleState, budget: Budget, most: int) -> bool:
-        """Ask the controller for every new level; whether another round is wanted."""
-        return state.ask_controller(budget, most, self.least)
-
     def _round(self, states: Sequence[MiddleState], most: Sequence[int]) -> None:
         """One tree of the small model each, and what the middle model says to it."""
         trees = self._trees(states, most)
         rooted = [reroot(state.pending, tree) for state, tree in zip(states, trees, strict=True)]
         scores = self.runner.score([s.cache for s in states], [s.pending[0] for s in states], rooted)
         rows = [
-            weights(state.asked, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
+            weights(state.extended, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
             for i, (state, tree) in enumerate(zip(states, trees, strict=True))
         ]
         verdicts = self._judge.verify(trees, rows, [state.seed for state in states])

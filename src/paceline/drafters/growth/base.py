@@ -260,8 +260,8 @@ def as_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
     n, depths = len(tokens), np.empty(len(tokens), np.int32)
     for i, parent in enumerate(parents):
         depths[i] = 1 if parent < 0 else depths[parent] + 1
-    _, _, slots, kinds = chain_columns(n)
+    kinds = chain_columns(n).kinds
     confidence = np.full(n, 0.5, np.float32)
     return TokenTree(
-        np.array(tokens, np.int32), np.array(parents, np.int32), depths, chain_sources(n, 0), confidence, slots, kinds
+        np.array(tokens, np.int32), np.array(parents, np.int32), depths, chain_sources(n, 0), confidence, kinds
     )

@@ -29,7 +29,7 @@ from paceline.drafters.common.draft_rows import best_tokens, draw_for
 from paceline.drafters.growth.base import Growth, Ranked
 from paceline.tree import ROOT, Shape, Trial, best_shapes
 
-WIDTH: Final = 10
+EAGLE2_WIDTH: Final = 10
 """Of EAGLE-2, by default."""
 
 
@@ -108,7 +108,7 @@ class Eagle2Draft(Ranked):
         width: nodes expanded on a level, and children of each.
     """
 
-    width: int = WIDTH
+    width: int = EAGLE2_WIDTH
 
     def expand(self, weights_fv: torch.Tensor) -> None:
         """Give the front its children; the most likely ones come next, unless no child of theirs could be among the

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +29,6 @@ from paceline.drafters.common.draft_rows import draw_for
 from paceline.drafters.growth.base import Growth, siblings_of
 from paceline.drafters.growth.levels import TreeDraft
 from paceline.tree import GroupTrial
-from paceline.utils import need
 
 WAITS: Final = 1 << 32
 """Numbers of the draws that are waits, apart from those that are tokens."""
@@ -94,26 +92,6 @@ class BeamDraft(Growth):
     def _luck(self, node: int) -> float:
         context = self.state.context
         return draft_rows.uniform(context.seed, len(context.tokens), WAITS + node)
-
-
-def branching_factors(given: object, most: int) -> tuple[int, ...]:
-    """The factors that a user wrote as a list, one per level; none where something else than a list was given.
-
-    Args:
-        most: largest factor, and most levels.
-    Raises:
-        ConfigError: an empty list, a longer one, or a factor that is no integer in 1..`most`.
-    """
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        return ()
-    whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= most for one in given)
-    need(
-        whole and 1 <= len(given) <= most,
-        "tree_width",
-        f"be a list of 1..{most} integers in 1..{most}, one per level",
-        given,
-    )
-    return tuple(given)
 
 
 def later(score: float, rate: float, luck: float) -> float:

@@ -16,8 +16,8 @@ from .prediction import NEAR as NEAR
 from .prediction import PREDICTION_CONFIDENCE as PREDICTION_CONFIDENCE
 from .prediction import PredictionDrafter as PredictionDrafter
 from .token_recycling import CANDIDATES as CANDIDATES
+from .token_recycling import PLAIN_EVERY as PLAIN_EVERY
 from .token_recycling import RANK_CONFIDENCE as RANK_CONFIDENCE
-from .token_recycling import SOME as SOME
 from .token_recycling import CandidateTable as CandidateTable
 from .token_recycling import TokenRecyclingDrafter as TokenRecyclingDrafter
 from .token_recycling import grow_tree as grow_tree

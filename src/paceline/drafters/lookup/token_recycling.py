@@ -220,7 +220,7 @@ def _checked(name: str, array: npt.NDArray[np.generic], least: int, size: int) -
     return ids
 
 
-NEW, SOME = 0.5, 8
+FEW_NEW, PLAIN_EVERY = 0.5, 8
 """Once less than this share of plain steps has a token of which nothing is known, one in so many of them is looked
 at.
 """
@@ -292,7 +292,7 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
             tokens_r = np.empty(1 + len(tree), np.int32)
             tokens_r[0], tokens_r[1:] = root, tree.tokens
             learn(table_vk, tokens_r, scores.of(i))
-        self.plain_every = SOME if self._new < NEW else 1
+        self.plain_every = PLAIN_EVERY if self._new < FEW_NEW else 1
 
     def fork(self, state: _State, context: Context) -> _State:
         return _State(context, state.table)

@@ -26,7 +26,7 @@ from paceline.models.decoder import LayerDrafts, LayerPlan, layer_drafts_of, res
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 from paceline.utils import need
 
-LEAST: Final = 3
+MIN_RESUMED: Final = 3
 """Scored nodes from which going on behind the exit pays for a pass in two parts."""
 
 
@@ -223,7 +223,7 @@ class SelfDrafter(Drafter, Generic[S]):
             return None
         known = [_known(*each) for each in zip(kept, caches, roots, trees, strict=True)]
         none = next(one.states[:0] for one in kept if one is not None)
-        if sum(map(len, trees)) < LEAST or not any(one is not None for one in known):
+        if sum(map(len, trees)) < MIN_RESUMED or not any(one is not None for one in known):
             return None
         (plan,) = plans.values()
         return self.drafts.score(caches, roots, trees, [none if one is None else one for one in known], plan)

@@ -114,13 +114,13 @@ class ExitRecord:
         return min(0.5 * (right / rights + wrong / wrongs), 1.0)
 
 
-MOST = 12
+MAX_DRAFT = 12
 """Tokens of the longest draft where the user sets no number."""
-WIDEST = 256
+LONGEST_GAP = 256
 """Rounds between two looks at all exits, at most."""
-SOME = 16
+VERDICTS_PER_CHOICE = 16
 """Verdicts after which the choice is made anew."""
-WIDER = 4
+GAP_GROWTH = 4
 """How much longer each distance between two looks is than the one before."""
 START = 2.0
 """Positions that a first estimate counts for where nothing is known: an exit is right as often as its share of the
@@ -208,7 +208,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         if not self.exits:
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
-        self.most = MOST if num_speculative_tokens is None else max(num_speculative_tokens, 1)
+        self.most = MAX_DRAFT if num_speculative_tokens is None else max(num_speculative_tokens, 1)
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
         self._known: dict[
             str, tuple[Array, int, int]
@@ -244,7 +244,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
                 self._look(state, verdict, scores, i, tree if mine else None)
             elif mine:
                 state.scored.append((tree, len(verdict.path)))
-                if len(state.scored) >= SOME:
+                if len(state.scored) >= VERDICTS_PER_CHOICE:
                     self._choose(state)
 
     def _looked_at(self, scores: Scores | None) -> set[int]:
@@ -321,7 +321,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             self._note_confidences(state, own, len(verdict.path))
         state.record.add_all(matches, len(rows))
         self._choose(state)
-        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
+        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(GAP_GROWTH * state.gap, LONGEST_GAP)
 
     def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""

@@ -11,10 +11,10 @@ Source: weight-only quantisation as torchao's int8_weight_only and int4_weight_o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import DrafterArgs
+from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.vocab import trimmed_head
@@ -43,7 +43,7 @@ class QuantizedCopyDrafter(DraftModelDrafter):
         *,
         quantization: str = "int8",
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,

@@ -25,13 +25,7 @@ CHUNK = 512
 
 
 def replayed(
-    runner: Runner,
-    drafts: LayerDrafts,
-    cache: SequenceCache,
-    start: int,
-    tokens: Sequence[int],
-    *,
-    plan: LayerPlan,
+    runner: Runner, drafts: LayerDrafts, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
 ) -> torch.Tensor:
     """The states behind the planned layers after each of a text's tokens.
 

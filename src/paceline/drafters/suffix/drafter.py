@@ -129,7 +129,7 @@ def step(  # noqa: PLR0917 - compiled code has no keyword arguments
     """Take `text[start:size]` into the tree of a text, then `draft` within limits: a step of a decoding loop in one
     call.
 
-    `own`, `past` and `desk` are records (`suffix_record`) of `TreeArrays` and of a `Desk`.
+    `own`, `past` and `desk` are records (`nodes.record_of`) of `TreeArrays` and of a `Desk`.
     """
     tree, room = arrays_of(own), desk_of(desk)
     room.limits[NODES], room.limits[LEVELS] = nodes, levels

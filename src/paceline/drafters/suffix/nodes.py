@@ -63,7 +63,7 @@ class TreeArrays(NamedTuple):
         nodes: (capacity, 8) int32, one row a node.
         heads: (a power of two,) int32, first node of each hash chain, or -1.
         meta: (4,) int64 counters.
-        active: (depth + 1, 2) int32, the active points of `suffix_grow`; scratch space between sequences.
+        active: (depth + 1, 2) int32, the active points of `tree.extend`; scratch space between sequences.
     """
 
     text: Ints

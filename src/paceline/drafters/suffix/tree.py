@@ -201,7 +201,7 @@ class SuffixTree:
         room: tokens that it can take before it grows, with two nodes for each.
     Attributes:
         arrays: see `TreeArrays`; replaced when the tree outgrows them.
-        record: of them (`suffix_record`), for `suffix_lookup.step`.
+        record: of them (`nodes.record_of`), for `drafter.step`.
         size: tokens in the text.
     """
 
@@ -232,7 +232,7 @@ class SuffixTree:
             extend(self.arrays, start, stop, OPEN, self.depth)
 
     def write(self, tokens: Sequence[int]) -> int:
-        """Put a few tokens behind the text for `suffix_lookup.step`, which takes them in; returns where they begin."""
+        """Put a few tokens behind the text for `drafter.step`, which takes them in; returns where they begin."""
         start, text, meta = self.size, self.arrays.text, self.arrays.meta
         end = start + len(tokens)
         if end > len(text) or meta.item(LIVE) + 2 * (len(tokens) + self.depth) > len(self.arrays.nodes):

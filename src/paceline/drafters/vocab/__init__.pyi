@@ -1,4 +1,4 @@
-from .retokenize import MOST as MOST
+from .retokenize import LONGEST_PIECE as LONGEST_PIECE
 from .retokenize import Reading as Reading
 from .retokenize import Retokenizer as Retokenizer
 from .retokenize import cut_of as cut_of

@@ -1,10 +1,10 @@
 """One text in the tokens of two vocabularies: the target's tokens, as they come, in those of a draft model.
 
 A text is cut into pieces at places that depend on nothing but the text before them: before a single space that follows
-LEAST characters or more, or after MOST. A piece that is closed is encoded once; the open one, at most MOST characters,
-is encoded again whenever it grows. So a prompt is encoded once, every step looks back a bounded way, and what comes out
-does not depend on the steps in which the text came in. Bytes that do not end a character yet wait. Special tokens
-become the draft's own of the same name, others are left out.
+SHORTEST_PIECE characters or more, or after LONGEST_PIECE. A piece that is closed is encoded once; the open one, at most
+LONGEST_PIECE characters, is encoded again whenever it grows. So a prompt is encoded once, every step looks back a
+bounded way, and what comes out does not depend on the steps in which the text came in. Bytes that do not end a
+character yet wait. Special tokens become the draft's own of the same name, others are left out.
 
 Where tokenizers begin every text with a space of their own, pieces are handed over without theirs; which do is found
 out by trial.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from paceline.models import Runner, SequenceCache
     from paceline.models.loading import Tokenizer
 
-LEAST: Final = 64
-MOST: Final = 256
+SHORTEST_PIECE: Final = 64
+LONGEST_PIECE: Final = 256
 """Characters of a piece."""
 
 INCOMPLETE: Final = 3
@@ -66,10 +66,10 @@ def whole_characters(data: bytes) -> int:
 
 def cut_of(text: str, start: int = 0) -> int | None:
     """Where the first piece of an open text ends, None where it does not yet; `start`: characters already looked at."""
-    for at in range(max(start, LEAST), min(len(text) - 1, MOST)):
+    for at in range(max(start, SHORTEST_PIECE), min(len(text) - 1, LONGEST_PIECE)):
         if text[at] == " " and not text[at - 1].isspace() and not text[at + 1].isspace():
             return at
-    return MOST if len(text) > MOST else None
+    return LONGEST_PIECE if len(text) > LONGEST_PIECE else None
 
 
 class Retokenizer:

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.bases import limit_of
+from paceline.drafters.common.bases import limit_of, model_of
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState, encoder_of, whole_characters
 from paceline.drafters.vocab.vocabularies import check_shared, shared_tokens
-from paceline.errors import ConfigError
 from paceline.models import Runner
 from paceline.models.loading import token_bytes
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
@@ -131,12 +130,11 @@ class SlemDrafter(Drafter):
         draft_device: str | None = None,
     ) -> None:
         self.index, self.limit = args.index, limit_of(num_speculative_tokens)
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'slem', got {model!r}")
-        target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
+        model, models = model_of(args, self.name, model)
+        target, draft = models.tokenizer, models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
-        self.runner = args.models.open(model, other_tokens=True, device=draft_device)
+        self.runner = models.open(model, other_tokens=True, device=draft_device)
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._writer = Writer(target, draft, args.vocab_size)
 

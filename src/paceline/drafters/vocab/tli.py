@@ -11,15 +11,15 @@ heterogeneous vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, open_shared, shared_tokens
-from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
 
 
@@ -44,7 +44,7 @@ class TliDrafter(DraftModelDrafter):
         *,
         model: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
@@ -55,12 +55,11 @@ class TliDrafter(DraftModelDrafter):
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'tli', got {model!r}")
-        target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
+        model, models = model_of(args, self.name, model)
+        target, draft = models.tokenizer, models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
-        runner, self._numbering = open_shared(args.models, model, shared, args.vocab_size, draft_device)
+        runner, self._numbering = open_shared(models, model, shared, args.vocab_size, draft_device)
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._use(runner, repr(model))
 
@@ -68,8 +67,8 @@ class TliDrafter(DraftModelDrafter):
         return [TranslatedState(context, self._retokenizer.open(), self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        asked = [self._asked(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        return super().propose([state.inner for state in states], asked, [EMPTY_TREE] * len(states))
+        fitting = [self._fitting(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        return super().propose([state.inner for state in states], fitting, [EMPTY_TREE] * len(states))
 
     def observe(
         self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
@@ -82,7 +81,7 @@ class TliDrafter(DraftModelDrafter):
     def end(self, states: Sequence[Any]) -> None:
         super().end(cast(Sequence[DraftState], [state.inner for state in states]))
 
-    def _asked(self, state: TranslatedState, budget: Budget) -> Budget:
+    def _fitting(self, state: TranslatedState, budget: Budget) -> Budget:
         """The budget, or none where there is nothing to draft from; the state follows its text."""
         if min(budget.nodes, budget.depth) <= 0:
             return NO_BUDGET
