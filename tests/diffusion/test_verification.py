@@ -293,20 +293,6 @@ def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
         fill(t4(), "freedave")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"drafts": 0}, "drafts must be at least 1"),
-        ({"layout": "ring"}, "layout must be batch or tree"),
-        ({"cache": "dual", "blocks_ahead": 1}, "blocks_ahead must be 0 with this cache policy"),
-        ({"blocks_ahead": -1}, "blocks_ahead must be"),
-    ],
-)
-def test_wrong_use_is_one_clear_line(change, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fill(t4(), {"method": "freedave", **change})
-
-
 SINGLE = [name for name, method in METHODS.items() if method.verification == "none"]
 
 
