@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import BitsToRounds, Canvas, ConfiguredMethod, Predictions, Step, decode
-from paceline.diffusion.commit import BoundedCommit
+from paceline.diffusion import BitsToRounds, Canvas, ConfiguredMethod, Predictions, Step, decode, part
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import PlannedBlocks, fill, same
 from tests.diffusion.toys import Independent, Joint, Scripted, Toy, modes, t4
+
+BoundedCommit = part("commit", "bounded")
 
 
 def chosen(confidence: list[float], config: dict[str, Any]) -> list[int]:

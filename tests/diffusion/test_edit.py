@@ -9,9 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, RemaskingChances, Status, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, Status, decode, part
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Copier, Independent, Oscillator, Scripted, permutation, t4
+
+RemaskingChances = part("commit", "remasking")
 
 STEPS, LENGTH = 6, 30
 

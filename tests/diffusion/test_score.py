@@ -9,9 +9,12 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion import Canvas, ConfiguredMethod, EndRamp, Predictions, RandomScore, Setting, uniform
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, Setting, part, uniform
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Toy, with_ends
+
+RandomScore = part("score", "random")
+EndRamp = part("modifier", "eoser")
 
 LARGE = 2**63 + 12345
 

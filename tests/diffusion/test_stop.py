@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, ProphetStop
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, part
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, complete, fill, same
 from tests.diffusion.toys import Independent, Toy, with_ends
+
+ProphetStop = part("stop", "prophet")
 
 INFINITE = float("inf")
 

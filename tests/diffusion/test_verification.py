@@ -14,17 +14,19 @@ from paceline.diffusion import (
     Canvas,
     ConfiguredMethod,
     Ending,
-    FreeDave,
     Layout,
     Setting,
     Status,
     Step,
     Stop,
     decode,
+    part,
 )
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys import Toy, t4
+
+FreeDave = part("verification", "freedave")
 
 CONFIDENCE = [0.5, 0.9, 0.3, 0.7, 0.6, 0.4, 0.8, 0.2, 0.55, 0.65, 0.35, 0.75]
 
