@@ -55,7 +55,7 @@ class Batched:
         self.max_length = model.max_context
 
     def new_cache(self, length: int) -> Any:
-        """Refused.
+        """Not to be had.
 
         Raises:
             CapabilityError: always.

@@ -182,7 +182,7 @@ class Policy:
 
 
 def train(options: argparse.Namespace, views_of: ViewsOf, advantages: Advantages, *, redrawn: bool) -> Facts:
-    """Learn until minutes or steps are used up, from a model or where OUT stands; the last report."""
+    """Learn until minutes or steps are used up, from a model or from where OUT was left; the last report."""
     set_up(options)
     net, reference = (read_net(options.model) for _ in range(2))
     run = begin(options, net, warmup=10, decay=0.0, betas=(0.9, 0.99), beside={"reference": reference})

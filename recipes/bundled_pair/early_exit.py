@@ -15,7 +15,6 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device,
 from recipes.bundled_pair.exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
 from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
 from recipes.common.options import add_flags, new_parser
-from recipes.common.training import groups, keep, learning_rate, set_rate, take_up, update
+from recipes.common.training import groups, keep, paced, take_up, update
 
 
 def save(
@@ -62,12 +61,6 @@ def loss_of_step(model: LlamaForCausalLM, x_bt: Tensor, step: int, options: argp
         return training_loss(model, x_bt.long().to(device), dropout_rates(layers, options.dropout), weights)
 
 
-def batches(stream_n: Tensor, options: argparse.Namespace, first: int, steps: int) -> Iterator[tuple[int, Tensor]]:
-    """Steps from `first` on, with their (batch, length) tokens."""
-    indices = islice(windows(len(stream_n), options.length, options.batch, options.seed), first, steps)
-    return ((step, stream_n[index]) for step, index in enumerate(indices, first))
-
-
 def fit(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
@@ -77,26 +70,20 @@ def fit(
 ) -> list[dict[str, object]]:
     """Train until tokens or minutes are used up; returns the held-out losses by exit over time."""
     optimizer = torch.optim.AdamW(groups(model), lr=options.rate, betas=(0.9, 0.95), fused=True)
-    steps = max(1, options.tokens // (options.batch * options.length))
     at = take_up(options.out / "training.safetensors", model, optimizer)
     history = starts(model, heldout_bt, options, at.step)
     print(history[-1], flush=True)
-    start = time.process_time() - 60 * at.minutes
-    for step, x_bt in batches(stream_n, options, at.step, steps):
-        at.step, at.minutes = step + 1, (time.process_time() - start) / 60
-        progress = max(step / steps, at.minutes / options.minutes)
-        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(50, steps)))
-        loss = loss_of_step(model, x_bt, step, options)
+    lessons = islice(windows(len(stream_n), options.length, options.batch, options.seed), at.step, None)
+    steps = paced(optimizer, options, warmup=50, clock=time.process_time, at=at)
+    for (_, last), index in zip(steps, lessons, strict=False):
+        loss = loss_of_step(model, stream_n[index], at.step - 1, options)
         update(model, optimizer, loss)
-        last = step == steps - 1 or progress >= 1
-        if step % options.measure_every == options.measure_every - 1 or last:
+        if at.step % options.measure_every == 0 or last:
             seen = at.step * options.batch * options.length
             history.append({"tokens": seen, "heldout": measure(model, heldout_bt, options.batch)})
             print(f"{history[-1]}  loss {loss.item():.3f}  {at.minutes:.1f} min of processor time", flush=True)
             save(model, tokenizer, options.out, history)
             keep(options.out / "training.safetensors", model, optimizer, at)
-            if last:
-                break
     return history
 
 

@@ -6,7 +6,7 @@ Writes a table on the screen, and JSON with --json: held-out loss, and the draft
 tokens.
 
 Agreement at depth k is the share of positions in the target's own greedy answers from which the draft's next k greedy
-guesses all match. A draft whose guesses matched so far has the answer itself as its context, so one pass over the
+tokens all match. A draft whose tokens matched so far has the answer itself as its context, so one pass over the
 answer gives every depth.
 """
 
@@ -43,16 +43,16 @@ def heldout_loss(model: LlamaForCausalLM, sequences: list[list[int]], longest: i
 
 @torch.inference_mode()
 def matches(draft: LlamaForCausalLM, prompt: list[int], answer: list[int]) -> Tensor:
-    """(len(answer),) bool: the draft's greedy guess equals the answer's token, given all before it."""
+    """(len(answer),) bool: the draft's greedy token equals the answer's token, given all before it."""
     x_t = torch.tensor([prompt + answer], device=draft.device)
-    guesses_t: Tensor = draft(input_ids=x_t, use_cache=False).logits[0].argmax(-1)
-    match_n: Tensor = guesses_t[len(prompt) - 1 : -1] == x_t[0, len(prompt) :]
+    drafted_t: Tensor = draft(input_ids=x_t, use_cache=False).logits[0].argmax(-1)
+    match_n: Tensor = drafted_t[len(prompt) - 1 : -1] == x_t[0, len(prompt) :]
     return match_n.cpu()
 
 
 def agreement(match_n: list[Tensor]) -> dict[int, float]:
-    """Share of positions from which the next k guesses all match, for every k of DEPTHS that fits before the answer's
-    end.
+    """Share of positions from which the next k drafted tokens all match, for every k of DEPTHS that fits before the
+    answer's end.
     """
     result = {}
     for k in DEPTHS:

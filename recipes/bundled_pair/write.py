@@ -3,7 +3,7 @@
 Reads a corpus folder, a target folder. Only prompts of training documents are used.
 Writes OUT (JSON lines): source, temperature, prompt ids, ids of the continuation.
 
-A draft guesses what the target would say next, so the target's own words are better lessons than its corpus
+A draft says what the target would say next, so the target's own words are better lessons than its corpus
 (sequence-level distillation, Kim and Rush 2016, arXiv:1606.07947; for drafts DistillSpec, arXiv:2310.08461).
 """
 

@@ -4,7 +4,10 @@ of beginning again: one safetensors file in full precision, replaced as a whole.
 
 from __future__ import annotations
 
+import argparse
 import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +46,38 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, mos
 
 @dataclass(slots=True)
 class Progress:
-    """Steps done, and minutes of processor time that they took."""
+    """Steps done, and minutes that they took."""
 
     step: int = 0
     minutes: float = 0.0
+
+
+def paced(
+    optimizer: torch.optim.Optimizer,
+    options: argparse.Namespace,
+    *,
+    warmup: int,
+    clock: Callable[[], float] = time.perf_counter,
+    at: Progress | None = None,
+) -> Iterator[tuple[Progress, bool]]:
+    """The steps of a run until its tokens or minutes are used up, each with its rate set: how far the run is with this
+    step, and whether the step is the last.
+
+    Args:
+        options: `tokens`, `batch`, `length`, `minutes` and `rate` are read.
+        at: where a run that was cut short goes on; it is kept current.
+    """
+    at = at or Progress()
+    steps = max(1, options.tokens // (options.batch * options.length))
+    start = clock() - 60 * at.minutes
+    for step in range(at.step, steps):
+        at.step, at.minutes = step + 1, (clock() - start) / 60
+        done = max(step / steps, at.minutes / options.minutes)
+        set_rate(optimizer, learning_rate(done, step, options.rate, warmup=min(warmup, steps)))
+        last = step == steps - 1 or done >= 1
+        yield at, last
+        if last:
+            return
 
 
 def keep(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

@@ -142,11 +142,6 @@ def test_agreement_may_keep_to_the_quota() -> None:
     assert fill(toy, {"method": "ccd_agreement", "warmup_rounds": 1}, 10, ()).trajectory.calls < 10
 
 
-def test_a_history_shorter_than_the_quota_is_refused() -> None:
-    with pytest.raises(ConfigError, match="history_slots must be at least commit_slots"):
-        fill(Independent(CONFIDENCE), {"method": "ccd", "history_slots": 1, "commit_slots": 2}, 10, ())
-
-
 CONFIGS: list[dict[str, Any]] = [
     {"method": "ccd", "history_length": 3},
     {"method": "ccd_ds", "history_length": 2},

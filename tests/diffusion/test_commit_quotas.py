@@ -14,7 +14,6 @@ from scipy import stats
 
 from paceline.diffusion import Canvas
 from paceline.diffusion.commit import grid
-from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint, t4
@@ -215,13 +214,3 @@ def test_slots_given_in_advance_count_in_no_quota() -> None:
     outcome = complete(toy, canvas, {"method": "ass_blocks", "ascending_blocks": 2})
     assert [r.slots.size for r in outcome.trajectory.rounds] == [1, 2, 5]
     assert outcome.canvas.tokens[[0, 5]].tolist() == [2, 2]
-
-
-def test_more_blocks_than_rounds_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ascending_blocks must lie in 1..3"):
-        fill(toy_of(8), {"method": "ass_blocks", "ascending_blocks": 4}, 8, ())
-
-
-def test_blocks_that_its_last_round_would_write_at_once_are_refused() -> None:
-    with pytest.raises(ConfigError, match="block_length must be that of the whole text for the ascending schedule"):
-        fill(toy_of(32), {"method": "ass", "block_length": 8}, 32, ())

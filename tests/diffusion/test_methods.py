@@ -295,7 +295,7 @@ def test_other_settings_are_told_apart(config: dict[str, Any]) -> None:
     assert not all(same(decoded(name, config), decoded(name, static)) for name in TOYS)
 
 
-IDLE: list[tuple[dict[str, Any], str]] = [
+WRONG: list[tuple[dict[str, Any], str]] = [
     ({"blocks_ahead": 5}, "blocks_ahead must be left out: this model has no blocks of its own, .* got 5"),
     ({"method": "ete_tokens", "blocks_ahead": 1}, "blocks_ahead must be left out"),
     (
@@ -313,6 +313,33 @@ IDLE: list[tuple[dict[str, Any], str]] = [
     ({"block_length": 0}, "block_length must be at least 1 .* got 0"),
     ({"block_length": -4}, "block_length must be at least 1 .* got -4"),
     ({"method": "ete", "block_length": 0}, "block_length must be at least 1"),
+    ({"method": "dparallel", "entropy_threshold": -2}, r"entropy_threshold must be a number in -1\.\."),
+    ({"method": "dparallel", "confidence_threshold": 0.5}, "no option 'confidence_threshold'"),
+    ({"method": "bacd", "confidence_low": 0.95}, "confidence_low must be at most confidence_high"),
+    ({"method": "local_leap", "relaxed_threshold": 0.95}, "relaxed_threshold must be at most confidence_threshold"),
+    ({"method": "threshold", "verification": "explore_tokens"}, "commit must be 'explore'"),
+    ({"method": "ass_blocks", "ascending_blocks": 4}, r"ascending_blocks must lie in 1\.\.3"),
+    ({"method": "ass", "block_length": 4}, "block_length must be that of the whole text for the ascending schedule"),
+    ({"method": "remdm", "block_length": 4}, "block_length must be that of the whole text"),
+    ({"method": "mask_predict", "block_length": 4}, "block_length must be that of the whole text"),
+    ({"method": "dream_origin", "block_length": 4}, "block_length must be that of the whole text"),
+    ({"method": "ccd", "history_slots": 1, "commit_slots": 2}, "history_slots must be at least commit_slots"),
+    ({"method": "eoser", "eos_factor_min": 0.0}, "eos_factor_min must be positive"),
+    ({"method": "cad", "eos_bar": 2.0}, r"eos_bar must lie in 0\.\.1"),
+    ({"method": "prophet", "gap_thresholds": (1.0, 2.0)}, "gap_thresholds must be one more than gap_progress"),
+    ({"method": "prophet", "monitor": "last", "answer_length": 9}, "answer_start must lie in the 8 slots of the text"),
+    ({"method": "prophet", "monitor": "all"}, "monitor must be"),
+    ({"method": "remdm", "remask_eta": 2.0}, "remask_eta must"),
+    ({"method": "remdm", "remask_rate": "all"}, "remask_rate must"),
+    ({"method": "remdm", "remask_from": -1.0}, "remask_from must"),
+    ({"method": "remdm", "remask_by": "age"}, "remask_by must"),
+    ({"method": "threshold", "edit": "token_editing"}, "schedule must be 'held_blocks'"),
+    ({"method": "llada2.1_s", "edit_scope": "all"}, "edit_scope must be"),
+    ({"method": "llada2.1_s", "check": "grammar"}, "edit must be left out where a constraint is checked"),
+    ({"method": "freedave", "drafts": 0}, "drafts must be at least 1"),
+    ({"method": "freedave", "layout": "ring"}, "layout must be batch or tree"),
+    ({"method": "freedave", "cache": "dual", "blocks_ahead": 1}, "blocks_ahead must be 0 with this cache policy"),
+    ({"method": "freedave", "blocks_ahead": -1}, "blocks_ahead must be"),
 ]
 
 READ: list[dict[str, Any]] = [
@@ -328,8 +355,8 @@ READ: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "message"), IDLE, ids=str)
-def test_what_nothing_reads_is_refused(config: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("config", "message"), WRONG, ids=str)
+def test_wrong_options_and_those_that_nothing_reads_are_rejected(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fill(Independent([0.5] * 8), config, 8, ())
 

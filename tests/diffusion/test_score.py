@@ -9,10 +9,12 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion import Canvas, ConfiguredMethod, EndRamp, Predictions, RandomScore, Setting, uniform
-from paceline.errors import ConfigError
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, Setting, part, uniform
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Toy, with_ends
+
+RandomScore = part("score", "random")
+EndRamp = part("modifier", "eoser")
 
 LARGE = 2**63 + 12345
 
@@ -137,11 +139,3 @@ def test_no_round_writes_more_than_the_cap(cap: int) -> None:
 def test_a_block_never_takes_more_rounds_than_slots() -> None:
     toy = with_ends([0.3, 0.2, 0.4, 0.1, 0.3, 0.2], [END, 0, END, 0, END, END], END)
     assert fill(toy, {"method": "cad", "block_length": 3, "eos_bar": 0.9}, 6, ()).trajectory.calls <= 6
-
-
-def test_wrong_options_are_one_line() -> None:
-    toy = Independent([0.5] * 4)
-    with pytest.raises(ConfigError, match="eos_factor_min must be positive"):
-        fill(toy, {"method": "eoser", "eos_factor_min": 0.0}, 4, ())
-    with pytest.raises(ConfigError, match=r"eos_bar must lie in 0\.\.1"):
-        fill(toy, {"method": "cad", "eos_bar": 2.0}, 4, ())

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, ProphetStop
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, part
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, complete, fill, same
 from tests.diffusion.toys import Independent, Toy, with_ends
+
+ProphetStop = part("stop", "prophet")
 
 INFINITE = float("inf")
 
@@ -93,16 +95,6 @@ def test_the_bar_of_each_round() -> None:
     rule = parts.transition.stop
     assert isinstance(rule, ProphetStop)
     assert [rule.bar(s) for s in (0, 32, 33, 66, 67, 99)] == [7.5, 7.5, 5.0, 5.0, 2.5, 2.5]
-
-
-def test_wrong_options_are_one_line() -> None:
-    toy = Gaps([1.0] * 4)
-    with pytest.raises(ConfigError, match="gap_thresholds must be one more than gap_progress"):
-        fill(toy, {"method": "prophet", "gap_thresholds": (1.0, 2.0)}, 4, ())
-    with pytest.raises(ConfigError, match="answer_start must lie in the 4 slots of the text"):
-        fill(toy, {"method": "prophet", "monitor": "last", "answer_length": 5}, 4, ())
-    with pytest.raises(ConfigError, match="monitor must be"):
-        fill(toy, {"method": "prophet", "monitor": "all"}, 4, ())
 
 
 END = 6

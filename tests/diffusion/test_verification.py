@@ -14,17 +14,19 @@ from paceline.diffusion import (
     Canvas,
     ConfiguredMethod,
     Ending,
-    FreeDave,
     Layout,
     Setting,
     Status,
     Step,
     Stop,
     decode,
+    part,
 )
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys import Toy, t4
+
+FreeDave = part("verification", "freedave")
 
 CONFIDENCE = [0.5, 0.9, 0.3, 0.7, 0.6, 0.4, 0.8, 0.2, 0.55, 0.65, 0.35, 0.75]
 
@@ -291,20 +293,6 @@ def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
     monkeypatch.setattr("paceline.diffusion.commit.quotas.QuotaCommit.stateless", False)
     with pytest.raises(ConfigError, match="QuotaCommit has a memory"):
         fill(t4(), "freedave")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"drafts": 0}, "drafts must be at least 1"),
-        ({"layout": "ring"}, "layout must be batch or tree"),
-        ({"cache": "dual", "blocks_ahead": 1}, "blocks_ahead must be 0 with this cache policy"),
-        ({"blocks_ahead": -1}, "blocks_ahead must be"),
-    ],
-)
-def test_wrong_use_is_one_clear_line(change, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fill(t4(), {"method": "freedave", **change})
 
 
 SINGLE = [name for name, method in METHODS.items() if method.verification == "none"]

@@ -34,7 +34,7 @@ def made(target: Path, out: Path, *more: str) -> list[float]:
     def fitted(model: Any, stream_n: Any, heldout_bt: Any, options: Any) -> Any:
         found = fit(model, stream_n, heldout_bt, options)
         for one in (adapter.Adapter(model), found[0]):
-            own, distribution = adapter.distributions(model, one, heldout_bt, options.exit_layer)
+            own, distribution = adapter.logits_of(model, one, heldout_bt, options.exit_layer)
             seen.append(
                 F.kl_div(own.log_softmax(-1), distribution.log_softmax(-1), log_target=True, reduction="sum").item()
                 / own[..., 0].numel()
@@ -74,7 +74,7 @@ def test_the_adapter_begins_as_the_plain_exit(target: Path) -> None:
     model = corpus.load_model(target, dtype=torch.float32)
     x_bt = torch.randint(4, 300, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        own, distribution = adapter.distributions(model, adapter.Adapter(model), x_bt, 2)
+        own, distribution = adapter.logits_of(model, adapter.Adapter(model), x_bt, 2)
         states = list(exits.states_by_layer(model, x_bt))
     assert torch.allclose(own, model.lm_head(model.model.norm(states[1])), atol=1e-5)
     assert torch.allclose(distribution, model(input_ids=x_bt).logits, atol=1e-4)

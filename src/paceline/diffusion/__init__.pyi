@@ -14,7 +14,6 @@ from .canvas import Status as Status
 from .catalogue import METHODS as METHODS
 from .catalogue import PARTS as PARTS
 from .catalogue import Method as Method
-from .edit import RemaskingChances as RemaskingChances
 from .engine import DiffusionEngine as DiffusionEngine
 from .grammar_check import GrammarCheck as GrammarCheck
 from .loop import Outcome as Outcome
@@ -36,9 +35,6 @@ from .outputs import Pieces as Pieces
 from .outputs import TokenTexts as TokenTexts
 from .predictions import Predictions as Predictions
 from .predictions import uniform as uniform
-from .score import EndRamp as EndRamp
-from .score import RandomScore as RandomScore
-from .stop import ProphetStop as ProphetStop
 from .tccf import Phases as Phases
 from .tccf import ReblockedDenoiser as ReblockedDenoiser
 from .tccf import think_then_answer as think_then_answer
@@ -48,4 +44,3 @@ from .trajectory import Trajectory as Trajectory
 from .trajectory import global_ar as global_ar
 from .trajectory import local_ar as local_ar
 from .trajectory import order_of as order_of
-from .verification import FreeDave as FreeDave

@@ -24,7 +24,7 @@ class NoCache(Cache):
 
     Args:
         blocks_ahead: further blocks that a block-causal model computes, for drafts that reach into them; without effect
-            in a model with full attention, where it is refused unless the verification takes it too.
+            in a model with full attention, where it is rejected unless the verification takes it too.
     """
 
     exact = True
@@ -163,7 +163,7 @@ class PrefixCache(RefreshedCache):
     """A block's first pass computes everything; the later ones compute the block and what follows it, and read the
     rest.
 
-    Approximate: what stands before the block does not see what is written in it until the next block.
+    Approximate: what comes before the block does not see what is written in it until the next block.
 
     Args:
         refresh_period: rounds until everything is computed again within a block; None is never.

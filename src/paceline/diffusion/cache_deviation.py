@@ -2,7 +2,7 @@
 
 Two things are measured. Decoded twice, with the policy and without, how many slots end up with another token. And at
 every decision of the run with the policy, how far the logits of masked slots are from those of a pass over the whole
-canvas as it stands.
+canvas as it is then.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class DiffusionEngine:
         tokens: tuple[int, ...] = ()
         if output.finished():
             text, tokens = final.rest(output.text, output.token_ids)
-        elif self._settles:
+        elif self._final_once_written:
             text, tokens = final.grow(self._read(job)[0])
         if tokens and request.metrics.time_to_first_token is None:
             request.metrics.time_to_first_token = perf_counter() - request.metrics.arrival_time
@@ -198,7 +198,7 @@ class DiffusionEngine:
         return CanvasChunk(job.index, segments, tokens, output.finish_reason, request.result(), pieces)
 
     @property
-    def _settles(self) -> bool:
+    def _final_once_written(self) -> bool:
         """Whether what is written stays."""
         return "edit" not in self.method.names
 
@@ -280,7 +280,7 @@ class DiffusionEngine:
     def _look_for_ends(self, jobs: Sequence[Job]) -> None:
         """Spare canvases whose text has ended what would be cut off; where written slots may change, all is decoded."""
         for job in jobs:
-            if self._settles and not job.outcome.enough:
+            if self._final_once_written and not job.outcome.enough:
                 job.outcome.enough = self._read(job)[1].finished
 
     def _read(self, job: Job) -> tuple[list[int], StopChecker]:

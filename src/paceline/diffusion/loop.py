@@ -30,7 +30,7 @@ from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
 
 PATIENCE = 8
-"""Rounds in a row in which no slot that may be written has been computed, before a method is found to stand still."""
+"""Rounds in a row in which no slot that may be written has been computed, before a method is given up."""
 
 Watch = Callable[[int, Canvas], None]
 Passes = Generator[list[Call], list[torch.Tensor], Canvas]

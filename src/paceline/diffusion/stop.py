@@ -20,7 +20,7 @@ class EndOfTextStop(Stop):
     Args:
         end_token_ids: tokens that end the text; None takes the canvas', or the model's.
         eager_end: cut also where any masked slot predicts the end without being written yet, at the surest such slot:
-            the second rule of the released code, which shortens texts on a guess.
+            the second rule of the released code, which shortens texts on a prediction alone.
     Source: end-of-text prediction (EoTP) of Learning to Parallel (arXiv:2509.25188).
     """
 

@@ -102,11 +102,6 @@ class BitsToRounds:
         values = [round_.information for round_ in trajectory.rounds if round_.slots.size]
         return cls(len(values), float(sum(values)), max(values, default=0.0))
 
-    @property
-    def per_round(self) -> float:
-        """Mean nats of a round."""
-        return self.nats / self.rounds if self.rounds else 0.0
-
     def bound(self, nats: float | None = None) -> int:
         """Fewest rounds that could have written as much at the largest round's rate: ceil(nats / largest).
 

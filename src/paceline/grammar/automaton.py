@@ -20,7 +20,7 @@ from paceline.grammar.expression import Alt, Chars, Expr, Ranges, Ref, Seq, Star
 Table = NDArray[np.int32]
 DEAD: Final = -1
 MOST_STATES: Final = 20_000
-"""Beyond it a constraint is refused: tables over a vocabulary would not fit."""
+"""Beyond it a constraint is rejected: tables over a vocabulary would not fit."""
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ def _add(row: Bits, fresh: Bits, symbol: int, found: Bits) -> None:
 
 
 CLOSED: Final = -2
-"""What a slot holds that a token which ends the text stands at."""
+"""What a slot holds whose token ends the text."""
 
 UNFIT: Final = -3
 """What a slot holds whose token fits nowhere."""

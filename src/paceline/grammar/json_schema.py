@@ -185,7 +185,7 @@ class _Maker:
             return self._listed_values(schema)
         types = schema.get("type", TYPES)
         types = (types,) if isinstance(types, str) else tuple(types)
-        _refuse_unknown(schema, types)
+        _check_words(schema, types)
         if "$ref" in schema or "anyOf" in schema:
             return self._elsewhere(schema)
         if not any(word in schema for kind in types for word in CHECKED[kind]) and set(types) >= set(TYPES) - {
@@ -260,7 +260,7 @@ class _Maker:
         return _listed('"', [repeat(_sign(), low, None if high is None else int(high))], '"')
 
 
-def _refuse_unknown(schema: Mapping[str, Any], types: Sequence[str]) -> None:
+def _check_words(schema: Mapping[str, Any], types: Sequence[str]) -> None:
     known = {word for kind in types for word in CHECKED[kind]} | {*GENERAL, *DESCRIBING}
     if "number" in types:
         known -= set(CHECKED["integer"])

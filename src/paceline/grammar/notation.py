@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 PARSER: Any = importlib.import_module("re._parser")  # the parse tree has no public name since sre_parse was deprecated
 
-REFUSED = {
+IRREGULAR = {
     "AT": "an anchor or boundary inside",
     "ASSERT": "a lookaround",
     "ASSERT_NOT": "a negative lookaround",
@@ -104,9 +104,8 @@ def _node(op: str, value: Any, flags: int, pattern: str) -> Expr:
         return _sequence(inner, (flags | added) & ~dropped, pattern)
     if op == "FAILURE":
         return NEVER
-    raise ConfigError(
-        f"regex {pattern!r} uses {REFUSED.get(op, op.lower())}, which no finite automaton can follow; write it without"
-    )
+    what = IRREGULAR.get(op, op.lower())
+    raise ConfigError(f"regex {pattern!r} uses {what}, which no finite automaton can follow; write it without")
 
 
 def _characters(op: str, value: Any, flags: int, pattern: str) -> Ranges:

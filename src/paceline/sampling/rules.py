@@ -84,11 +84,6 @@ class Rules:
         )
         self.trivial = params.greedy and not self._edits
 
-    @property
-    def num_generated(self) -> int:
-        """Number of committed tokens after the prompt."""
-        return len(self._generated)
-
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit generated tokens."""
         self._generated.extend(tokens)

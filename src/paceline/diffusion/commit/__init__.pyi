@@ -3,4 +3,3 @@ from .learned import NAMES as NAMES
 from .learned import BlockFilter as BlockFilter
 from .learned import block_confidences as block_confidences
 from .quotas import grid as grid
-from .thresholds import BoundedCommit as BoundedCommit
