@@ -277,7 +277,7 @@ class LLM:
         """
         self._must_draft("save_tables")
         with self._turns.turn():
-            return self.engine.parts.crew.save_tables(folder)
+            return self.engine.parts.drafter_set.save_tables(folder)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer."""

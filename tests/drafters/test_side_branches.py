@@ -24,7 +24,7 @@ def plain() -> LLM:
 
 def fast(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
     llm = plain.with_speculative_config({"method": "swift", **options})
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     assert isinstance(drafter, SwiftDrafter)
     return llm, drafter
 

@@ -46,7 +46,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline import __version__
 from paceline.bench.replay_step import Heard, plain_step
 from paceline.config import SamplingParams
 from paceline.controllers import Plan
@@ -55,6 +54,7 @@ from paceline.llm import BUNDLED, LLM
 from paceline.models import ModelInfo
 from paceline.tree import Budget
 from paceline.utils import need
+from paceline.version import __version__
 
 Data = dict[str, Any]
 
@@ -113,7 +113,7 @@ class Recorder:
         self.output: RequestOutput | None = None
         self._params = SamplingParams()
         self._made: dict[str, _Made] = {}
-        self._names: list[str] = list(llm.engine.parts.crew.names)
+        self._names: list[str] = list(llm.engine.parts.drafter_set.names)
         self._prefill = self._recording = 0.0
 
     @property

@@ -49,7 +49,7 @@ class CostKey:
         """The key of a loaded model in this process, with PyTorch's present number of threads."""
         import torch
 
-        from paceline import __version__
+        from paceline.version import __version__
 
         device = str(info.device)
         if info.device.type == "cuda":
