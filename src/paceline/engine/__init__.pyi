@@ -1,6 +1,7 @@
 from .build import ExactJudge as ExactJudge
 from .build import build_parts as build_parts
 from .build import check_methods as check_methods
+from .build import single_methods as single_methods
 from .detokenize import BROKEN as BROKEN
 from .detokenize import IncrementalDetokenizer as IncrementalDetokenizer
 from .draft_models import AUTO as AUTO

@@ -66,7 +66,7 @@ def build_parts(
         CapabilityError: a method that this runner cannot serve.
     """
     config, own = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
-    methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) == "fusion")
+    methods = sorted(single_methods(config, default_draft), key=lambda one: _kind(one) == "fusion")
     drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
     tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":
@@ -119,13 +119,13 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     if config is None:
         return
     config, _ = split_options(with_published_number(config))
-    for one in _methods(config, None):
+    for one in single_methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
     if config.controller is not None:
         check_controller(config.controller)
 
 
-def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
+def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
     """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at
     hand.
     """
