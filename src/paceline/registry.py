@@ -1,9 +1,8 @@
 """The registries: names to classes, imported only when asked for.
 
-In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
-`paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
-error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here:
-building anything.
+A name may also be "module:Class". Entry points of the groups `paceline.drafters`, `paceline.verifiers` and
+`paceline.controllers` add methods of other packages; a name clash is an error, never an overwrite. `temporary` adds
+what is needed for a while only, such as measuring devices.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def load(family: str, name: str) -> Any:
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
     anything.
 
     Args:
@@ -129,7 +128,7 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
     anything.
 
     Args:
