@@ -1,8 +1,7 @@
 """Paceline: faster decoding of language models with the same output.
 
-In: a checkpoint and prompts. Out: text, exactly as the model would have written it, sooner. The names below are the
-public API; everything else may change without notice. They are imported on first use, so that `import paceline` is
-fast.
+The names below are the public API; everything else may change without notice. They are imported on first use, so that
+`import paceline` is fast.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ _HOMES = {
     "SamplingParams": "paceline.config",
     "SpeculativeConfig": "paceline.config",
     "Logprob": "paceline.sampling.logprobs",
-    "RequestMetrics": "paceline.engine.metrics",
-    "DrafterMetrics": "paceline.engine.metrics",
+    "RequestMetrics": "paceline.engine.outputs",
+    "DrafterMetrics": "paceline.engine.outputs",
     "CompletionOutput": "paceline.engine.outputs",
     "RequestOutput": "paceline.engine.outputs",
     "StreamChunk": "paceline.engine.outputs",

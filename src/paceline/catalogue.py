@@ -1,8 +1,4 @@
-"""The literal tables of methods: one entry each of drafters, verifiers and controllers.
-
-In: nothing. Out: names with where a class lives and what is declared of it. Not here: finding and importing
-(`registry`).
-"""
+"""The literal tables of methods: where each drafter, verifier and controller lives and what is declared of it."""
 
 from __future__ import annotations
 
@@ -247,7 +243,7 @@ VERIFIERS: Mapping[str, Entry] = {
     "block_verification": Entry(
         "paceline.verifiers.block:BlockVerification",
         "verifier",
-        needs=("chains: drawn drafts that branch are refused",),
+        needs=("chains: drawn drafts that branch are rejected",),
         paper="Block verification accelerates speculative decoding (arXiv:2403.10444)",
     ),
     "k_seq": Entry(

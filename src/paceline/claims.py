@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 from paceline import registry
-from paceline.catalogue import Exactness
 from paceline.config import SamplingParams
+from paceline.registry import Exactness
 
 Mode = Literal["greedy", "sampled", "seeded"]
 

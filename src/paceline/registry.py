@@ -112,7 +112,7 @@ def load(family: str, name: str) -> Any:
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
     anything.
 
     Args:
@@ -132,7 +132,7 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
     anything.
 
     Args:

@@ -19,7 +19,7 @@ from paceline.bench.explain import recorder as replay
 from paceline.bench.explain.recorder import _untried
 from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
-from paceline.engine import crew, loop
+from paceline.engine import drafter_set, loop
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.sampling import Rules
@@ -63,7 +63,7 @@ def test_planning_is_part_of_the_steps_and_recording_is_not(
 
     monkeypatch.setattr(FixedController, "plan", planned)
     monkeypatch.setattr(replay, "plain_step", kept)
-    for module in (replay, loop, crew):
+    for module in (replay, loop, drafter_set):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     data = recorded(llm, replace(GREEDY, max_tokens=6))
     assert data["record_seconds"] == len(data["steps"])

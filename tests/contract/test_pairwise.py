@@ -92,7 +92,7 @@ def store(llm: LLM, folder: Path) -> str:
 
 @cache
 def adapter(width: int) -> str:
-    """Of random weights: its guesses are wrong, and must not show."""
+    """Of random weights: what it drafts is wrong, and must not show."""
     return written_adapter(adapter_weights(width), width, heads=4)
 
 
@@ -165,9 +165,11 @@ def ranks(logprobs: Any) -> Any:
     ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
-def test_equal_to_plain_decoding(plain: LLM, engines: Callable[[str, int], LLM], row: dict[str, Any]) -> None:
-    assert decoded(engines(row["drafter"], row["nodes"]), row) == decoded(plain, row)
+@pytest.mark.parametrize("drafter", FACTORS["drafter"])
+def test_equal_to_plain_decoding(plain: LLM, engines: Callable[[str, int], LLM], drafter: str) -> None:
+    for row in ROWS:
+        if row["drafter"] == drafter:
+            assert decoded(engines(drafter, row["nodes"]), row) == decoded(plain, row), row
 
 
 def test_every_pair_is_there() -> None:

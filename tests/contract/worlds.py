@@ -16,7 +16,7 @@ from paceline import registry
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
-from paceline.engine import Crew, Engine, ExactJudge, Parts
+from paceline.engine import DrafterSet, Engine, ExactJudge, Parts
 from paceline.verifiers import GreedyVerifier
 
 VOCAB = 11
@@ -68,7 +68,9 @@ def verifier(name: str) -> Any:
 
 def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = None, nodes: int = NODES) -> Engine:
     runner = runner or target()
-    parts = Parts(runner, Crew(drafters, VOCAB), FixedController(nodes if drafters else 0), GreedyVerifier(), sampled)
+    parts = Parts(
+        runner, DrafterSet(drafters, VOCAB), FixedController(nodes if drafters else 0), GreedyVerifier(), sampled
+    )
     return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))
 
 

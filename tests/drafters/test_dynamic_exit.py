@@ -21,7 +21,7 @@ LAYERS = 6
 
 def fast(plain: LLM, **options: Any) -> tuple[LLM, DynamicExitDrafter]:
     llm = plain.with_speculative_config({"method": "del", **options})
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     assert isinstance(drafter, DynamicExitDrafter)
     return llm, drafter
 

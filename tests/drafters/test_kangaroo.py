@@ -146,7 +146,7 @@ def test_steps_without_drafts_are_caught_up(plain: LLM, weights: dict[str, Any])
         }
     )
     assert outputs(mixed, PROMPTS, GREEDY) == outputs(plain, PROMPTS, GREEDY)
-    drafter = drafting(plain, weights["adapter"]).engine.parts.crew.drafters[0]
+    drafter = drafting(plain, weights["adapter"]).engine.parts.drafter_set.drafters[0]
     assert isinstance(drafter, KangarooDrafter)
     runner, text = plain.runner, [int(t) for t in PROMPTS[1]["prompt_token_ids"]]
     cache = runner.open()

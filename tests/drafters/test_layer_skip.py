@@ -72,7 +72,9 @@ def test_up_to_the_end_of_the_context(plain: LLM) -> None:
 
 def test_aliases_and_bad_layers(plain: LLM) -> None:
     def exit_of(**options: Any) -> int:
-        drafter = plain.with_speculative_config({"method": "layer_skip", **options}).engine.parts.crew.drafters[0]
+        drafter = plain.with_speculative_config({"method": "layer_skip", **options}).engine.parts.drafter_set.drafters[
+            0
+        ]
         assert isinstance(drafter, LayerSkipDrafter)
         return drafter.exit_layer
 

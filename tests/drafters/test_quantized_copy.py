@@ -78,7 +78,7 @@ def test_a_copy_is_made_once_for_all_engines(plain: LLM) -> None:
     first, second = (
         plain.with_speculative_config({"method": "quantized_copy", "quantization": name}) for name in ("int8", "int8wo")
     )
-    one, other = (llm.engine.parts.crew.drafters[0].runner for llm in (first, second))  # type: ignore[attr-defined]
+    one, other = (llm.engine.parts.drafter_set.drafters[0].runner for llm in (first, second))  # type: ignore[attr-defined]
     assert one is other
     assert one.info.quantization == "int8"
     assert one.info.weight_bytes < plain.runner.info.weight_bytes / 3

@@ -179,7 +179,8 @@ def p_value(controller: type[FixedController], outputs: int) -> float:
     params = SamplingParams(temperature=0.9, max_tokens=LENGTH, n=64, ignore_eos=True)
     requests = run(live, [PROMPT] * (outputs // 64), params, seed=1)
     taken = {
-        name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests) for name in live.parts.crew.names
+        name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests)
+        for name in live.parts.drafter_set.names
     }
     assert min(taken.values()) > outputs / 50, taken
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)

@@ -105,7 +105,7 @@ def decoded(llm: LLM, params: SamplingParams) -> list[Any]:
 
 def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Filled with the inputs that were not computed again, pass by pass."""
-    drafts, saved = llm.engine.parts.crew.drafters[0].drafts, list[int]()  # type: ignore[attr-defined]  # a self-drafter
+    drafts, saved = llm.engine.parts.drafter_set.drafters[0].drafts, list[int]()  # type: ignore[attr-defined]  # a self-drafter
     score = drafts.score
 
     def spy(caches: Any, roots: Any, trees: Any, known: Any, plan: Any) -> Any:
@@ -214,7 +214,7 @@ def test_where_it_fails_all_is_scored_and_the_drafter_is_dropped(plain: LLM, mon
     def broken(*given: Any) -> Any:
         raise RuntimeError("no states")
 
-    monkeypatch.setattr(llm.engine.parts.crew.drafters[0], "resume", broken)
+    monkeypatch.setattr(llm.engine.parts.drafter_set.drafters[0], "resume", broken)
     found = llm.generate(PROMPTS, GREEDY)
     assert [[one.token_ids for one in out.outputs] for out in found] == decoded(plain, GREEDY)
     assert all("no states" in out.metrics.dropped_drafters["layer_skip"] for out in found)

@@ -47,7 +47,7 @@ def plain() -> LLM:
 
 def fast(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
     llm = plain.with_speculative_config({"method": "swift", "num_speculative_tokens": 6, **options})
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     assert isinstance(drafter, SwiftDrafter)
     return llm, drafter
 
@@ -328,7 +328,9 @@ def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: L
     ):
         with pytest.raises(ConfigError, match=words):
             plain.with_speculative_config({"method": "layer_skip", **options})
-    (drafter,) = plain.with_speculative_config({"method": "layer_skip", "target_speedup": 2}).engine.parts.crew.drafters
+    (drafter,) = plain.with_speculative_config(
+        {"method": "layer_skip", "target_speedup": 2}
+    ).engine.parts.drafter_set.drafters
     assert isinstance(drafter, LayerSkipDrafter)
     assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter._drafting.plan
 

@@ -113,7 +113,7 @@ def test_a_text_that_begins_with_a_broken_character_waits(shuffled: Path) -> Non
         speculative_config={"method": "tli", "model": str(shuffled), "num_speculative_tokens": 3}, dtype="float32"
     )
     ids = llm.tokenizer.encode("a 🚀", add_special_tokens=False)
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     states = drafter.begin([Context("r", ids[:stop], stop) for stop in (len(ids) - 1, len(ids))])
     trees = drafter.propose(states, [Budget(3, 3)] * 2, [EMPTY_TREE] * 2)
     assert [len(tree) for tree in trees] == [0, 3]

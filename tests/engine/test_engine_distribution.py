@@ -76,9 +76,9 @@ CREWS: dict[str, tuple[list[Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_outputs_follow_the_target(crew: str) -> None:
-    assert p_value(*CREWS[crew]) > ERROR
+@pytest.mark.parametrize("drafter_set", CREWS)
+def test_outputs_follow_the_target(drafter_set: str) -> None:
+    assert p_value(*CREWS[drafter_set]) > ERROR
 
 
 def test_the_check_catches_a_relaxed_rule() -> None:

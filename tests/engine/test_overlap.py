@@ -27,7 +27,13 @@ from paceline.tree import EMPTY_TREE, TokenTree
 VOCAB = 5
 LOW, HIGH = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2]), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-FILES = ("engine/overlap.py", "engine/loop.py", "engine/crew.py", "drafters/pearl.py", "drafters/pearl_state.py")
+FILES = (
+    "engine/overlap.py",
+    "engine/loop.py",
+    "engine/drafter_set.py",
+    "draft_model/pearl.py",
+    "draft_model/pearl_state.py",
+)
 
 
 class Working(Adversary):
@@ -202,4 +208,4 @@ def test_only_drafters_that_work_ahead_begin_a_thread(drafts: bool) -> None:
     target = ToyRunner(VOCAB, seed=3)
     made = live(target, ToyRunner(VOCAB, seed=3, noise=0.5)) if drafts else engine(target, [], 0)
     run(made, [[1, 2]], GREEDY)
-    assert (made.parts.crew.helper._pool is not None) == drafts
+    assert (made.parts.drafter_set.helper._pool is not None) == drafts

@@ -17,7 +17,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from paceline import __version__
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     import torch

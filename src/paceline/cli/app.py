@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline import __version__
 from paceline.cli import (
     analyze,
     bench,
@@ -37,6 +36,7 @@ from paceline.cli import (
 )
 from paceline.errors import PacelineError
 from paceline.utils import shown_by
+from paceline.version import __version__
 
 BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")

@@ -40,7 +40,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
     given: dict[str, Any],
 ) -> None:
-    """Decode plainly and accelerated, at temperature 0 and above, and compare tokens and distributions."""
+    """Decode plainly and accelerated, at temperature 0 and above, and compare the outputs."""
     texts = None if prompts is None else read_prompts(prompts)
     given["seed"] = seed
     llm = open_llm(given)

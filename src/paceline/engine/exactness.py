@@ -1,11 +1,7 @@
 """Whether plain and accelerated decoding of a loaded model give the same bits: asked for, found out, kept on disk.
 
-In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.decoder.invariance), what
-methods declare (registry).
-
 The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
-beside the measured costs, so that the self-test runs once.
-"""
+beside the measured costs, so that the self-test (`models.decoder.what_varies`) runs once."""
 
 from __future__ import annotations
 

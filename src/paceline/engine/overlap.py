@@ -1,14 +1,10 @@
 """What drafters do on a second thread while the target scores, and how the verdict of a step takes it in.
 
-In: pieces of work (`drafters.base.Ahead`), trees that are being scored. Out: the same trees, with the token that was
-drafted behind
-each as one more trial. Not here: what is drafted (drafters), the loop.
-
-The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that somebody else
-has taken back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no distribution,
-and where it is accepted every verifier ends the path before it and makes it the next token
-(`verifiers.base.before_bad_row`).
-"""
+The work of drafters (`drafters.base.Ahead`) gives the trees that are being scored one more trial, the token drafted
+behind each. The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that
+somebody else has taken back. The token behind a tree has no row of its own: it is in a tree whose last row holds no
+distribution, and where it is accepted every verifier ends the path before it and makes it the next token
+(`verifiers.base.before_bad_row`)."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def probe(
     timer = PassTimer(llm.runner)
     rows = min(DEPTH + 1, llm.runner.info.max_context // 4)
     seconds = dict(zip((1, rows), timer((1, rows), CONTEXT), strict=True))
-    crew = llm.engine.parts.crew
+    crew = llm.engine.parts.drafter_set
     found = []
     for number, method in enumerate(llm.drafter_methods):
         progress("probing drafters", number, len(llm.drafter_methods))

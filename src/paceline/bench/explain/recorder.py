@@ -47,7 +47,6 @@ from typing import Any
 
 import torch
 
-from paceline import __version__
 from paceline.config import SamplingParams
 from paceline.controllers import Plan
 from paceline.engine import IncrementalDetokenizer, Prompt, RequestOutput, StepRecord, StreamChunk, watching
@@ -57,6 +56,7 @@ from paceline.models import ModelInfo
 from paceline.tree import PROBE, ROOT, Budget, TokenTree, Verdict, always_go_on
 from paceline.utils import need
 from paceline.verifiers import proposal
+from paceline.version import __version__
 
 Data = dict[str, Any]
 LIKELIEST = 3
@@ -298,7 +298,7 @@ class Recorder:
         self.output: RequestOutput | None = None
         self._params = SamplingParams()
         self._made: dict[str, _Made] = {}
-        self._names: list[str] = list(llm.engine.parts.crew.names)
+        self._names: list[str] = list(llm.engine.parts.drafter_set.names)
         self._prefill = self._recording = 0.0
 
     @property

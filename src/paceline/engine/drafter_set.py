@@ -1,15 +1,14 @@
-"""The crew of drafters: several drafters behind one call, each kept from harming a request.
+"""All drafters of an engine behind one call: one merged, checked tree for each sequence.
 
-In: sequences, a controller's budgets. Out: one merged, checked tree per sequence, and seconds per drafter.
-A drafter that raises or proposes an invalid tree is dropped for that request, which goes on without it and says so;
-other requests keep it. Each drafter reads its own copy of the text. Not here: when to draft and how much (controllers),
-what stands (verifiers).
+No drafter can harm a request: one that raises or proposes an invalid tree is dropped for that request, which goes on
+without it and says so; other requests keep it. Each drafter reads its own copy of the text.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +17,6 @@ from typing import TypeVar
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
-from paceline.engine.guard import Guard
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
@@ -30,7 +28,7 @@ logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
 
 
-class Crew:
+class DrafterSet:
     """All drafters of an engine, cheap ones first.
 
     Args:
@@ -80,7 +78,7 @@ class Crew:
         """Give a sequence its drafter states, right after prefill."""
         self._hand_out(sequence)
         for index, drafter in enumerate(self.drafters):
-            with Guard(self.drop, index, sequence):
+            with self._guarded(index, sequence):
                 (sequence.states[index],) = drafter.begin([self._context(sequence, index)])
 
     def fork(self, sequence: Decoding, other: Decoding) -> None:
@@ -88,7 +86,7 @@ class Crew:
         self._hand_out(other)
         for index, drafter in enumerate(self.drafters):
             if sequence.states[index] is not None:
-                with Guard(self.drop, index, other):
+                with self._guarded(index, other):
                     other.states[index] = drafter.fork(sequence.states[index], self._context(other, index))
 
     def _hand_out(self, sequence: Decoding) -> None:
@@ -248,7 +246,7 @@ class Crew:
             self._tell(sequence)
         for index, drafter in enumerate(self.drafters):
             if sequence.states and sequence.states[index] is not None:
-                with Guard(self.drop, index, sequence):
+                with self._guarded(index, sequence):
                     drafter.end([sequence.states[index]])
                 sequence.states[index] = None
 
@@ -270,6 +268,14 @@ class Crew:
                 self.drop(index, batch[i], error)
                 found.append(missing)
         return found
+
+    @contextmanager
+    def _guarded(self, index: int, sequence: Decoding) -> Iterator[None]:
+        """What the drafter raises drops it for this sequence."""
+        try:
+            yield
+        except Exception as error:
+            self.drop(index, sequence, error)
 
     def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
         """Take drafter `index` off this sequence, with a log line and a note in its metrics."""

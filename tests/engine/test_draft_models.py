@@ -16,8 +16,15 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.config import EngineConfig
-from paceline.engine import AUTO, DraftModels, devices_for, level_seconds, place_draft_model, requested_device
-from paceline.engine import models as engine_models
+from paceline.engine import (
+    AUTO,
+    DraftModels,
+    devices_for,
+    draft_models,
+    level_seconds,
+    place_draft_model,
+    requested_device,
+)
 from paceline.errors import ConfigError, OutOfMemoryError
 
 CPU = torch.device("cpu")
@@ -89,9 +96,9 @@ class Loads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
         self.loaded: list[str] = []
-        monkeypatch.setattr(engine_models, "load_runner", self.load)
-        monkeypatch.setattr(engine_models, "devices_for", lambda target: list(times))
-        monkeypatch.setattr(engine_models, "level_seconds", lambda runner: times[str(runner.info.device)])
+        monkeypatch.setattr(draft_models, "load_runner", self.load)
+        monkeypatch.setattr(draft_models, "devices_for", lambda target: list(times))
+        monkeypatch.setattr(draft_models, "level_seconds", lambda runner: times[str(runner.info.device)])
         monkeypatch.setattr(DraftModels, "_check_tokens", lambda *given: None)
 
     def load(self, folder: Any, *, device: str, **more: Any) -> Any:
@@ -163,7 +170,7 @@ def test_a_draft_on_the_cpu_beside_a_target_there(plain: LLM, prompts: list[Any]
     models = plain.models
     other, cpu = (plain.with_speculative_config(config | more) for more in ({}, {"draft_device": "cpu"}))
     assert texts(cpu, prompts) == texts(plain, prompts)
-    one, two = (getattr(llm.engine.parts.crew.drafters[0], "runner") for llm in (other, cpu))  # noqa: B009  of any drafter
+    one, two = (getattr(llm.engine.parts.drafter_set.drafters[0], "runner") for llm in (other, cpu))  # noqa: B009  of any drafter
     assert getattr(one, "inner", one) is getattr(two, "inner", two), "it is the target's own device: loaded once"
     with pytest.raises(ConfigError, match="draft_device='cuda:99', but PyTorch sees"):
         plain.with_speculative_config(config | {"draft_device": "cuda:99"})
