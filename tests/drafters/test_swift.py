@@ -436,7 +436,7 @@ def test_equal_scores_and_one_score_are_no_trouble() -> None:
 
 def fast_with_branches(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
     llm = plain.with_speculative_config({"method": "swift", **options})
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     assert isinstance(drafter, SwiftDrafter)
     return llm, drafter
 

@@ -209,18 +209,18 @@ def probe(
     timer = PassTimer(llm.runner)
     rows = min(DEPTH + 1, llm.runner.info.max_context // 4)
     seconds = dict(zip((1, rows), timer((1, rows), CONTEXT), strict=True))
-    crew = llm.engine.parts.drafter_set
+    drafter_set = llm.engine.parts.drafter_set
     found = []
     for number, method in enumerate(llm.drafter_methods):
         progress("probing drafters", number, len(llm.drafter_methods))
         one = llm.with_speculative_config(llm.speculative)
-        one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number, len(crew.names)))
+        one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number, len(drafter_set.names)))
         records, dropped = _decode(one, prompts, tokens)
-        drafter, kind = crew.drafters[number], registry.lookup("drafters", method).kind
+        drafter, kind = drafter_set.drafters[number], registry.lookup("drafters", method).kind
         spent = [r.draft_seconds[number] / tree.max_depth for r in records for tree in r.proposed if len(tree)]
         found.append(
             ProbeFacts(
-                drafter=crew.names[number],
+                drafter=drafter_set.names[number],
                 kind=kind,
                 taps=tuple(drafter.taps),
                 guesses=[guess for record in records for guess in guesses(record, llm.tokenizer.token_text)],
