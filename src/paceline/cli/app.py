@@ -29,6 +29,7 @@ from paceline.cli import (
     doctor,
     explain,
     generate,
+    interrupts,
     logs,
     methods,
     tune,
@@ -114,7 +115,7 @@ def _last_words(error: BaseException) -> int:
     except OSError as second:
         error = second if not isinstance(error, KeyboardInterrupt) else error
         _abandon(sys.stdout)
-    code, line = _explain(error)
+    code, line = (INTERRUPTED, "interrupted") if interrupts.came() else _explain(error)
     if code == BUG or isinstance(error, PacelineError):
         logger.debug("where it happened", exc_info=error)
     if line:

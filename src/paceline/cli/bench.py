@@ -17,7 +17,7 @@ import typer
 
 from paceline.cli import bench_diffusion, bench_documents
 from paceline.cli import bench_flags as flags
-from paceline.cli.interrupts import AtOnce
+from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import engine_options, refuse_diffusion, with_flags
 from paceline.errors import ConfigError
 
@@ -151,16 +151,17 @@ def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
 
 
 def _open(given: dict[str, Any], options: Options) -> LLM:
-    """The model, with room for the largest batch; Ctrl-C meanwhile ends the process, since nothing is measured yet."""
-    with AtOnce():
-        from paceline.bench.random_model import open_folder
-        from paceline.llm import LLM
+    """The model, with room for the largest batch; from then on Ctrl-C raises KeyboardInterrupt."""
+    from paceline.bench.random_model import open_folder
+    from paceline.llm import LLM
 
-        if str(given.get("model", "")).startswith(RANDOM):
-            given["model"] = str(open_folder(given["model"]))
-        refuse_diffusion(given)
-        chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
-        return LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
+    if str(given.get("model", "")).startswith(RANDOM):
+        given["model"] = str(open_folder(given["model"]))
+    refuse_diffusion(given)
+    chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
+    llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
+    raise_from_now_on()
+    return llm
 
 
 @contextmanager

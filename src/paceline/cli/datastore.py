@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.interrupts import AtOnce
+from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import with_log_level
 from paceline.errors import ConfigError
 
@@ -55,12 +55,12 @@ def build(
 ) -> None:
     """Make a datastore of texts with the tokenizer of a model."""
     found = _found(sources, output, field or (), overwrite=overwrite)
-    with AtOnce():
-        from paceline.drafters.retrieval import build_datastore as make
-        from paceline.models.loading import Tokenizer, resolve
+    from paceline.drafters.retrieval import build_datastore as make
+    from paceline.models.loading import Tokenizer, resolve
 
-        folder = resolve(_bundled() if model is None else model, revision=revision, code=trust_remote_code)
-        tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+    folder = resolve(_bundled() if model is None else model, revision=revision, code=trust_remote_code)
+    tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+    raise_from_now_on()
     with _bar(found.total) as show:
         name = model or "the bundled model"
         make(found, tokenizer, output, name=name, shard_tokens=shard_tokens, overwrite=overwrite, progress=show)

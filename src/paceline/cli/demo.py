@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import open_llm, with_flags
 
 if TYPE_CHECKING:
@@ -89,7 +90,11 @@ def print_note(command: str | None) -> None:
 
 
 def progress_bar() -> Any:
-    """A transient progress bar on standard error; nothing where that is no terminal."""
+    """A transient progress bar on standard error; nothing where that is no terminal.
+
+    From here on Ctrl-C raises KeyboardInterrupt, so that the bar is taken away again.
+    """
+    raise_from_now_on()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

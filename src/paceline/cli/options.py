@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import diffusion_flags, logs
-from paceline.cli.interrupts import AtOnce
+from paceline.cli.interrupts import raise_from_now_on
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
 from paceline.utils import json_object, shortened
@@ -241,7 +241,7 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = False) -> LLM:
-    """Load the model with what was typed; Ctrl-C meanwhile ends the process, since nothing is written yet.
+    """Load the model with what was typed; from then on Ctrl-C raises KeyboardInterrupt.
 
     Args:
         timed: prompts will be decoded again and again to be timed, so that none may profit from the last time.
@@ -251,10 +251,11 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
     """
     if not diffusion:
         refuse_diffusion(given)
-    with AtOnce():
-        from paceline.llm import LLM
+    from paceline.llm import LLM
 
-        return LLM(**engine_options(given), enable_prefix_caching=not timed)
+    llm = LLM(**engine_options(given), enable_prefix_caching=not timed)
+    raise_from_now_on()
+    return llm
 
 
 def refuse_diffusion(given: dict[str, Any]) -> None:
@@ -263,11 +264,10 @@ def refuse_diffusion(given: dict[str, Any]) -> None:
     Raises:
         ConfigError: the model is a diffusion language model.
     """
-    with AtOnce():
-        from paceline.models.denoiser import is_denoiser
-        from paceline.models.loading import read_config, resolve
+    from paceline.models.denoiser import is_denoiser
+    from paceline.models.loading import read_config, resolve
 
-        if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
-            name = given["model"]
-            those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
-            raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")
+    if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
+        name = given["model"]
+        those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
+        raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.interrupts import raise_from_now_on
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def install(
 
     from paceline.bench.peers import install as installer
 
+    raise_from_now_on()
     console = Console(stderr=True, highlight=False)
     for one in installer.wanted(name):
         with console.status(f"{one}: starting") as status:
@@ -122,6 +124,7 @@ def run(
     folder = Path(model) if model is not None else Path(BUNDLED_TARGET)
     given = _options(name, options) | {"method": method}
     prompt = random_prompt(folder if name != "openai" else Path(BUNDLED_TARGET), prompt_tokens)
+    raise_from_now_on()
     with peers.open(name, model or folder, dtype=dtype, threads=threads, options=given) as peer:
         runs = [peer.generate(prompt, max_tokens) for _ in range(repeats + 1)][1:]
     report: dict[str, Any] = {
