@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.bench import machine
-from paceline.bench.random_model import open_folder
+from paceline import bench
+from paceline.bench import model_folder
 
 RESULTS = Path(__file__).parent / "results"
 DIGITS = 8
@@ -42,7 +42,7 @@ def pyplot() -> Any:
 
 def provenance() -> dict[str, Any]:
     """Machine, versions, command, commit: what a figure must come with."""
-    made = machine.provenance(seed=0)
+    made = bench.provenance(seed=0)
     here, script = made["machine"], f"python benchmarks/{Path(sys.argv[0]).name}"
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -89,14 +89,14 @@ def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, 
 
 def read_bandwidth(device: str = "cpu") -> float:
     """Bytes per second of summing a large float32 tensor: the measured speed of reading memory."""
-    return float(machine.read_bandwidth(torch.device(device))["bytes_per_second"])
+    return float(bench.read_bandwidth(torch.device(device))["bytes_per_second"])
 
 
 def random_llama(folder: Path) -> Path:
     """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in
     bfloat16.
     """
-    return open_folder("291m", folder)
+    return model_folder("291m", folder)
 
 
 def kept(name: str, folder: Path = RESULTS) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from common import RESULTS, kept, save
 
-from paceline.bench.parallel_tasks import Item, items
+from paceline.bench.diffusion import Item, items
 from paceline.diffusion import Canvas, Recipe, decode
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser

@@ -12,8 +12,7 @@ from typing import Any, cast
 import torch
 
 from paceline import LLM
-from paceline.bench.demo import BUNDLED_TARGET
-from paceline.bench.random_model import DEVIATION
+from paceline.bench import BUNDLED_TARGET, DEVIATION
 from paceline.engine import DraftModels
 from paceline.models import ModelSpec, Runner
 from paceline.models.decoder import NativeRunner

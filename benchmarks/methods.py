@@ -34,8 +34,8 @@ from common import save
 from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, SamplingParams
-from paceline.bench import readers
-from paceline.bench.compare import first_difference
+from paceline.bench.judge import first_difference
+from paceline.utils import read_prompts
 
 FILES = {
     "spec-bench": "spec-bench/question*.jsonl",
@@ -109,7 +109,7 @@ class Bench:
         if not found:
             sys.exit(f"{data} holds no {FILES[name]}; give --data a folder that does, or other --sets")
         made = []
-        for one in readers.read(found[0]).limited(conversations).conversations:
+        for one in read_prompts(found[0]).limited(conversations).conversations:
             messages = list(one.history)
             for turn in one.turns:
                 messages.append({"role": "user", "content": turn})

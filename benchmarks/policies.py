@@ -26,9 +26,8 @@ from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
-from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
-from paceline.bench.settings import dial_registered
+from paceline.bench import Estimate, speedup, tokens_per_second
+from paceline.bench.run import LengthRecorder, Lengths, OracleLength, dial_registered
 
 POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},
@@ -107,8 +106,8 @@ class Group:
         for name, seconds in self.seconds.items():
             seconds_pr = np.array(seconds)
             found[name] = {
-                "tokens_per_second": _dict(stats.tokens_per_second(tokens_pr, seconds_pr)),
-                "over_plain": _dict(stats.speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
+                "tokens_per_second": _dict(tokens_per_second(tokens_pr, seconds_pr)),
+                "over_plain": _dict(speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
                 "drafting": self.drafting[name],
                 "agreement": self.agreement[name],
             }
@@ -121,7 +120,7 @@ def _controlled(llm: LLM, controller: Any) -> LLM:
     return llm
 
 
-def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+def _dict(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         raise SystemExit("nothing was measured")
     return estimate.to_dict()

@@ -20,7 +20,7 @@ from common import RESULTS, alternate, ratio, save
 from decoding import add_model, model_of
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.models import memory_of
 
 

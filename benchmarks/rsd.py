@@ -32,7 +32,7 @@ from decoding import Model, add_model, model_of, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
+from paceline.bench import speedup, tokens_per_second
 
 PLAIN = "plain"
 CHAIN, SPECTR, LONGER, RSD_C, RSD_S = "chain", "SpecTr", "SpecTr, longer", "RSD-C", "RSD-S"
@@ -131,7 +131,7 @@ def times(
 def rates(tokens: int, plain: Sequence[Sequence[float]], own: Sequence[Sequence[float]]) -> dict[str, Any]:
     base_pr, own_pr = np.array(plain), np.array(own)
     count_pr = np.full_like(own_pr, tokens)
-    rate, over = stats.tokens_per_second(count_pr, own_pr), stats.speedup(count_pr, base_pr, count_pr, own_pr)
+    rate, over = tokens_per_second(count_pr, own_pr), speedup(count_pr, base_pr, count_pr, own_pr)
     if rate is None or over is None:
         raise SystemExit("too few prompts were decoded; give more --seconds")
     return {"tokens_per_second": rate.to_dict(), "over_plain": over.to_dict(), "raw": own_pr[:, 0].tolist()}

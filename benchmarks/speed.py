@@ -28,7 +28,7 @@ from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
 from decoding import Ids, Model, add_model, asked, model_of, must_agree
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
+from paceline.bench import BUNDLED_DRAFT, bundled_prompts
 from paceline.tree import TokenTree
 
 DEVICE = "cpu"

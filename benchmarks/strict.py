@@ -30,8 +30,8 @@ from decoding import Model, add_model, model_of
 from strict_settings import NAMES, NGRAM, settings
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench.demo import bundled_prompts
-from paceline.bench.settings import dial_registered
+from paceline.bench import bundled_prompts
+from paceline.bench.run import dial_registered
 from paceline.models.decoder import native
 
 PROVEN = "strict, proven by self-test"

@@ -19,7 +19,7 @@ from typing import Any
 from decoding import Model
 
 from paceline import RequestOutput, registry
-from paceline.bench.settings import DIAL
+from paceline.bench.run import DIAL
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 from paceline.models.loading import Tokenizer

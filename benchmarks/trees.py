@@ -24,7 +24,7 @@ from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
+from paceline.bench import Estimate, speedup, tokens_per_second
 from paceline.tree import PRIOR, best_shapes
 
 PLAIN, CHAIN, PPD = "plain", "chain", "ppd controller"
@@ -82,8 +82,8 @@ def measure(given: argparse.Namespace, model: Model, nodes: Sequence[int]) -> di
     tokens_pr = np.full_like(base_pr, given.tokens)
     for name, one in found.items():
         mine_pr = np.array(seconds[name])
-        one["tokens_per_second"] = to_dict(stats.tokens_per_second(tokens_pr, mine_pr))
-        one["over_plain"] = to_dict(stats.speedup(tokens_pr, base_pr, tokens_pr, mine_pr))
+        one["tokens_per_second"] = to_dict(tokens_per_second(tokens_pr, mine_pr))
+        one["over_plain"] = to_dict(speedup(tokens_pr, base_pr, tokens_pr, mine_pr))
     fields = {key: getattr(given, key) for key in ("prompts", "tokens", "repeats")}
     return {"model": model.weights, "draft": model.draft["method"], **fields, "nodes": list(nodes), "settings": found}
 
@@ -103,7 +103,7 @@ def timed(
     return seconds
 
 
-def to_dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+def to_dict(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         raise SystemExit("nothing was measured")
     return estimate.to_dict()

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from paceline import LLM
-from paceline.bench.parallel_tasks import items
+from paceline.bench.diffusion import items
 from paceline.cli.options import sampling_params
 from paceline.diffusion import Canvas, Recipe, decode
 from paceline.llm import BUNDLED

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paceline import LLM, ConfigError, PromptError, SamplingParams
-from paceline.bench.compare import first_difference
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
+from paceline.bench.judge import first_difference
 from paceline.llm import BUNDLED
 
 DRAFT = str(BUNDLED / "draft")

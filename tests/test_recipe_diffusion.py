@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.bench.parallel_tasks import NAMES
+from paceline.bench.diffusion import NAMES
 from paceline.models.denoiser import Call, load_denoiser
 from paceline.models.loading import GenerationDefaults, Tokenizer
 from tests.recipes.loaded import loaded

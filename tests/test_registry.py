@@ -9,7 +9,7 @@ import pytest
 from adversaries import Adversary
 
 from paceline import LLM, ConfigError, SamplingParams, registry
-from paceline.bench.settings import DIAL, dial_registered
+from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Drafter
 from paceline.errors import DrafterError
 

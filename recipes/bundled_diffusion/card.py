@@ -17,7 +17,7 @@ from flags import add, new_parser
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS, items
+from paceline.bench.diffusion import TASKS, items
 from paceline.models.denoiser import NativeDenoiser, load_denoiser
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
@@ -31,7 +31,7 @@ KINDS = {
     ),
 }
 SETS = (
-    ("generated tasks", "most", "Apache-2.0", "`paceline.bench.parallel_tasks`, train split"),
+    ("generated tasks", "most", "Apache-2.0", "`paceline.bench.diffusion.tasks`, train split"),
     ("GSM8K", "windows of train", "MIT", "Cobbe et al. 2021, openai/grade-school-math"),
     (
         "Advising text-to-SQL",

@@ -26,7 +26,7 @@ from model import TOKENIZER, Net, read_net
 from run import Facts, Loss, Run, begin, set_up
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import Item, items
+from paceline.bench.diffusion import Item, items
 
 WATCHED = ("copy", "reverse", "sort", "insert_index", "remove_index", "replace_index")
 """Tasks of the reports: those queues with one right answer."""

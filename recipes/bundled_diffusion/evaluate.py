@@ -15,7 +15,7 @@ from answering import encoded, fill, text_of
 from flags import add, new_parser
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS, Item, items
+from paceline.bench.diffusion import TASKS, Item, items
 from paceline.models.denoiser import Denoiser
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from model import BUNDLED
 from pair import Flags, add_flags, new_parser
 
-from paceline.bench.parallel_tasks import TASKS
+from paceline.bench.diffusion import TASKS
 
 __all__ = ["FLAGS", "add", "new_parser"]
 

@@ -31,7 +31,7 @@ from run import Facts, Run, begin, set_up
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.bench.parallel_tasks import Item, items
+from paceline.bench.diffusion import Item, items
 
 TASKS = ("sort", "sort", "sort", "insert_index", "insert_index", "shuffle", "insert_random", "replace_random")
 """Tasks that few calls make worse. Those with one right answer come more often: in equal shares they are unlearned

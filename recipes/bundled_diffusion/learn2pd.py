@@ -42,7 +42,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from paceline.bench.parallel_tasks import items
+from paceline.bench.diffusion import items
 from paceline.diffusion.commit import BlockFilter
 from paceline.models.denoiser import Call, Denoiser, Ints
 

@@ -1,7 +1,7 @@
 """Lessons of the bundled denoisers: generated tasks, and windows of public text.
 
 In:  the target's tokenizer, the corpus folder of `recipes/bundled_pair/prepare.py`. Out: Batches.
-Not here: losses (losses.py), the tasks themselves (`paceline.bench.parallel_tasks`).
+Not here: losses (losses.py), the tasks themselves (`paceline.bench.diffusion.tasks`).
 
 An answer is followed by end tokens up to one of LENGTHS slots, so that a canvas of any of these lengths is filled to
 its end.
@@ -21,7 +21,7 @@ from losses import Batch
 from model import EOS
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS, Split, items
+from paceline.bench.diffusion import TASKS, Split, items
 
 LENGTHS = (16, 24, 32)
 TEXT_SLOTS = 64

@@ -22,7 +22,7 @@ from model import EOS, Net
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.bench.parallel_tasks import Item
+from paceline.bench.diffusion import Item
 from paceline.diffusion import Canvas, Outcome, Predictions, Recipe, Round
 
 

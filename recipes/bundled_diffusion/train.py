@@ -25,7 +25,7 @@ from model import HEADS, TOKENIZER, Net, make_spec, read_state, take_over
 from run import Facts, Loss, begin, set_up
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS
+from paceline.bench.diffusion import TASKS
 
 
 @torch.no_grad()

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from tools.random_drafts import random_law
 
-from paceline.bench.acceptance_checks import BOUNDS, REJECTION_WITH, REJECTION_WITHOUT, violations
-from paceline.bench.acceptance_rules import RULES, WITH, WITHOUT, Array, failures
+from paceline.bench.judge import (
+    BOUNDS,
+    REJECTION_WITH,
+    REJECTION_WITHOUT,
+    RULES,
+    WITH,
+    WITHOUT,
+    Array,
+    failures,
+    violations,
+)
 from paceline.verifiers import RecursiveRejection
 
 TYPICAL = "typical_acceptance_sampler (approximate)"

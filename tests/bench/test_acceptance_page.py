@@ -12,20 +12,20 @@ import pytest
 from bench.browser import FOUND, look, picture
 from tools.toy_vector import P, Q
 
-from paceline.bench.acceptance_page import MARK, marks, page
-from paceline.bench.acceptance_rules import Analysis, analyze
+from paceline.bench.judge import Analysis, analyze_acceptance
+from paceline.bench.report import ACCEPTANCE_MARK, acceptance_html, marks
 
 NOTE = "What <b>it</b> means."
 
 
 def analysis() -> Analysis:
-    return analyze(np.stack([P, Q]), np.stack([Q, P]), (1, 2, 3), (2, 4, 8))
+    return analyze_acceptance(np.stack([P, Q]), np.stack([Q, P]), (1, 2, 3), (2, 4, 8))
 
 
 def test_every_line_has_its_own_look_and_every_figure_stands_in_a_table() -> None:
     found = analysis()
-    text = page(found, NOTE)
-    assert MARK in text
+    text = acceptance_html(found, NOTE)
+    assert ACCEPTANCE_MARK in text
     assert "What &lt;b&gt;it&lt;/b&gt; means." in text
     for figure, rows, form in zip(
         text.split('<section class="panel">')[1:], (found.acceptance, found.tokens), (".4f", ".3f"), strict=False
@@ -52,11 +52,13 @@ def test_a_browser_has_no_complaint(tmp_path: Path, theme: str) -> None:
         "function report() { return [document.documentElement.dataset.theme, document.documentElement.scrollWidth "
         "- innerWidth]; }"
     )
-    seen = look(page(analysis(), NOTE), tmp_path, told, f"?theme={theme}")
+    seen = look(acceptance_html(analysis(), NOTE), tmp_path, told, f"?theme={theme}")
     assert (seen.faults, seen.loaded) == ([], [])
     assert seen.told[0] == theme
     assert seen.told[1] <= 0
     assert (
-        picture(page(analysis(), NOTE), tmp_path, f"acceptance-{theme}", f"?theme={theme}", (390, 1400)).stat().st_size
+        picture(acceptance_html(analysis(), NOTE), tmp_path, f"acceptance-{theme}", f"?theme={theme}", (390, 1400))
+        .stat()
+        .st_size
         > 20_000
     )

@@ -11,8 +11,17 @@ from tools.random_drafts import random_law
 from tools.toy_vector import P, Propose, Q, Weights, acceptance_rate, drawn
 from toys import ToyRunner
 
-from paceline.bench import acceptance_rules
-from paceline.bench.acceptance_rules import BLOCK, RULES, WITH, WITHOUT, analyze, block_tokens, rows_of, tokens_within
+from paceline.bench.judge import (
+    BLOCK,
+    RULES,
+    WITH,
+    WITHOUT,
+    acceptance_rules,
+    analyze_acceptance,
+    block_tokens,
+    rows_of,
+    tokens_within,
+)
 from paceline.errors import ConfigError
 from paceline.tree import ROOT, TokenTree
 from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection
@@ -102,7 +111,7 @@ def test_block_tokens_are_the_papers() -> None:
 
 
 def test_an_analysis_has_every_rule_and_number() -> None:
-    found = analyze(np.stack([P, Q]), np.stack([Q, Q]), (1, 2), (2, 4))
+    found = analyze_acceptance(np.stack([P, Q]), np.stack([Q, Q]), (1, 2), (2, 4))
     assert found.positions == 2
     assert found.acceptance["k_seq"] == pytest.approx([(0.7 + 1) / 2, (0.79136 + 1) / 2], abs=5e-6)
     assert set(found.acceptance) == set(RULES)
@@ -123,7 +132,7 @@ def test_an_analysis_has_every_rule_and_number() -> None:
 )
 def test_what_is_no_law_is_refused(p: Any, q: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        analyze(p, q, (1,), (1,))
+        analyze_acceptance(p, q, (1,), (1,))
 
 
 def test_rows_of_a_model_are_those_after_the_last_tokens() -> None:

@@ -9,8 +9,7 @@ import pytest
 from bench.replays import SECONDS, node, replay, step
 
 from paceline import LLM, SamplingParams
-from paceline.bench.advice import summarize
-from paceline.bench.explain import explain
+from paceline.bench.explain import explain, summarize_replay
 from paceline.llm import BUNDLED
 
 
@@ -21,7 +20,7 @@ def chain(stood: int, rejected: bool = True, cut: int = 0, **more: Any) -> list[
 
 
 def advice(*steps: dict[str, Any], drafters: tuple[str, ...] = ("draft",)) -> str:
-    return " ".join(summarize(replay(list(steps), drafters=drafters))["advice"])
+    return " ".join(summarize_replay(replay(list(steps), drafters=drafters))["advice"])
 
 
 def steps(number: int, *nodes: Any, **more: Any) -> list[dict[str, Any]]:
@@ -59,13 +58,13 @@ def test_acceptance_counts_steps_not_nodes() -> None:
         node(4, 0, 2, "rejected"),
         node(5, -1, 1, "cut"),
     ]
-    summary = summarize(replay([step(siblings), step(chain(0))]))
+    summary = summarize_replay(replay([step(siblings), step(chain(0))]))
     assert summary["acceptance"] == [[[2, 1], [1, 0]]]
     assert summary["nodes"] == {"accepted": 1, "rejected": 3, "cut": 1}
 
 
 def test_what_was_found_is_counted() -> None:
-    found = summarize(replay([step(chain(2)), step(asked=False)]))["found"]
+    found = summarize_replay(replay([step(chain(2)), step(asked=False)]))["found"]
     assert [line.replace("\N{NO-BREAK SPACE}", " ") for line in found] == [
         "4 tokens took 2 passes of the target; 2 of them (50 %) had been guessed. The mean acceptance length is 2.00.",
         "draft was asked in 1 of 2 steps; of its 3 scored guesses 2 stood, in first place 1 of 1 times.",
@@ -73,7 +72,7 @@ def test_what_was_found_is_counted() -> None:
         "the steps (1 ms); `paceline bench` measures speed.",
         "Scoring took 88 % of a usual step's time, drafting 5 %, all else 7 %.",
     ]
-    assert summarize(replay([step(asked=False)]))["found"][1] == "draft was never asked."
+    assert summarize_replay(replay([step(asked=False)]))["found"][1] == "draft was never asked."
 
 
 def test_plain_decoding_and_an_even_run() -> None:
@@ -141,8 +140,8 @@ def test_one_disturbed_step_says_nothing_of_the_others(monkeypatch: pytest.Monke
     disturbed[0]["seconds"] = {"draft": 3.0, "score": 7.0, "verify": 0.5, "commit": 0.1, "other": 2.0}
     disturbed[0]["drafters"][0]["seconds"] = 3.0
     assert advice(*disturbed) == advice(*quiet)
-    assert summarize(replay(disturbed))["found"][3] == summarize(replay(quiet))["found"][3]
-    monkeypatch.setattr("paceline.bench.advice.median", lambda values: fmean(list(values)))
+    assert summarize_replay(replay(disturbed))["found"][3] == summarize_replay(replay(quiet))["found"][3]
+    monkeypatch.setattr("paceline.bench.explain.advice.median", lambda values: fmean(list(values)))
     assert advice(*disturbed) != advice(*quiet)
 
 
@@ -159,18 +158,18 @@ def test_who_ended_drafts_that_stood_is_named() -> None:
 
 def test_one_long_step_is_named_and_does_not_count_as_overhead() -> None:
     probing = [*steps(9, *chain(2)), *steps(1, *chain(2), seconds=SECONDS | {"other": 0.2})]
-    summary = summarize(replay(probing))
+    summary = summarize_replay(replay(probing))
     assert "Most of all else was step 10 alone, 200 ms" in " ".join(summary["found"])
     assert "neither drafting" not in " ".join(summary["advice"])
-    assert "alone" not in " ".join(summarize(replay(steps(10, *chain(2))))["found"])
+    assert "alone" not in " ".join(summarize_replay(replay(steps(10, *chain(2))))["found"])
 
 
 def test_a_dropped_drafter_comes_first() -> None:
     data = replay(steps(9, *chain(2)))
     data["output"]["metrics"]["dropped_drafters"] = {"draft": "ValueError: no"}
-    assert summarize(data)["advice"][0] == "draft was dropped: ValueError: no. Mend that first."
+    assert summarize_replay(data)["advice"][0] == "draft was dropped: ValueError: no. Mend that first."
 
 
 def test_few_steps_prove_nothing_and_no_step_is_no_error() -> None:
     assert "not even" not in advice(*steps(4, *chain(0)))
-    assert summarize(replay([]))["found"] == ["No token was generated."]
+    assert summarize_replay(replay([]))["found"] == ["No token was generated."]

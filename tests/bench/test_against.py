@@ -13,15 +13,22 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM, SamplingParams
-from paceline.bench import document, equality, guests, peers, report, table
-from paceline.bench.against import Guests, with_one_end, without_end
-from paceline.bench.guests import TRIES, Wanted, parse
-from paceline.bench.harness import Harness
-from paceline.bench.peers import PeerError, PeerRun
-from paceline.bench.records import Options
-from paceline.bench.settings import Setting
-from paceline.bench.workloads import Conversation, Workload
+from paceline.bench.judge import Pair
+from paceline.bench.peers import (
+    TRIES,
+    Guests,
+    PeerError,
+    PeerRun,
+    WantedPeer,
+    guests,
+    parse_peers,
+    with_one_end,
+    without_end,
+)
+from paceline.bench.report import document_remarks, document_tables, report_html
+from paceline.bench.run import Harness, Options, Setting, build_document, check_document
 from paceline.errors import ConfigError
+from paceline.utils import Conversation, Workload
 
 TALKS = tuple(Conversation(id=name, task="t", turns=(f"one two {name} one two",)) for name in ("a", "b", "c", "d"))
 WORK = Workload(name="talks", format="jsonl", source="t", conversations=TALKS)
@@ -92,26 +99,26 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
             llm.with_speculative_config(None), kept, name, how, {**options, "dtype": dtype, "threads": threads}
         )
 
-    monkeypatch.setattr(peers, "open", opened)
-    monkeypatch.setattr(guests, "state", lambda name: SimpleNamespace(ready=name != "vllm"))
+    monkeypatch.setattr(guests, "open_peer", opened)
+    monkeypatch.setattr(guests, "peer_state", lambda name: SimpleNamespace(ready=name != "vllm"))
     monkeypatch.setattr(FakePeer, "hows", hows, raising=False)
     yield kept
     assert sum(one[0] == "open" for one in kept) <= sum(one[0] == "close" for one in kept)
 
 
 def bench(
-    llm: LLM, wanted: list[Wanted], options: Options = OPTIONS, settings: Sequence[Setting] = ()
+    llm: LLM, wanted: list[WantedPeer], options: Options = OPTIONS, settings: Sequence[Setting] = ()
 ) -> dict[str, Any]:
     with Guests(llm, wanted) as others:
         harness = Harness(llm, settings, options, guests=others)
         harness.run([WORK])
-        made = document.build(harness, [WORK], peers=others)
-    document.check(made)
+        made = build_document(harness, [WORK], peers=others)
+    check_document(made)
     return made
 
 
 def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list[Any]) -> None:
-    made = bench(llm, parse(["transformers:plain"]), settings=[Setting("ngram", {"method": "ngram"})])
+    made = bench(llm, parse_peers(["transformers:plain"]), settings=[Setting("ngram", {"method": "ngram"})])
     (found,) = made["peers"]
     (plain,) = [c for c in made["cells"] if c["setting"] == "plain"]
     asked = [one for one in log if one[0] == "transformers"]
@@ -132,8 +139,8 @@ def test_a_peer_decodes_the_same_ids_in_turn_and_is_compared(llm: LLM, log: list
     assert found["speedup"]["n"] == 4
     assert found["comparable"]
     assert found["mean_acceptance_length"] == 1.5  # 6 tokens in 4 passes
-    assert "transformers plain" in report.to_html(made)
-    assert [one.title for one in table.tables(made)][-1] == "talks, temperature 0, batch 1: other engines"
+    assert "transformers plain" in report_html(made)
+    assert [one.title for one in document_tables(made)][-1] == "talks, temperature 0, batch 1: other engines"
 
 
 def test_our_turns_begin_awake_where_peers_have_the_others(
@@ -151,7 +158,7 @@ def test_our_turns_begin_awake_where_peers_have_the_others(
     bench(llm, [])
     assert [4] not in asked
     asked.clear()
-    bench(llm, parse(["transformers:plain"]))
+    bench(llm, parse_peers(["transformers:plain"]))
     turns = [one for i, one in enumerate(asked) if one == [4] or (i and asked[i - 1] == [4])]
     assert turns == [[4], [6]] * 8
     assert asked[-1] != [4]
@@ -159,7 +166,7 @@ def test_our_turns_begin_awake_where_peers_have_the_others(
 
 def test_a_peer_that_decodes_something_else_gets_no_speed(llm: LLM, log: list[Any]) -> None:
     """The negative control of the comparison."""
-    (found,) = bench(llm, parse(["llama.cpp:plain"]))["peers"]
+    (found,) = bench(llm, parse_peers(["llama.cpp:plain"]))["peers"]
     assert not found["comparable"]
     assert "token 1" in found["reason"]
     assert found["equality"]["different"] == 8
@@ -169,18 +176,18 @@ def test_a_peer_that_decodes_something_else_gets_no_speed(llm: LLM, log: list[An
 
 
 def test_a_peer_that_crashes_fails_its_prompts_and_is_tried_again(llm: LLM, log: list[Any]) -> None:
-    made = bench(llm, parse(["openvino-genai:plain", "transformers:plain"]))
+    made = bench(llm, parse_peers(["openvino-genai:plain", "transformers:plain"]))
     lost, good = made["peers"]
     assert (lost["failed"], lost["prompts"]) == (2, 4)  # it answers once after every start, so every other prompt
     assert {row["error"] for row in lost["rows"] if row["error"]} == {"peer ended unexpectedly"}
     assert any(row["tokens"] for row in lost["rows"])
     assert 2 <= sum(one == ("open", "openvino-genai") for one in log) <= 8
     assert good["failed"] == 0
-    assert any("2 of 4 prompts failed for openvino-genai plain" in line for line in table.remarks(made))
+    assert any("2 of 4 prompts failed for openvino-genai plain" in line for line in document_remarks(made))
 
 
 def test_a_peer_that_never_starts_again_is_given_up(llm: LLM, log: list[Any]) -> None:
-    with Guests(llm, parse(["openvino-genai:plain"])) as others:
+    with Guests(llm, parse_peers(["openvino-genai:plain"])) as others:
         FakePeer.hows["openvino-genai"] = "refuse"  # type: ignore[attr-defined]
         harness = Harness(llm, [], OPTIONS, guests=others)
         harness.run([WORK])
@@ -196,7 +203,7 @@ def test_what_cannot_run_is_left_out_with_the_reason(llm: LLM, log: list[Any]) -
     FakePeer.hows["openvino-genai"] = "one"  # type: ignore[attr-defined]
     made = bench(
         llm,
-        parse(["all"]),
+        parse_peers(["all"]),
         Options(max_tokens=4, repeats=1, ignore_eos=True, chat=False, batches=(2,), temperatures=(0.0, 0.5)),
     )
     whys = [(one["name"], one["why"]) for one in made["peers_skipped"]]
@@ -212,7 +219,9 @@ def test_what_cannot_run_is_left_out_with_the_reason(llm: LLM, log: list[Any]) -
 
 def test_a_batch_goes_out_at_once(llm: LLM, log: list[Any]) -> None:
     (found,) = bench(
-        llm, parse(["transformers:plain"]), Options(max_tokens=6, repeats=1, ignore_eos=True, chat=False, batches=(4,))
+        llm,
+        parse_peers(["transformers:plain"]),
+        Options(max_tokens=6, repeats=1, ignore_eos=True, chat=False, batches=(4,)),
     )["peers"]
     assert [len(one[1]) for one in log if one[0] == "transformers"] == [4, 1, 4]
     assert found["tokens_per_second"]["value"] == pytest.approx(100.0)
@@ -221,7 +230,7 @@ def test_a_batch_goes_out_at_once(llm: LLM, log: list[Any]) -> None:
 
 def test_a_batch_goes_out_one_by_one_where_a_peer_takes_one_prompt(llm: LLM, log: list[Any]) -> None:
     options = Options(max_tokens=6, repeats=1, ignore_eos=True, chat=False, batches=(4,))
-    (found,) = bench(llm, parse(["transformers:ngram"]), options)["peers"]
+    (found,) = bench(llm, parse_peers(["transformers:ngram"]), options)["peers"]
     assert [len(one[1]) for one in log if one[0] == "transformers"] == [1] * 9
     assert found["tokens_per_second"]["value"] == pytest.approx(100.0)
     assert [row["seconds"] for row in found["rows"]] == [pytest.approx(0.24)] * 4
@@ -229,15 +238,15 @@ def test_a_batch_goes_out_one_by_one_where_a_peer_takes_one_prompt(llm: LLM, log
 
 def test_ctrl_c_ends_the_peers_and_keeps_what_was_done(llm: LLM, log: list[Any]) -> None:
     FakePeer.hows["transformers"] = "stop"  # type: ignore[attr-defined]
-    made = bench(llm, parse(["transformers:plain"]))
+    made = bench(llm, parse_peers(["transformers:plain"]))
     assert made["interrupted"]
     assert len(made["peers"][0]["rows"]) == 1
     assert ("close", "transformers") in log
 
 
 def test_an_endpoint_gets_its_url_and_no_key_is_kept(llm: LLM, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(guests.KEY, "secret-key")
-    made = bench(llm, parse([], "http://127.0.0.1:1/v1", "served"))
+    monkeypatch.setenv(guests.PEER_KEY, "secret-key")
+    made = bench(llm, parse_peers([], "http://127.0.0.1:1/v1", "served"))
     (found,) = made["peers"]
     assert (found["name"], found["precision"], found["comparable"]) == ("openai", None, True)
     assert "secret-key" not in str(made)
@@ -251,7 +260,7 @@ def test_end_tokens_do_not_count_as_differences() -> None:
 
 def test_an_output_that_ended_is_compared_with_its_end() -> None:
     def closed(base: list[int], other: list[int], most: int = 9) -> tuple[Sequence[int], Sequence[int]]:
-        found = with_one_end(equality.Pair("p", 0, 0, [1], base, other), (2, 3), most)
+        found = with_one_end(Pair("p", 0, 0, [1], base, other), (2, 3), most)
         return found.base, found.other
 
     assert closed([5, 6, 3], [5, 6, 7, 8], 4) == (
@@ -265,14 +274,14 @@ def test_an_output_that_ended_is_compared_with_its_end() -> None:
 
 
 def test_peers_from_text() -> None:
-    assert [one.title for one in parse(["llama.cpp,transformers:ngram"])] == [
+    assert [one.title for one in parse_peers(["llama.cpp,transformers:ngram"])] == [
         "llama.cpp plain",
         "llama.cpp ngram",
         "transformers ngram",
     ]
-    (one,) = parse(['{"name": "llama.cpp", "method": "ngram", "dtype": "float16", "num_speculative_tokens": 16}'])
+    (one,) = parse_peers(['{"name": "llama.cpp", "method": "ngram", "dtype": "float16", "num_speculative_tokens": 16}'])
     assert one.title == "llama.cpp ngram(num_speculative_tokens=16, float16)"
-    assert {one.name for one in parse(["all"])} == {"transformers", "llama.cpp", "openvino-genai", "vllm"}
+    assert {one.name for one in parse_peers(["all"])} == {"transformers", "llama.cpp", "openvino-genai", "vllm"}
 
 
 @pytest.mark.parametrize(
@@ -293,4 +302,4 @@ def test_peers_from_text() -> None:
 )
 def test_bad_input(texts: list[str], url: str | None, served: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse(texts, url, served)
+        parse_peers(texts, url, served)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.aggregate import _tasks, matrices
-from paceline.bench.records import Cell, Piece, Run
-from paceline.bench.settings import BASELINE, Setting
+from paceline.bench.run import BASELINE, Cell, Piece, Run, Setting, matrices
+from paceline.bench.run.aggregate import _tasks
 
 
 def piece(name: str, task: str) -> Piece:

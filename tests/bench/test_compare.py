@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.compare import Agreement, Difference, Sampling, differences, first_difference
+from paceline.bench.judge import Agreement, Difference, Sampling, differences, first_difference
 from paceline.sampling import KeyedDraws, draw_seed
 
 SIZE = 8

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench import comparison
+from paceline.bench.judge import ComparedLine, compare_documents
 from paceline.errors import ConfigError
 
 
@@ -31,8 +31,8 @@ def document(seconds: dict[str, list[float]], batch: int = 1, tokens: int = 100)
     }
 
 
-def line(a: dict[str, Any], b: dict[str, Any]) -> comparison.Line:
-    (found,) = comparison.compare(a, b).lines
+def line(a: dict[str, Any], b: dict[str, Any]) -> ComparedLine:
+    (found,) = compare_documents(a, b).lines
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_cell_given_twice_is_refused_by_its_key() -> None:
     with pytest.raises(
         ConfigError, match=r"document B must have each cell once, and plain, w, 0\.0, 1 stands there twice"
     ):
-        comparison.compare(fine, twice)
+        compare_documents(fine, twice)
 
 
 def test_the_speed_of_a_batch_is_that_of_all_its_prompts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from engine.harness import engine, run
 from toys import ToyRunner
 
-from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
+from paceline.bench.run import CorruptedOracleDrafter
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.errors import ConfigError, DrafterError

@@ -10,28 +10,39 @@ import pytest
 import torch
 from bench.answering import Answering
 
-from paceline.bench.diffusion import Bench, Options, broken, scores, times, with_times
-from paceline.bench.diffusion_lines import Line, defaults, parse
-from paceline.bench.diffusion_summary import difference, timed, wilson
-from paceline.bench.parallel_tasks import split_of
+from paceline.bench.diffusion import (
+    DiffusionBench,
+    DiffusionLine,
+    DiffusionOptions,
+    broken_methods,
+    default_lines,
+    difference,
+    parse_lines,
+    score_methods,
+    split_of,
+    time_methods,
+    timed,
+    wilson,
+    with_method_times,
+)
 from paceline.errors import ConfigError
 
 LENGTH = 16
 TASKS = ("copy", "shuffle")
 
 
-def bench_of(count: int = 2, **changes: Any) -> Bench:
+def bench_of(count: int = 2, **changes: Any) -> DiffusionBench:
     denoiser = Answering(count, **changes)
-    options = Options(tasks=TASKS, count=count, length=LENGTH, repeats=2, timed=2)
-    return Bench(denoiser, denoiser.tokenizer, options, dtype="float32")
+    options = DiffusionOptions(tasks=TASKS, count=count, length=LENGTH, repeats=2, timed=2)
+    return DiffusionBench(denoiser, denoiser.tokenizer, options, dtype="float32")
 
 
 def quiet(*_: object) -> None:
     """No progress is shown."""
 
 
-def measured(bench: Bench, *methods: str) -> dict[str, Any]:
-    return scores(bench, parse(methods, bench.options.block_length), quiet)
+def measured(bench: DiffusionBench, *methods: str) -> dict[str, Any]:
+    return score_methods(bench, parse_lines(methods, bench.options.block_length), quiet)
 
 
 def test_the_baseline_takes_a_call_for_each_slot() -> None:
@@ -74,7 +85,7 @@ def test_a_lossless_line_is_checked_on_every_prompt() -> None:
         line = document["lines"][name]
         assert line["identical"] == {"same": 4, "prompts": 4, "dtype": "float32", "exact": True}
         assert line["calls"] == 1 + ceil((LENGTH - 1) / drafts)
-    assert not broken(document)
+    assert not broken_methods(document)
     assert document["lines"]["static"]["identical"] is None
 
 
@@ -84,10 +95,10 @@ def test_another_canvas_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         "paceline.diffusion.verify.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
     )
     monkeypatch.setattr(Answering, "_logits", _turning(Answering._logits))
-    bench, lines = bench_of(), parse(["freedave", "threshold"])
-    document = scores(bench, lines, quiet)
-    assert broken(document) == ["freedave"]
-    found = with_times(document, times(bench, lines, quiet))["lines"]
+    bench, lines = bench_of(), parse_lines(["freedave", "threshold"])
+    document = score_methods(bench, lines, quiet)
+    assert broken_methods(document) == ["freedave"]
+    found = with_method_times(document, time_methods(bench, lines, quiet))["lines"]
     assert found["freedave"]["fewer_calls"] is None
     assert found["freedave"]["times"] is None
     assert found["threshold"]["times"] is not None
@@ -106,10 +117,10 @@ def _turning(inner: Any) -> Any:
 
 
 def test_the_baseline_runs_between_every_two_lines_in_an_order_that_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, lines, ran = bench_of(), parse(["threshold", "factor"]), list[str]()
+    bench, lines, ran = bench_of(), parse_lines(["threshold", "factor"]), list[str]()
     names = {id(line.recipe): line.name for line in lines}
-    monkeypatch.setattr(Bench, "decode", lambda self, recipe, prompt: (ran.append(names[id(recipe)]), 2.0))
-    found = times(bench, lines, quiet)
+    monkeypatch.setattr(DiffusionBench, "decode", lambda self, recipe, prompt: (ran.append(names[id(recipe)]), 2.0))
+    found = time_methods(bench, lines, quiet)
     ran = ran[len(lines) :]  # to warm up
     assert ran[:5] == ["static", "static", "threshold", "factor", "static"]
     assert ran[5:10] == ["threshold", "static", "factor", "static", "static"]
@@ -129,14 +140,16 @@ def test_ratios_are_paired() -> None:
 def test_a_failing_line_says_so_and_leaves_the_others() -> None:
     document = measured(bench_of(), '{"method": "static", "cache": "block"}', "threshold")
     assert [one["name"] for one in document["failed"]] == ["static cache=block"]
-    assert broken(document) == ["static cache=block"]
+    assert broken_methods(document) == ["static cache=block"]
     assert set(document["lines"]) == {"static", "threshold"}
 
 
 def test_a_document_is_json() -> None:
     bench = bench_of(1)
-    lines = parse(["threshold"])
-    json.dumps(with_times(scores(bench, lines, quiet), times(bench, lines, quiet)), allow_nan=False)
+    lines = parse_lines(["threshold"])
+    json.dumps(
+        with_method_times(score_methods(bench, lines, quiet), time_methods(bench, lines, quiet)), allow_nan=False
+    )
 
 
 def test_intervals_of_shares() -> None:
@@ -149,9 +162,9 @@ def test_intervals_of_shares() -> None:
 
 def test_differences_are_of_the_same_prompts() -> None:
     bench = bench_of()
-    ours = [bench.sample(Line.of("static").recipe, item) for item in bench.asked]
+    ours = [bench.sample(DiffusionLine.of("static").recipe, item) for item in bench.asked]
     other = bench_of(wrong=["shuffle"])
-    theirs = [other.sample(Line.of("static").recipe, item) for item in other.asked]
+    theirs = [other.sample(DiffusionLine.of("static").recipe, item) for item in other.asked]
     found = difference(theirs, ours)
     assert found is not None
     assert found["value"] == -0.5
@@ -160,7 +173,7 @@ def test_differences_are_of_the_same_prompts() -> None:
 
 def test_defaults_are_all_that_need_no_training() -> None:
     bench = bench_of(1)
-    lines, skipped = defaults(bench.denoiser, bench.canvas(bench.asked[0].prompt), 8)
+    lines, skipped = default_lines(bench.denoiser, bench.canvas(bench.asked[0].prompt), 8)
     names = [line.name for line in lines]
     assert names[0] == "static"
     assert {"freedave", "local_leap", "dimple", "prophet", "remdm"} <= set(names)
@@ -170,18 +183,18 @@ def test_defaults_are_all_that_need_no_training() -> None:
 
 
 def test_blocks_go_to_methods_that_take_them() -> None:
-    assert Line.of("threshold", 8).config["block_length"] == 8
-    assert Line.of({"method": "threshold", "block_length": 4}, 8).config["block_length"] == 4
-    assert "block_length" not in Line.of("window_diffusion", 8).config
-    assert Line.of("threshold", 8).name == "threshold"
+    assert DiffusionLine.of("threshold", 8).config["block_length"] == 8
+    assert DiffusionLine.of({"method": "threshold", "block_length": 4}, 8).config["block_length"] == 4
+    assert "block_length" not in DiffusionLine.of("window_diffusion", 8).config
+    assert DiffusionLine.of("threshold", 8).name == "threshold"
 
 
 def test_references_of_lossless_lines() -> None:
-    line = Line.of({"method": "freedave", "drafts": 2, "layout": "tree"}, 8)
+    line = DiffusionLine.of({"method": "freedave", "drafts": 2, "layout": "tree"}, 8)
     assert line.reference is not None
-    assert line.reference.names == Line.of("static").recipe.names
+    assert line.reference.names == DiffusionLine.of("static").recipe.names
     assert line.reference.options == {"block_length": 8}
-    assert Line.of("freedave++").reference is None
+    assert DiffusionLine.of("freedave++").reference is None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +208,7 @@ def test_references_of_lossless_lines() -> None:
 )
 def test_wrong_methods(given: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        parse(given)
+        parse_lines(given)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +216,7 @@ def test_wrong_methods(given: list[str], told: str) -> None:
 )
 def test_wrong_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--"):
-        Options(**wrong)
+        DiffusionOptions(**wrong)
 
 
 def test_only_held_out_prompts_are_asked() -> None:

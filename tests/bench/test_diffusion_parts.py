@@ -10,10 +10,21 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Fast
 
-from paceline.bench import diffusion_caches, diffusion_constrained, diffusion_plot
-from paceline.bench.diffusion import Bench, Options, scores
-from paceline.bench.diffusion_constrained import Case, broken, constrained
-from paceline.bench.diffusion_lines import parse
+from paceline.bench.diffusion import (
+    Case,
+    DiffusionBench,
+    DiffusionOptions,
+    broken_constrained,
+    cache_policies,
+    draw_methods,
+    front,
+    grammars,
+    measure_constrained,
+    parse_lines,
+    points,
+    pyplot,
+    score_methods,
+)
 from paceline.diffusion import TokenTexts
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer
@@ -37,32 +48,32 @@ def folder_of(path: Path, layout: str) -> Path:
     return path
 
 
-def bench_of(path: Path, layout: str) -> Bench:
+def bench_of(path: Path, layout: str) -> DiffusionBench:
     folder = folder_of(path, layout)
     denoiser, tokenizer = load_denoiser(folder, dtype="float32", device="cpu"), Tokenizer.load(folder)
     size = 4 if layout == "llada" else None
-    options = Options(tasks=("copy",), count=ITEMS, timed=1, repeats=1, length=8, block_length=size)
-    return Bench(denoiser, tokenizer, options, dtype="float32", token_text=TokenTexts(tokenizer))
+    options = DiffusionOptions(tasks=("copy",), count=ITEMS, timed=1, repeats=1, length=8, block_length=size)
+    return DiffusionBench(denoiser, tokenizer, options, dtype="float32", token_text=TokenTexts(tokenizer))
 
 
 def test_approximate_caches_deviate_and_claim_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diffusion_caches, "RULES", ("static",))
+    monkeypatch.setattr(cache_policies, "RULES", ("static",))
     bench = bench_of(tmp_path, "llada")
-    found = diffusion_caches.caches(bench, quiet)
-    assert set(found) == {f"static, {name}" for name in diffusion_caches.APPROXIMATE}
+    found = cache_policies.measure_caches(bench, quiet)
+    assert set(found) == {f"static, {name}" for name in cache_policies.APPROXIMATE}
     one = found["static, dual"]
     assert one["kept"] is None
     assert one["prompts"] == ITEMS
     assert one["largest"] > 0
     assert one["cost"]["slots_computed"] < one["cost_without"]["slots_computed"]
     assert found["static, prefix"]["cost"]["slots_computed"] > one["cost"]["slots_computed"]
-    timed = diffusion_caches.with_times(bench, {"static, dual": one}, quiet)["static, dual"]["times"]
+    timed = cache_policies.with_cache_times(bench, {"static, dual": one}, quiet)["static, dual"]["times"]
     assert len(timed["raw"]["line"]) == len(timed["raw"]["static"]) == 1
     json.dumps(found, allow_nan=False)
 
 
 def test_the_block_cache_is_exact_to_the_bit(tmp_path: Path) -> None:
-    found = diffusion_caches.caches(bench_of(tmp_path, "sdar"), quiet)
+    found = cache_policies.measure_caches(bench_of(tmp_path, "sdar"), quiet)
     for one in found.values():
         assert one["kept"] is True
         assert one["largest"] == 0.0
@@ -78,21 +89,21 @@ def test_a_block_cache_that_rounds_is_noticed(tmp_path: Path, monkeypatch: pytes
                 for call, rows in zip(calls, inner(self, calls), strict=True)]  # fmt: skip
 
     monkeypatch.setattr(type(bench.denoiser), "forward", rough)
-    found = diffusion_caches.caches(bench, quiet)
+    found = cache_policies.measure_caches(bench, quiet)
     assert [one["kept"] for one in found.values()] == [False, False]
-    assert all(one["times"] is None for one in diffusion_caches.with_times(bench, found, quiet).values())
+    assert all(one["times"] is None for one in cache_policies.with_cache_times(bench, found, quiet).values())
 
 
 def test_constrained_texts_parse_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case({"regex": "[1-4]( [1-4])*"}, ("copy",), diffusion_constrained._regex("[1-4]( [1-4])*"))
-    monkeypatch.setattr(diffusion_constrained, "CASES", {"digits": case})
-    found = constrained(bench_of(tmp_path, "llada"), quiet, prompts=ITEMS)
+    case = Case({"regex": "[1-4]( [1-4])*"}, ("copy",), grammars._regex("[1-4]( [1-4])*"))
+    monkeypatch.setattr(grammars, "CASES", {"digits": case})
+    found = measure_constrained(bench_of(tmp_path, "llada"), quiet, prompts=ITEMS)
     assert found["digits"]["parses"]["right"] == ITEMS
     assert found["digits"]["parses_without"]["right"] == 0
     assert found["digits"]["tests_per_round"] >= 1
-    assert not broken(found)
+    assert not broken_constrained(found)
     found["digits"]["parses"]["right"] -= 1
-    assert broken(found) == ["digits"]
+    assert broken_constrained(found) == ["digits"]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +117,13 @@ def test_constrained_texts_parse_and_others_do_not(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_what_keeps_a_constraint(name: str, good: str, bad: str) -> None:
-    keeps = diffusion_constrained.CASES[name].keeps
+    keeps = grammars.CASES[name].keeps
     assert keeps(good)
     assert not keeps(bad)
 
 
 def test_the_front_is_what_nothing_beats() -> None:
-    points = [
+    given = [
         (4.0, 50.0, "a"),
         (8.0, 90.0, "b"),
         (9.0, 90.0, "c"),
@@ -120,15 +131,15 @@ def test_the_front_is_what_nothing_beats() -> None:
         (16.0, 91.0, "e"),
         (3.0, 10.0, "f"),
     ]
-    assert [name for _, _, name in diffusion_plot.front(points)] == ["d", "b", "e"]
+    assert [name for _, _, name in front(given)] == ["d", "b", "e"]
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     bench = bench_of(tmp_path, "llada")
-    document = scores(bench, parse(["threshold", "freedave"], 4), quiet)
-    diffusion_plot.draw(document, tmp_path / "plot.svg", "tiny", diffusion_plot.pyplot())
+    document = score_methods(bench, parse_lines(["threshold", "freedave"], 4), quiet)
+    draw_methods(document, tmp_path / "plot.svg", "tiny", pyplot())
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.startswith("<?xml")
-    assert not diffusion_plot.points(document, "ms")
-    assert len(diffusion_plot.points(document, "calls")) == 3
+    assert not points(document, "ms")
+    assert len(points(document, "calls")) == 3

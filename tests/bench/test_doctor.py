@@ -16,11 +16,22 @@ import torch
 from tiny_checkpoint import edit_json, edit_weights
 
 from paceline import LLM
-from paceline.bench import doctor_machine
-from paceline.bench.checks import CHECKS, diagnose
-from paceline.bench.checks_draft import break_even, chance_of, token_class
-from paceline.bench.checks_facts import Draft, Facts, Guess, Machine, Probe, Target
-from paceline.bench.doctor import draft_names, visit
+from paceline.bench.doctor import (
+    CHECKS,
+    DraftedToken,
+    DraftFacts,
+    Facts,
+    MachineFacts,
+    ProbeFacts,
+    TargetFacts,
+    break_even,
+    chance_of,
+    diagnose,
+    draft_names,
+    machine_facts,
+    token_class,
+    visit,
+)
 from paceline.config import SpeculativeConfig
 from paceline.llm import BUNDLED
 from paceline.models.loading import Tokenizer
@@ -30,18 +41,22 @@ PROMPTS = ["One day, a little girl named Lily found a needle", "Q: Tom has 3 app
 WORDS = Tokenizer.load(TARGET)
 
 
-def guesses(number: int, rate: float, *, position: int = 1, confidence: float = 0.6, text: str = " cat") -> list[Guess]:
+def guesses(
+    number: int, rate: float, *, position: int = 1, confidence: float = 0.6, text: str = " cat"
+) -> list[DraftedToken]:
     """Guesses of which a share stands; tokens are all different, so that chance is 0."""
     hits = [int((i + 1) * rate) > int(i * rate) for i in range(number)]
-    return [Guess(position, 2 * i if hit else 2 * i + 1, 2 * i, hit, confidence, text) for i, hit in enumerate(hits)]
+    return [
+        DraftedToken(position, 2 * i if hit else 2 * i + 1, 2 * i, hit, confidence, text) for i, hit in enumerate(hits)
+    ]
 
 
-def probe(found: list[Guess] | None = None, **changes: Any) -> Probe:
+def probe(found: list[DraftedToken] | None = None, **changes: Any) -> ProbeFacts:
     fine = {"drafter": "draft_model", "kind": "model", "draft_seconds": 1e-3, "target_seconds": {1: 10e-3, 5: 11e-3}}
-    return Probe(**{**fine, "guesses": guesses(40, 0.6) if found is None else found, **changes})
+    return ProbeFacts(**{**fine, "guesses": guesses(40, 0.6) if found is None else found, **changes})
 
 
-MACHINE = Machine(
+MACHINE = MachineFacts(
     threads=4,
     cpus=8,
     cores=4,
@@ -51,7 +66,7 @@ MACHINE = Machine(
     memory_available=8 << 30,
     versions={"torch": ("2.13.0", ">=2.11")},
 )
-MODEL = Target(
+MODEL = TargetFacts(
     device="cpu",
     dtype="bfloat16",
     num_layers=6,
@@ -61,7 +76,10 @@ MODEL = Target(
     sampling={"temperature": 0.0},
 )
 FINE = Facts(
-    machine=MACHINE, target=MODEL, drafts=[Draft(name=str(DRAFT), tokenizer=Tokenizer.load(DRAFT))], probes=[probe()]
+    machine=MACHINE,
+    target=MODEL,
+    drafts=[DraftFacts(name=str(DRAFT), tokenizer=Tokenizer.load(DRAFT))],
+    probes=[probe()],
 )
 
 
@@ -101,12 +119,12 @@ def with_target(**changes: Any) -> Callable[[Path], Facts]:
     return lambda tmp: replace(FINE, target=replace(MODEL, **changes))
 
 
-def with_probe(found: list[Guess] | None = None, **changes: Any) -> Callable[[Path], Facts]:
+def with_probe(found: list[DraftedToken] | None = None, **changes: Any) -> Callable[[Path], Facts]:
     return lambda tmp: replace(FINE, probes=[probe(found, **changes)])
 
 
 def with_draft(change: Callable[[dict[str, Any]], None] = nothing, **named: Any) -> Callable[[Path], Facts]:
-    return lambda tmp: replace(FINE, drafts=[Draft(name="other", tokenizer=tokenizer_with(tmp, change, **named))])
+    return lambda tmp: replace(FINE, drafts=[DraftFacts(name="other", tokenizer=tokenizer_with(tmp, change, **named))])
 
 
 def with_template(template: str | None) -> Callable[[Path], Facts]:
@@ -138,7 +156,7 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     (
         "setup",
         "cannot be opened: no config",
-        lambda tmp: replace(FINE, drafts=[Draft(name="x", tokenizer=None, error="no config")]),
+        lambda tmp: replace(FINE, drafts=[DraftFacts(name="x", tokenizer=None, error="no config")]),
     ),
     ("setup", "unknown drafter", lambda tmp: replace(FINE, error="unknown drafter 'ngrm'")),
     ("setup", "failed: it raised", with_probe(dropped="it raised")),
@@ -199,7 +217,7 @@ def test_few_guesses_prove_nothing() -> None:
 
 
 def test_a_target_that_repeats_itself_is_no_fault_of_the_drafter() -> None:
-    assert lines(with_probe([Guess(1, 5, 5, True, 0.9, " a")] * 40)(Path()), "acceptance") == []
+    assert lines(with_probe([DraftedToken(1, 5, 5, True, 0.9, " a")] * 40)(Path()), "acceptance") == []
 
 
 def test_on_a_gpu_the_cpus_matter_less() -> None:
@@ -214,10 +232,10 @@ def test_break_even_solves_the_balance() -> None:
 
 
 def test_chance_is_agreement_at_other_places() -> None:
-    same = [Guess(1, 7, 7, True, 0.5, "a")] * 10
+    same = [DraftedToken(1, 7, 7, True, 0.5, "a")] * 10
     assert chance_of(same) == 1.0
     assert chance_of(guesses(40, 1.0)) == 0.0
-    half = [Guess(1, i % 2, i % 2, True, 0.5, "a") for i in range(1000)]
+    half = [DraftedToken(1, i % 2, i % 2, True, 0.5, "a") for i in range(1000)]
     assert chance_of(half) == pytest.approx(0.5, abs=0.01)
 
 
@@ -253,52 +271,52 @@ class TestMachine:
         return root
 
     def test_quota(self, tmp_path: Path) -> None:
-        assert doctor_machine.quota(tmp_path) is None
+        assert machine_facts.quota(tmp_path) is None
         own = tmp_path / "sys/fs/cgroup/jobs/one/cpu.max"
         own.parent.mkdir(parents=True)
         own.write_text("150000 100000\n")
         self.write(tmp_path, proc__self__cgroup="0::/jobs/one\n")
-        assert doctor_machine.quota(tmp_path) == 1.5
+        assert machine_facts.quota(tmp_path) == 1.5
         own.write_text("max 100000\n")
-        assert doctor_machine.quota(tmp_path) is None
+        assert machine_facts.quota(tmp_path) is None
 
     def test_quota_of_version_1(self, tmp_path: Path) -> None:
         folder = tmp_path / "sys/fs/cgroup/cpu"
         folder.mkdir(parents=True)
         (folder / "cpu.cfs_quota_us").write_text("50000")
         (folder / "cpu.cfs_period_us").write_text("100000")
-        assert doctor_machine.quota(tmp_path) == 0.5
+        assert machine_facts.quota(tmp_path) == 0.5
         (folder / "cpu.cfs_quota_us").write_text("-1")
-        assert doctor_machine.quota(tmp_path) is None
+        assert machine_facts.quota(tmp_path) is None
 
     def test_cores_are_counted_once(self, tmp_path: Path) -> None:
         for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
             folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
             folder.mkdir(parents=True)
             (folder / "thread_siblings_list").write_text(siblings)
-        assert doctor_machine.cores(frozenset(range(4)), tmp_path) == 2
-        assert doctor_machine.cores(frozenset({0, 2}), tmp_path) == 1
+        assert machine_facts.cores(frozenset(range(4)), tmp_path) == 2
+        assert machine_facts.cores(frozenset({0, 2}), tmp_path) == 1
 
     def test_flags_swap_gpu(self, tmp_path: Path) -> None:
-        assert doctor_machine.flags(tmp_path) == frozenset()
-        assert doctor_machine.gpu(tmp_path) is None
+        assert machine_facts.flags(tmp_path) == frozenset()
+        assert machine_facts.gpu(tmp_path) is None
         self.write(
             tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n", proc__self__status="VmSwap:\t  12 kB\n"
         )
-        assert doctor_machine.flags(tmp_path) == {"fpu", "avx2"}
-        assert doctor_machine.swapped(tmp_path) == 12 * 1024
+        assert machine_facts.flags(tmp_path) == {"fpu", "avx2"}
+        assert machine_facts.swapped(tmp_path) == 12 * 1024
         self.write(tmp_path, proc__driver__nvidia__version="x")
-        assert doctor_machine.gpu(tmp_path) == "driver loaded"
+        assert machine_facts.gpu(tmp_path) == "driver loaded"
 
     def test_versions(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found, unfit = doctor_machine.versions()
+        found, unfit = machine_facts.versions()
         assert unfit == []
         assert found["torch"][0].split("+")[0] == torch.__version__.split("+")[0]
         assert "pytest" not in found
         monkeypatch.setattr(
-            doctor_machine, "requires", lambda name: ["torch>=99", "no-such-package>=1", 'hypothesis; extra == "test"']
+            machine_facts, "requires", lambda name: ["torch>=99", "no-such-package>=1", 'hypothesis; extra == "test"']
         )
-        found, unfit = doctor_machine.versions()
+        found, unfit = machine_facts.versions()
         assert unfit == ["torch", "no-such-package"]
         assert found["no-such-package"] == (None, ">=1")
 

@@ -19,8 +19,7 @@ from bench.replays import NASTY, node, step, wide
 from bench.replays import replay as made
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.bench.explain import MARK, PAGES, Replay, embedded, explain, warm_up
-from paceline.bench.replay import Recorder
+from paceline.bench.explain import EXPLAIN_MARK, PAGES, Recorder, Replay, embedded, explain, warm_up
 from paceline.engine import watching
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
@@ -86,7 +85,7 @@ def test_nothing_in_the_page_points_outside() -> None:
     assert set(re.findall(r"https?://[\w./]+", page)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|innerHTML|eval\(", page)
     assert "default-src 'none'" in page
-    assert MARK in page[:1000]
+    assert EXPLAIN_MARK in page[:1000]
     assert page.isascii() or set(page) - {chr(i) for i in range(128)} <= set("\u2190\u2192")
 
 

@@ -11,13 +11,25 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM
-from paceline.bench import comparison, document, load, table
-from paceline.bench.harness import Harness
-from paceline.bench.records import Options
-from paceline.bench.settings import Setting, defaults, dial, dial_registered, name_of, parse
-from paceline.bench.trace import Arrival
-from paceline.bench.workloads import Conversation, Workload
+from paceline.bench.judge import compare_documents
+from paceline.bench.report import document_remarks
+from paceline.bench.run import (
+    Harness,
+    Options,
+    Setting,
+    build_document,
+    check_document,
+    default_settings,
+    dial_registered,
+    dial_settings,
+    load_document,
+    load_sweep,
+    parse_settings,
+    save_document,
+    setting_name,
+)
 from paceline.errors import ConfigError
+from paceline.utils import Arrival, Conversation, Workload
 
 TALKS = (
     Conversation(id="one", task="a", turns=("Hello there", "And again")),
@@ -41,8 +53,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def bench(llm: LLM, settings: list[Setting], options: Options = OPTIONS, work: Workload = WORK) -> dict[str, Any]:
     harness = Harness(llm, settings, options)
     harness.run([work])
-    made = document.build(harness, [work])
-    document.check(made)
+    made = build_document(harness, [work])
+    check_document(made)
     return made
 
 
@@ -78,7 +90,9 @@ class Broken(Setting):
 
 def test_every_setting_runs_every_prompt_in_every_repeat(llm: LLM) -> None:
     made = bench(
-        llm, [NGRAM, *dial([0.5], 3)], Options(max_tokens=8, repeats=2, batches=(1, 3), temperatures=(0.0, 0.9))
+        llm,
+        [NGRAM, *dial_settings([0.5], 3)],
+        Options(max_tokens=8, repeats=2, batches=(1, 3), temperatures=(0.0, 0.9)),
     )
     assert len(made["cells"]) == 3 * 2 * 2
     for one in made["cells"]:
@@ -116,7 +130,7 @@ def test_outputs_that_differ_get_no_speed(llm: LLM) -> None:
         assert found[name] is None
     assert found["inter_token_latency"]["p50"] is None
     assert all(task["speedup"] is None for task in found["tasks"])
-    assert any("no speed for wrong" in line for line in table.remarks(made))
+    assert any("no speed for wrong" in line for line in document_remarks(made))
     assert cell(made, "plain")["tokens_per_second"]["value"] > 0
 
 
@@ -158,9 +172,9 @@ def test_a_trace_is_replayed_under_load(llm: LLM) -> None:
     arrivals = (*(Arrival(0.05 * i, 40 + 20 * i, 10) for i in range(4)), Arrival(0.2, 200, 40))
     work = Workload(name="trace", format="trace", source="t.jsonl", arrivals=arrivals)
     harness = Harness(llm, [NGRAM], Options(repeats=1, rates=(1.0, 4.0)))
-    load.sweep(harness, work)
-    made = document.build(harness, [work])
-    document.check(made)
+    load_sweep(harness, work)
+    made = build_document(harness, [work])
+    check_document(made)
     assert [(run["setting"], run["rate"]) for run in made["load"]] == [
         ("plain", 1.0),
         ("ngram", 1.0),
@@ -178,17 +192,17 @@ def test_a_trace_is_replayed_under_load(llm: LLM) -> None:
 
 def test_defaults_are_the_registry_and_reasons(llm: LLM) -> None:
     with dial_registered():
-        found, skipped = defaults(llm)
+        found, skipped = default_settings(llm)
     assert [setting.name for setting in found][:2] == ["auto", "ngram"]
     assert {"corrupted_oracle", "draft_model", "prediction"} <= {one["name"] for one in skipped}
-    bundled, _ = defaults(LLM(speculative_config=None))
+    bundled, _ = default_settings(LLM(speculative_config=None))
     assert "draft_model" in {setting.name for setting in bundled}
 
 
 def test_settings_from_text() -> None:
     config = {"method": ["ngram", "draft_model"], "model": "/x/draft", "num_speculative_tokens": 4}
-    assert name_of(config) == "ngram+draft_model(model=draft, num_speculative_tokens=4)"
-    assert [one.name for one in parse(["ngram", "null", '{"method": "auto"}'])] == ["ngram", "auto"]
+    assert setting_name(config) == "ngram+draft_model(model=draft, num_speculative_tokens=4)"
+    assert [one.name for one in parse_settings(["ngram", "null", '{"method": "auto"}'])] == ["ngram", "auto"]
     for texts, message in (
         (["ngram", "ngram"], "given twice"),
         (["{"], "a setting is not JSON"),
@@ -196,24 +210,24 @@ def test_settings_from_text() -> None:
         (["3"], "JSON object or null"),
     ):
         with pytest.raises(ConfigError, match=message):
-            parse(texts)
+            parse_settings(texts)
 
 
 def test_documents_are_checked_when_written_and_read(llm: LLM, tmp_path: Path) -> None:
     made = bench(llm, [NGRAM])
     path = tmp_path / "run.json"
-    document.save(made, path)
-    assert document.load(path) == made
+    save_document(made, path)
+    assert load_document(path) == made
     made["cells"][0]["tokens"] = -1
     with pytest.raises(ConfigError, match="at cells/0/tokens"):
-        document.save(made, path)
-    assert document.load(path)["cells"][0]["tokens"] > 0
+        save_document(made, path)
+    assert load_document(path)["cells"][0]["tokens"] > 0
     for text, message in (("{", "not JSON"), ("{}", "no benchmark document of version 1")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            document.load(path)
+            load_document(path)
     with pytest.raises(ConfigError, match="cannot read"):
-        document.load(tmp_path / "none.json")
+        load_document(tmp_path / "none.json")
 
 
 def slower(made: dict[str, Any], factor: float, noise: float = 0.0) -> dict[str, Any]:
@@ -232,7 +246,7 @@ def test_comparison_tells_a_difference_from_noise(llm: LLM) -> None:
     more = [replace(one, id=f"{one.id}-again", turns=("again", *one.turns)) for one in WORK.conversations]
     work = replace(WORK, conversations=(*WORK.conversations, *more))
     made = bench(llm, [NGRAM], Options(max_tokens=6, repeats=3, ignore_eos=True), work)
-    worse = comparison.compare(made, slower(made, 2.0))
+    worse = compare_documents(made, slower(made, 2.0))
     plain, ngram = worse.lines
     assert plain.speed is not None
     assert (plain.speed.value, plain.speed_significant, plain.gain) == (1.0, False, None)
@@ -242,8 +256,8 @@ def test_comparison_tells_a_difference_from_noise(llm: LLM) -> None:
     assert ngram.gain_significant
     assert worse.comparisons == 3
     assert [line.key[0] for line in worse.below(0.9)] == ["ngram"]
-    noisy = comparison.compare(made, slower(made, 1.0, noise=0.2))
+    noisy = compare_documents(made, slower(made, 1.0, noise=0.2))
     assert not any(line.speed_significant for line in noisy.lines)
-    refused = comparison.compare(made, bench(llm, [Broken("ngram", {"method": "ngram"})]))
+    refused = compare_documents(made, bench(llm, [Broken("ngram", {"method": "ngram"})]))
     assert "B: 8 of 8 outputs differ" in str(refused.lines[1].reason)
     assert [line.key[0] for line in refused.below(0.0)] == ["ngram"]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from paceline import LLM
-from paceline.bench.law import uniform_test
-from paceline.bench.verify import verify
+from paceline.bench.judge import uniform_test, verify
 from paceline.llm import BUNDLED
 
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE", "Janet has 3 apples. She buys"]

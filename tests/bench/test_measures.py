@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.measures import StepLog, Totals, _Kept, histogram, quantiles
+from paceline.bench.run import StepLog, Totals, histogram, quantiles
+from paceline.bench.run.measures import _Kept
 from paceline.engine import TimeSplit
 from paceline.tree import EMPTY_TREE, TokenTree, Verdict
 

@@ -9,8 +9,7 @@ import pytest
 from tools.random_drafts import random_law
 from tools.toy_vector import P, Q, Weights
 
-from paceline.bench import optimal_acceptance as module
-from paceline.bench.optimal_acceptance import (
+from paceline.bench.judge import (
     Tuples,
     draft_tuples,
     greedy_draft_acceptance,
@@ -19,6 +18,7 @@ from paceline.bench.optimal_acceptance import (
     transport_plan,
     without_replacement,
 )
+from paceline.bench.judge import optimum as module
 from paceline.errors import ConfigError
 
 

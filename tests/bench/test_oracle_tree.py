@@ -13,8 +13,7 @@ from bench.test_corrupted_oracle import PROMPT, RECORD, drafter
 from engine.harness import engine, run
 from toys import ToyRunner
 
-from paceline.bench.corrupted_oracle import CorruptedOracleDrafter
-from paceline.bench.oracle_tree import NEVER, Noise, key_of
+from paceline.bench.run import NEVER_ACCEPTED, CorruptedOracleDrafter, Noise, key_of
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.growth import POLICIES
@@ -85,7 +84,7 @@ def test_each_rank_is_right_as_often_as_is_told(acceptance: float, spread: float
 
 def test_what_is_never_right_is_not_at_any_rank() -> None:
     noise = Noise(0.0, 0.0, 0.97, 50)
-    assert all(noise.on(3, position).right == NEVER for position in range(100))
+    assert all(noise.on(3, position).right == NEVER_ACCEPTED for position in range(100))
     assert all(
         noise.on(3, position)._replace(right=0) == Noise(1.0, 0.0, None, 50).on(3, position)._replace(chance=0.0)
         for position in range(9)

@@ -6,14 +6,24 @@ from math import e, factorial
 import numpy as np
 import pytest
 
-from paceline.bench.parallel_grids import is_latin, is_sudoku, parse_grid, solutions, squares, sudokus, written
-from paceline.bench.parallel_tasks import TASKS, Item, items, parse_queue, split_of
-from paceline.bench.parallel_theory import (
+from paceline.bench.diffusion import (
+    TASKS,
+    Item,
     insert_success,
+    is_latin,
+    is_sudoku,
+    items,
+    parse_grid,
+    parse_queue,
     remove_success,
     replace_success,
     shuffle_correlation,
     shuffle_success,
+    solutions,
+    split_of,
+    squares,
+    sudokus,
+    written,
 )
 from paceline.diffusion import Canvas, Recipe, decode
 from paceline.errors import ConfigError

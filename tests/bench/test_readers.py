@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import readers, workloads
+from paceline.bench.run import load_workload
 from paceline.errors import ConfigError, PromptError
+from paceline.utils import read_prompts
 
 
 def jsonl(path: Path, *rows: Any) -> Path:
@@ -48,7 +49,7 @@ MESSAGES = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "u
 def test_formats_are_recognised(
     tmp_path: Path, name: str, rows: list[Any], format: str, task: str, turns: tuple[str, ...], chat: bool
 ) -> None:
-    found = workloads.load(str(jsonl(tmp_path / name, *rows)))
+    found = load_workload(str(jsonl(tmp_path / name, *rows)))
     first = found.conversations[0]
     assert (found.format, first.task, first.turns, first.chat) == (format, task, turns, chat)
     assert len(found.conversations) == len(rows)
@@ -57,16 +58,16 @@ def test_formats_are_recognised(
 
 def test_a_named_format_wins_and_a_json_list_is_rows_too(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", TALK)
-    assert workloads.load(f"mt-redundant={path}").name == "mt-redundant"
+    assert load_workload(f"mt-redundant={path}").name == "mt-redundant"
     whole = tmp_path / "b.json"
     whole.write_text(json.dumps([PROBLEM, PROBLEM]))
-    found = readers.read(whole)
+    found = read_prompts(whole)
     assert found.format == "gsm8k"
     assert [c.id for c in found.conversations] == ["1", "2"]
 
 
 def test_history_and_equal_ids(tmp_path: Path) -> None:
-    found = readers.read(jsonl(tmp_path / "a.jsonl", MESSAGES | {"id": "x"}, MESSAGES | {"id": "x"}))
+    found = read_prompts(jsonl(tmp_path / "a.jsonl", MESSAGES | {"id": "x"}, MESSAGES | {"id": "x"}))
     assert [c.id for c in found.conversations] == ["x", "x#2"]
     assert found.conversations[0].history == ({"role": "system", "content": "Be brief."},)
 
@@ -74,7 +75,7 @@ def test_history_and_equal_ids(tmp_path: Path) -> None:
 def test_a_text_file_is_a_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\ntwo\n")
-    assert [c.turns for c in readers.read(path).conversations] == [("one",), ("two",)]
+    assert [c.turns for c in read_prompts(path).conversations] == [("one",), ("two",)]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +96,16 @@ def test_what_cannot_be_read_gets_one_line(tmp_path: Path, name: str, text: str,
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(PromptError, match=message):
-        readers.read(path)
+        read_prompts(path)
 
 
 def test_missing_files_binary_files_and_unknown_formats(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="cannot read the workload"):
-        workloads.load(str(tmp_path / "none.jsonl"))
+        load_workload(str(tmp_path / "none.jsonl"))
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PromptError, match="not UTF-8"):
-        workloads.load(str(tmp_path / "b.jsonl"))
+        load_workload(str(tmp_path / "b.jsonl"))
     with pytest.raises(ConfigError, match="does not know the format 'nope'"):
-        workloads.load("nope=x.jsonl")
+        load_workload("nope=x.jsonl")
     with pytest.raises(ConfigError, match="format must be one of"):
-        readers.read(tmp_path / "b.jsonl", "nope")
+        read_prompts(tmp_path / "b.jsonl", "nope")

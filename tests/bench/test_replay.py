@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench import replay
-from paceline.bench.advice import summarize
-from paceline.bench.replay import Recorder
-from paceline.bench.replay_step import LIKELIEST, _untried, places
+from paceline.bench.explain import LIKELIEST, Recorder, places, summarize_replay
+from paceline.bench.explain import recorder as replay
+from paceline.bench.explain.step import _untried
 from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
 from paceline.engine import crew, loop
@@ -70,7 +69,7 @@ def test_planning_is_part_of_the_steps_and_recording_is_not(
     assert data["record_seconds"] == len(data["steps"])
     assert {sum(step["seconds"].values()) for step in data["steps"]} == {planning}
     own = sum(sum(step["seconds"].values()) for step in data["steps"])
-    assert summarize(data)["tokens_per_second"] == pytest.approx(len(data["tokens"]) / own if own else 0.0)
+    assert summarize_replay(data)["tokens_per_second"] == pytest.approx(len(data["tokens"]) / own if own else 0.0)
 
 
 CASES = {

@@ -14,9 +14,8 @@ from bench.browser import FOUND, look, picture
 from bench.documents import cell, difference, document, equality, load_run, peer, row, withheld
 from bench.replays import NASTY
 
-from paceline.bench import document as documents
-from paceline.bench.report import MARK, to_html, write
-from paceline.bench.report_plots import Axis, Line, plot, ticks
+from paceline.bench.report import REPORT_MARK, Axis, Line, plot, report_html, ticks, write_report
+from paceline.bench.run import check_document
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
 HOSTILE = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>{{ 7 * 7 }}\ud800"
@@ -32,7 +31,7 @@ def full() -> dict[str, Any]:
         peers_skipped=[{"name": "vllm", "why": "no environment; run `paceline bench peers install vllm`"}],
         bandwidth={"bytes_per_second": 4e10, "method": "a sum", "samples": [4e10]},
     )
-    documents.check(found)
+    check_document(found)
     return found
 
 
@@ -72,12 +71,12 @@ def hostile() -> dict[str, Any]:
     found["model"] |= {"name": HOSTILE, "random": True}
     found["load"] = [load_run(HOSTILE, 1.0, workload=HOSTILE, failed=1)]
     found["load"][0]["rows"][0] |= {"error": HOSTILE, "latency": None, "time_to_first_token": None}
-    documents.check(found)
+    check_document(found)
     return found
 
 
 def test_everything_of_a_document_is_in_the_page() -> None:
-    page = to_html(full())
+    page = report_html(full())
     for text in (
         "Best: ngram",
         "1.80x",
@@ -101,7 +100,7 @@ def test_everything_of_a_document_is_in_the_page() -> None:
     ):
         assert text.replace("'", "&#39;") in page, text
     assert page.count('class="faster"') == page.count('class="slower"') == 2
-    assert MARK in page[:1000]
+    assert REPORT_MARK in page[:1000]
     assert page.startswith("<!doctype html>")
 
 
@@ -114,8 +113,8 @@ def test_energy_stands_there_for_every_setting_that_was_metered() -> None:
     unmetered = cell("auto") | {
         "energy": {"source": None, "reason": "no meter", "joules": None, "joules_per_token": None}
     }
-    assert "joules a token (RAPL): plain 0.5, ngram 0.25<" in to_html(document([*cells, unmetered]))
-    assert "not measured: no meter" in to_html(document([unmetered]))
+    assert "joules a token (RAPL): plain 0.5, ngram 0.25<" in report_html(document([*cells, unmetered]))
+    assert "not measured: no meter" in report_html(document([unmetered]))
 
 
 @pytest.mark.parametrize(
@@ -146,15 +145,15 @@ def test_energy_stands_there_for_every_setting_that_was_metered() -> None:
     ],
 )
 def test_what_is_missing_is_left_out(made: dict[str, Any], absent: tuple[str, ...]) -> None:
-    documents.check(made)
-    page = to_html(made)
+    check_document(made)
+    page = report_html(made)
     assert not [text for text in absent if text in page]
     assert "How it was measured" in page
     assert "None" not in re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.S)
 
 
 def test_nothing_in_the_page_points_outside_and_texts_are_escaped() -> None:
-    page = to_html(hostile()).replace("<wbr>", "")
+    page = report_html(hostile()).replace("<wbr>", "")
     assert page.count("<script>") == page.count("</script>") == 1
     assert "<img" not in page
     assert "{{ 7 * 7 }}" in page
@@ -164,18 +163,18 @@ def test_nothing_in_the_page_points_outside_and_texts_are_escaped() -> None:
 
 
 def test_long_names_break_at_their_joints() -> None:
-    page = to_html(document([cell("plain"), cell("suffix+token_recycling(<b>_x)")]))
+    page = report_html(document([cell("plain"), cell("suffix+token_recycling(<b>_x)")]))
     assert "suffix+<wbr>token_<wbr>recycling(<wbr>&lt;b&gt;_<wbr>x)" in page
     assert "<b>_x" not in page
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "r.html"
-    write(full(), path)
+    write_report(full(), path)
     before = path.read_text(encoding="utf-8")
-    assert before == to_html(full())
+    assert before == report_html(full())
     with pytest.raises(KeyError):
-        write({"cells": []}, path)
+        write_report({"cells": []}, path)
     assert path.read_text(encoding="utf-8") == before
     assert [one.name for one in tmp_path.iterdir()] == ["r.html"]
 
@@ -229,7 +228,7 @@ const report = () => {
 @browser
 def test_a_browser_shows_any_text_as_text(tmp_path: Path) -> None:
     made = hostile()
-    seen = look(to_html(made), tmp_path, LOOK, "?theme=dark")
+    seen = look(report_html(made), tmp_path, LOOK, "?theme=dark")
     assert (seen.faults, seen.loaded, seen.console, seen.broken) == ([], [], [], False)
     assert seen.told["themes"] == ["dark", "light"]
     assert seen.told["rows"] == len(made["cells"]) + 1
@@ -240,7 +239,7 @@ def test_a_browser_shows_any_text_as_text(tmp_path: Path) -> None:
 
 @browser
 def test_pictures_are_kept_of_both_widths(tmp_path: Path) -> None:
-    page = to_html(full())
+    page = report_html(full())
     for name, address, size in [
         ("report-light", "?theme=light", (1280, 2600)),
         ("report-narrow", "?theme=dark", (400, 3200)),

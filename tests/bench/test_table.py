@@ -9,7 +9,8 @@ import pytest
 from bench.documents import cell, document, estimate, load_run, peer
 from rich.console import Console
 
-from paceline.bench import stats, table
+from paceline.bench import ENOUGH
+from paceline.bench.report import table
 
 SETTINGS = ("plain", "auto", "ngram", "token_recycling", "suffix+draft_model", "ngram(num_speculative_tokens=15)")
 TASKS = ("coding", "extraction", "humanities", "reasoning", "summarization", "translation", "writing")
@@ -18,7 +19,7 @@ TASKS = ("coding", "extraction", "humanities", "reasoning", "summarization", "tr
 def printed(found: dict[str, Any], width: int = 80) -> list[str]:
     text = StringIO()
     console = Console(file=text, width=width, highlight=False)
-    for one in table.tables(found, width):
+    for one in table.document_tables(found, width):
         console.print(one)
     return text.getvalue().splitlines()
 
@@ -69,7 +70,7 @@ def test_tasks_that_nobody_measured_alone_are_left_out() -> None:
     assert not any("speed-up by task" in line for line in printed(found))
 
 
-@pytest.mark.parametrize(("units", "star"), [(stats.ENOUGH, True), (stats.ENOUGH - 1, False)])
+@pytest.mark.parametrize(("units", "star"), [(ENOUGH, True), (ENOUGH - 1, False)])
 def test_a_star_needs_enough_prompts(units: int, star: bool) -> None:
     assert table._starred(estimate(1.5) | {"n": units}) == ("1.50*" if star else "1.50 ")
     assert table._starred(estimate(1.05) | {"n": units}) == "1.05 "
@@ -77,9 +78,11 @@ def test_a_star_needs_enough_prompts(units: int, star: bool) -> None:
 
 def test_traces_that_were_scaled_are_said() -> None:
     runs = [load_run("plain", 1.0, length_scale=0.25), load_run("ngram", 1.0, length_scale=0.25)]
-    lines = list(table.remarks(document([cell("plain")], load=runs)))
+    lines = list(table.document_remarks(document([cell("plain")], load=runs)))
     assert sum("trace: all lengths are scaled by 0.25" in line for line in lines) == 1
-    assert not any("scaled" in line for line in table.remarks(document([cell("plain")], load=[load_run("plain", 1.0)])))
+    assert not any(
+        "scaled" in line for line in table.document_remarks(document([cell("plain")], load=[load_run("plain", 1.0)]))
+    )
 
 
 def test_no_column_of_a_load_is_cut_off_where_times_are_short() -> None:

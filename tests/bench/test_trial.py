@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.bench import trial
-from paceline.bench.candidates import Arm
-from paceline.bench.trial import Trial, salted
+from paceline.bench.tune import Arm, Trial, salted, trial
 from paceline.engine import RequestOutput
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]

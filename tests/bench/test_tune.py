@@ -14,10 +14,19 @@ import torch
 from bench.credulous import believe_chains
 
 from paceline import LLM, registry
-from paceline.bench.candidates import MOST, Arm, candidates, thread_counts, with_prediction
-from paceline.bench.halving import LEAST_ARMS, MIN_PAIRS
-from paceline.bench.trial import LEAST_TOKENS
-from paceline.bench.tune import FIXED_UP_TO, Tuning, tune
+from paceline.bench.tune import (
+    FIXED_UP_TO,
+    LEAST_ARMS,
+    LEAST_TOKENS,
+    MAX_CANDIDATES,
+    MIN_PAIRS,
+    Arm,
+    Tuning,
+    find_candidates,
+    thread_counts,
+    tune,
+    with_prediction,
+)
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
 from paceline.models import Capabilities
@@ -60,11 +69,11 @@ class Passes:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
-    monkeypatch.setattr("paceline.bench.candidates._autos", lambda drafts: [])
-    monkeypatch.setattr("paceline.bench.halving.MAX_PAIRS", 3 * MIN_PAIRS)
-    monkeypatch.setattr("paceline.bench.halving.FIRST_LOOKS", 1.0)
-    monkeypatch.setattr("paceline.bench.candidates.OPTIONS", {})
-    monkeypatch.setattr("paceline.bench.candidates.TOKENS", (5,))
+    monkeypatch.setattr("paceline.bench.tune.arms._autos", lambda drafts: [])
+    monkeypatch.setattr("paceline.bench.tune.halving.MAX_PAIRS", 3 * MIN_PAIRS)
+    monkeypatch.setattr("paceline.bench.tune.halving.FIRST_LOOKS", 1.0)
+    monkeypatch.setattr("paceline.bench.tune.arms.OPTIONS", {})
+    monkeypatch.setattr("paceline.bench.tune.arms.TOKENS", (5,))
     drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model")}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": drafters})
 
@@ -189,7 +198,7 @@ def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(
     assert kept.profile is not None
     assert kept.profile.measured["max_tokens"] == kept.max_tokens
     for hook in ("shorten", "hurry"):
-        monkeypatch.setattr(f"paceline.bench.tune.Trial.{hook}", lambda *_: None)
+        monkeypatch.setattr(f"paceline.bench.tune.tuning.Trial.{hook}", lambda *_: None)
     late = run(budget=800.0, max_tokens=96, prompts=prompts)
     assert (late.max_tokens, late.seconds > 1.45 * 800) == (96, True)
 
@@ -217,8 +226,8 @@ def test_a_fixed_number_is_for_small_batches(run: Run, monkeypatch: pytest.Monke
 
 def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("paceline.bench.trial._set_threads", calls.append)
-    monkeypatch.setattr("paceline.bench.tune.thread_counts", lambda now, cores, device: [now, 7])
+    monkeypatch.setattr("paceline.bench.tune.trial._set_threads", calls.append)
+    monkeypatch.setattr("paceline.bench.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
     found = run(budget=1600.0, max_tokens=4)
     assert 7 in calls
     assert calls[-1] == found.threads == torch.get_num_threads()
@@ -226,8 +235,8 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.candidates.MOST", 1000)
-    found = candidates(ALL, drafts=[DRAFT], threads=[2, 1])
+    monkeypatch.setattr("paceline.bench.tune.arms.MAX_CANDIDATES", 1000)
+    found = find_candidates(ALL, drafts=[DRAFT], threads=[2, 1])
     words = [setting.words(2) for setting in found.settings]
     assert words[:2] == ["auto (draft)", "ngram + draft_model (draft), controller auto"]
     assert "ngram, controller auto" in words
@@ -248,7 +257,7 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
         "tapping": registry.Entry(entry.target, "head", needs=("early_exit",)),
     }
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})
-    found = candidates(ALL, drafts=[], threads=[2])
+    found = find_candidates(ALL, drafts=[], threads=[2])
     assert {"method": "another"} in [setting.config for setting in found.settings]
     assert found.skipped["tapping"] == "this model's runner cannot do early_exit"
     assert found.settings[0].config == {"method": "auto"}
@@ -256,15 +265,15 @@ def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_search_starts_with_so_many_settings_and_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, entry = candidates(ALL, drafts=[DRAFT], threads=[2, 1]), registry.DRAFTERS["ngram"]
+    few, entry = find_candidates(ALL, drafts=[DRAFT], threads=[2, 1]), registry.DRAFTERS["ngram"]
     more = {**registry.DRAFTERS, **{f"another{i}": entry for i in range(40)}}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": more})
-    many = candidates(ALL, drafts=[DRAFT], threads=[2, 1])
-    assert len(few.settings) == len(many.settings) == MOST
+    many = find_candidates(ALL, drafts=[DRAFT], threads=[2, 1])
+    assert len(few.settings) == len(many.settings) == MAX_CANDIDATES
     assert len(many.beyond) > len(few.beyond) > 0
     words = [setting.words(2) for setting in (*many.settings, *many.beyond)]
     assert len(words) == len(set(words))
-    kept = words[:MOST]
+    kept = words[:MAX_CANDIDATES]
     assert {"ngram, controller auto", "draft_model (draft), controller auto", "off, 1 thread"} <= set(kept)
     assert any(" + " in one for one in kept)
     assert any(one.endswith(", 5 tokens") for one in kept)
@@ -287,12 +296,12 @@ def test_a_profile_reads_predictions() -> None:
 
 
 def test_a_runner_of_chains_gets_no_trees() -> None:
-    found = candidates(Capabilities(), drafts=[DRAFT], threads=[1])
+    found = find_candidates(Capabilities(), drafts=[DRAFT], threads=[1])
     assert not any("tree_width" in str(setting.config) for setting in found.settings)
 
 
 def test_every_candidate_is_a_configuration(llm: LLM) -> None:
-    for setting in candidates(ALL, drafts=[DRAFT], threads=[1]).settings:
+    for setting in find_candidates(ALL, drafts=[DRAFT], threads=[1]).settings:
         llm.with_speculative_config(setting.config)
 
 

@@ -11,10 +11,19 @@ import torch
 from bench.credulous import believe_chains
 
 from paceline import LLM
-from paceline.bench.compare import Agreement, Difference
-from paceline.bench.law import LawTest
-from paceline.bench.verify import claimed_class, drafting, verify
-from paceline.bench.verify_report import APPROXIMATE, BIT_EQUAL, IN_LAW, UP_TO_NEAR_TIES, Report
+from paceline.bench.judge import (
+    APPROXIMATE,
+    BIT_EQUAL,
+    IN_DISTRIBUTION,
+    UP_TO_NEAR_TIES,
+    Agreement,
+    Difference,
+    LawTest,
+    VerifyReport,
+    claimed_class,
+    drafting,
+    verify,
+)
 from paceline.controllers import Controller
 from paceline.engine import Exactness
 from paceline.llm import BUNDLED
@@ -128,7 +137,7 @@ def test_a_wrong_token_at_temperature_0_is_caught(llm: LLM, monkeypatch: pytest.
 
 def test_draws_claim_the_law_only_and_seeds_are_looked_at_all_the_same(llm: LLM) -> None:
     report = verify(llm.with_speculative_config(DRAFT), PROMPTS, max_tokens=12, samples=2)
-    assert report.claimed[1] == IN_LAW
+    assert report.claimed[1] == IN_DISTRIBUTION
     assert report.seeded is not None
     assert (report.seeded.outputs, report.seeded.identical) == (2, 2)
     drawn = DRAFT | {"draft_sample_method": "probabilistic"}
@@ -149,7 +158,7 @@ def test_claims_are_the_weakest_part_s_and_near_ties_end_where_bits_are_proven(
         return claimed_class(other)
 
     assert claimed(NGRAM) == (greedy, greedy)
-    assert claimed({"method": ["ngram", "draft_model"], "model": DRAFT["model"]}) == (greedy, IN_LAW)
+    assert claimed({"method": ["ngram", "draft_model"], "model": DRAFT["model"]}) == (greedy, IN_DISTRIBUTION)
     assert claimed(NGRAM | {"acceptance_method": "typical_acceptance_sampler"}) == (greedy, APPROXIMATE)
 
 
@@ -190,7 +199,7 @@ GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
             "THE CLAIM DOES NOT HOLD for equal seeds",
         ),
         (
-            {"claimed": (UP_TO_NEAR_TIES, IN_LAW), "seeded": agreement(WRONG)},
+            {"claimed": (UP_TO_NEAR_TIES, IN_DISTRIBUTION), "seeded": agreement(WRONG)},
             True,
             "the claim holds at temperature 0 and in law",
         ),
@@ -208,7 +217,9 @@ GOOD, BAD = LawTest(400, 20.0, 0.4), LawTest(400, 90.0, 1e-9)
 )
 def test_conclusions(change: dict[str, Any], holds: bool, conclusion: str) -> None:
     claimed = (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES)
-    base = Report("m", claimed, "float32", 1, agreement(), guesses=9, temperature=1.0, seeded=agreement(), law=GOOD)
+    base = VerifyReport(
+        "m", claimed, "float32", 1, agreement(), guesses=9, temperature=1.0, seeded=agreement(), law=GOOD
+    )
     report = replace(base, **change)
     assert report.holds is holds
     assert report.conclusion.startswith(conclusion)

@@ -10,9 +10,9 @@ import pytest
 import tiny_checkpoint
 from command import Command
 
-from paceline.bench import equality, machine
-from paceline.bench.compare import Difference
-from paceline.bench.harness import Harness
+from paceline.bench import machine
+from paceline.bench.judge import Difference, equality
+from paceline.bench.run import Harness
 
 PROMPTS = '{"prompt": "one two one two one", "task": "a"}\n{"prompt": "Hello there", "task": "b"}\n'
 

@@ -60,7 +60,7 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
 
 
 def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.diffusion_caches.RULES", ("static",))
+    monkeypatch.setattr("paceline.bench.diffusion.cache_policies.RULES", ("static",))
     found = run("bench", "diffusion", "-m", model, *SMALL, "--part", "caches")
     assert found.code == 0, found.err
     assert found.out.count("static, dual, renewed") == 2

@@ -11,7 +11,7 @@ import tiny_checkpoint
 from command import Command
 
 from paceline.bench import demo as bench
-from paceline.bench.compare import Difference
+from paceline.bench.judge import Difference
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
 

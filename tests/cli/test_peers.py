@@ -38,7 +38,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_list_names_every_peer(run: Command) -> None:
     rows = json.loads(run("bench", "peers", "list", "--json").out)["peers"]
-    assert [row["name"] for row in rows] == peers.names()
+    assert [row["name"] for row in rows] == peers.peer_names()
     assert not any(row["installed"] for row in rows)
     lines = run("bench", "peers", "list").out.splitlines()
     assert len(lines) == len(rows)
@@ -100,7 +100,7 @@ def test_run_compares_with_our_own_tokens(
     (made,) = llm.generate({"prompt_token_ids": random_prompt(tiny, 8)}, rule)
     tokens = made.outputs[0].token_ids
     tokens = [*tokens[:2], tokens[2] + 1, tokens[3]] if wrong else tokens
-    monkeypatch.setattr(peers, "open", lambda *_a, **_k: Shift(tokens))
+    monkeypatch.setattr(peers, "open_peer", lambda *_a, **_k: Shift(tokens))
     flags = ("--model", tiny, "--dtype", "float32", "--prompt-tokens", "8", "--max-tokens", "4", "--json")
     report = json.loads(run("bench", "peers", "run", "llama.cpp", *flags).out)
     assert report["tokens_per_second"] == 8.0

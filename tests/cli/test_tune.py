@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from command import Command
 
-from paceline.bench.candidates import Arm
-from paceline.bench.halving import Interval
-from paceline.bench.tune import Tuning
+from paceline.bench.tune import Arm, Interval, Tuning
 from paceline.cli.tune import words
 from paceline.llm import BUNDLED
 from paceline.profiles import Conditions, Profile
@@ -80,7 +78,7 @@ def test_an_interrupt_before_anything_was_measured(
     def interrupt(*arguments: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.bench.trial.Trial.warm_up", interrupt)
+    monkeypatch.setattr("paceline.bench.tune.trial.Trial.warm_up", interrupt)
     found = run("tune", "--prompts", prompts, *FAST)
     assert found.code == 130
     assert "Interrupted" in found.out

@@ -10,9 +10,8 @@ import pytest
 from command import Command
 
 from paceline import llm
-from paceline.bench import verify as bench
-from paceline.bench.compare import Difference
-from paceline.bench.law import LawTest
+from paceline.bench.judge import Difference, LawTest, VerifyReport
+from paceline.bench.judge import proof as bench
 from paceline.cli.verify import words
 from paceline.engine import Exactness
 
@@ -60,7 +59,7 @@ def test_what_was_not_tested_is_not_claimed(run: Command, prompts: Path, flags: 
 def test_an_approximate_rule_that_deviates() -> None:
     off = LawTest(300, 90.0, 1e-9)
     claimed = ("bit-equal up to near ties", "approximate")
-    report = bench.Report("m", claimed, "float32", guesses=9, temperature=1.0, law=off, plain_law=off)
+    report = VerifyReport("m", claimed, "float32", guesses=9, temperature=1.0, law=off, plain_law=off)
     text = " ".join(words(report).split())
     assert "accelerated: deviates from the model's own law, as an approximate rule may" in text
     assert "plain (control): DEVIATES" in text
@@ -71,7 +70,7 @@ def test_an_approximate_rule_that_deviates() -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_report_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    report = bench.Report(
+    report = VerifyReport(
         "m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, law=LawTest(300, 20.0, 0.4)
     )
     report.greedy.add(

@@ -17,7 +17,7 @@ from adapters import adapter_weights, written_adapter
 from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 

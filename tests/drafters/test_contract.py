@@ -16,7 +16,7 @@ from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
-from paceline.bench.settings import DIAL, dial_registered
+from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
 from paceline.engine import ExactJudge
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict

@@ -18,7 +18,7 @@ from toy_models import ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
+from paceline.bench import BUNDLED_TARGET, bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter, EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError

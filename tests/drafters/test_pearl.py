@@ -16,7 +16,7 @@ from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
+from paceline.bench import BUNDLED_DRAFT, bundled_prompts
 from paceline.drafters import DrafterArgs, Guess
 from paceline.drafters.draft_model import STEPS, TURNS, Pace, Paces, PearlDrafter, pearl
 from paceline.errors import CapabilityError, ConfigError, DrafterError

@@ -10,7 +10,7 @@ import pytest
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.self import QuantizedCopyDrafter
 from paceline.errors import ConfigError, OutOfMemoryError, UnsupportedModelError

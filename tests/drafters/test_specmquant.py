@@ -16,7 +16,7 @@ from toy_models import ToyModels, nested
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.draft_model import SpecMQuantDrafter, reroot

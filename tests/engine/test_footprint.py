@@ -15,7 +15,7 @@ from tiny_checkpoint import write
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT
+from paceline.bench import BUNDLED_DRAFT
 from paceline.controllers import LimitedController, Signal
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs

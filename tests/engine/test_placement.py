@@ -14,7 +14,7 @@ import torch
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
+from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.config import EngineConfig
 from paceline.engine import AUTO, DraftModels, devices_for, level_seconds, place_draft_model, requested_device
 from paceline.engine import models as engine_models

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.bench.parallel_tasks import split_of
+from paceline.bench.diffusion import split_of
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer
 from tests.recipes.loaded import loaded

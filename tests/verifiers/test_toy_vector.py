@@ -11,7 +11,7 @@ import torch
 from tools.toy_vector import P, Propose, Q, acceptance_rate, drawn, flat_error
 
 from paceline import registry
-from paceline.bench.optimal_acceptance import Tuples, draft_tuples, greedy_tuples, transport_plan
+from paceline.bench.judge import Tuples, draft_tuples, greedy_tuples, transport_plan
 from paceline.errors import CapabilityError
 from paceline.tree import ROOT, TokenTree
 from paceline.verifiers import recursive_rejection

@@ -14,8 +14,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.compare import Difference, differences
-from paceline.bench.verify import plain_from
+from paceline.bench.judge.proof import plain_from
+from paceline.bench.judge.tokens import Difference, differences
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.llm import BUNDLED, LLM
@@ -71,7 +71,7 @@ class DemoRow:
 
 
 @dataclass(slots=True)
-class Total:
+class DemoTotal:
     """Rows added up: time of all prompts plain over time of all accelerated.
 
     Attributes:
@@ -100,7 +100,7 @@ def bundled_prompts() -> list[DemoPrompt]:
     return [DemoPrompt(**json.loads(line)) for line in text.split("\n") if line.strip()]
 
 
-def run(
+def run_demo(
     llm: LLM,
     prompts: Sequence[DemoPrompt],
     *,
@@ -147,12 +147,12 @@ def _timed(llm: LLM, tokens: list[int], params: SamplingParams, turn: str) -> tu
     return perf_counter() - start, found
 
 
-def total(name: str, rows: Iterable[DemoRow]) -> Total:
+def total(name: str, rows: Iterable[DemoRow]) -> DemoTotal:
     """Add rows up."""
     rows = list(rows)
     tokens = sum(row.tokens for row in rows)
     steps = sum(row.steps for row in rows)
-    return Total(
+    return DemoTotal(
         name,
         prompts=len(rows),
         tokens=tokens,
@@ -165,7 +165,7 @@ def total(name: str, rows: Iterable[DemoRow]) -> Total:
     )
 
 
-def totals(rows: Sequence[DemoRow]) -> list[Total]:
+def demo_totals(rows: Sequence[DemoRow]) -> list[DemoTotal]:
     """One line per task, one for prompts with repetition, one for all."""
     tasks = sorted({row.prompt.task for row in rows})
     lines = [total(task, [row for row in rows if row.prompt.task == task]) for task in tasks]
@@ -174,7 +174,7 @@ def totals(rows: Sequence[DemoRow]) -> list[Total]:
     return [*lines, total("all", rows)]
 
 
-def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
+def demo_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
     """JSON-ready: totals and rows."""
     lines = [
         {
@@ -189,7 +189,7 @@ def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
             "near_ties": t.near_ties,
             "wrong": t.wrong,
         }
-        for t in totals(rows)
+        for t in demo_totals(rows)
     ]
     each = [
         {

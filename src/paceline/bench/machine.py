@@ -43,7 +43,7 @@ def provenance(seed: int, arguments: Sequence[str] | None = None) -> dict[str, A
         "paceline": __version__,
         "python": platform.python_version(),
         "packages": packages,
-        "machine": machine(),
+        "machine": machine_facts(),
     }
 
 
@@ -55,7 +55,7 @@ def _last_part(word: str) -> str:
     return Path(word).name if word.startswith(("/", "~", "..")) else word
 
 
-def machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """The machine, in figures and names."""
     import psutil
     import torch

@@ -42,7 +42,7 @@ class Estimate:
         return asdict(self)
 
 
-def differs(value: float, low: float, high: float, n: int, **_: Any) -> bool:
+def rates_differ(value: float, low: float, high: float, n: int, **_: Any) -> bool:
     """Whether an estimate of a ratio, given by its fields, shows a difference: an interval without 1, of enough
     units.
     """
@@ -86,7 +86,7 @@ def bootstrap(
     return Estimate(value, float(low), float(high), p if p > 1 else r, level)
 
 
-def rate(tokens_pr: FloatArray, seconds_pr: FloatArray) -> FloatArray:
+def median_rate(tokens_pr: FloatArray, seconds_pr: FloatArray) -> FloatArray:
     """Median over repeats of delivered tokens over all seconds; (..., p, r) -> (...)."""
     return np.asarray(np.median(tokens_pr.sum(-2) / seconds_pr.sum(-2), axis=-1))
 
@@ -118,7 +118,7 @@ def paired_ratios(
 
 def tokens_per_second(tokens_pr: FloatArray, seconds_pr: FloatArray, **options: Any) -> Estimate | None:
     """Throughput with its interval."""
-    return bootstrap([tokens_pr, seconds_pr], rate, **options)
+    return bootstrap([tokens_pr, seconds_pr], median_rate, **options)
 
 
 def speedup(

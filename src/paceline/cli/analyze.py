@@ -20,7 +20,7 @@ from paceline.utils import integer, number
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.acceptance_rules import Analysis
+    from paceline.bench.judge import Analysis
 
 app = typer.Typer(name="analyze", help="Theory put to use: acceptance.", add_completion=False)
 
@@ -74,9 +74,9 @@ def acceptance(
     number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
     integer("--positions", positions, 1)
     if html is not None:
-        from paceline.bench.acceptance_page import MARK
+        from paceline.bench.report import ACCEPTANCE_MARK
 
-        outputs.must_be_page("--html", html, mark=MARK, verb="analyze", force=force)
+        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, verb="analyze", force=force)
     if p is None and q is None:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
     else:
@@ -88,19 +88,19 @@ def acceptance(
             "positions": positions != POSITIONS,
         }
         rows = _read_both(p, q, [*given, *(name for name, typed in changed.items() if typed)])
-    from paceline.bench.acceptance_rules import analyze
+    from paceline.bench.judge import analyze_acceptance
 
-    found = analyze(*rows, counts, nodes)
+    found = analyze_acceptance(*rows, counts, nodes)
     if html is not None:
         _write_page(html, found)
     print(json.dumps(found.to_dict()) if as_json else words(found))
 
 
 def _write_page(path: Path, found: Analysis) -> None:
-    from paceline.bench.acceptance_page import page
+    from paceline.bench.report import acceptance_html
 
     with outputs.writing("--html", path):
-        path.write_text(page(found, NOTE), encoding="utf-8")
+        path.write_text(acceptance_html(found, NOTE), encoding="utf-8")
 
 
 def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:
@@ -157,7 +157,7 @@ def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: fl
         raise ConfigError(
             "analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model"
         )
-    from paceline.bench.acceptance_rules import rows_of
+    from paceline.bench.judge import rows_of
     from paceline.cli.tune import default_drafts
 
     draft = draft or next(iter(default_drafts(given)), None)

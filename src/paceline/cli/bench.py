@@ -24,9 +24,9 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.bench.records import Options
-    from paceline.bench.workloads import Workload
+    from paceline.bench.run import Options
     from paceline.llm import LLM
+    from paceline.utils import Workload
 
 INTERRUPTED = 130
 RANDOM = "random:"
@@ -77,7 +77,7 @@ def command(
     options = flags.options(**switches, **sweep, **sizes)
     _name_random(given, random_shape)
     dials, others = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
-    from paceline.bench.settings import dial_registered
+    from paceline.bench.run import dial_registered
 
     with dial_registered():
         document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
@@ -109,40 +109,40 @@ def _measure(
 
     `points` are those of the dial; `others` are --peers, --peer-url and --peer-model.
     """
-    from paceline.bench import guests
-    from paceline.bench.settings import defaults, dial, parse
+    from paceline.bench.peers import parse_peers
+    from paceline.bench.run import default_settings, dial_settings, parse_settings
 
-    wanted = guests.parse(*others)
-    chosen, dials = parse(given.pop("speculative_config", None) or []), dial(*points)
+    wanted = parse_peers(*others)
+    chosen, dials = parse_settings(given.pop("speculative_config", None) or []), dial_settings(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)
-    from paceline.bench import against, document, machine
-    from paceline.bench import load as load_test
-    from paceline.bench.harness import Harness
+    from paceline.bench import read_bandwidth
+    from paceline.bench.peers import Guests
+    from paceline.bench.run import Harness, build_document, load_sweep
 
     work = _workloads(texts, llm, options)
     skipped: list[dict[str, str]] = []
     if not chosen and not (dials and random):
-        chosen, skipped = defaults(llm, draft)
+        chosen, skipped = default_settings(llm, draft)
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
-    bandwidth = machine.read_bandwidth(llm.runner.info.device)
-    with _progress() as progress, against.Guests(llm, wanted, draft=draft, progress=progress) as peers:
+    bandwidth = read_bandwidth(llm.runner.info.device)
+    with _progress() as progress, Guests(llm, wanted, draft=draft, progress=progress) as peers:
         harness = Harness(llm, [*chosen, *dials], options, progress, peers)
         harness.run(work)
         for one in work:
             if one.arrivals is not None and not harness.results.interrupted:
-                load_test.sweep(harness, one)
-    return document.build(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
+                load_sweep(harness, one)
+    return build_document(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
 
 
 def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
     """What is decoded; rates where nothing is replayed at them are refused."""
-    from paceline.bench import workloads
+    from paceline.bench.run import load_workloads
 
     info = llm.runner.info
     sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
-    work = workloads.load_all(texts, **sizes, seed=options.seed, limit=options.limit)
+    work = load_workloads(texts, **sizes, seed=options.seed, limit=options.limit)
     if options.rates != (1.0,) and all(one.arrivals is None for one in work):
         raise ConfigError(
             "--load is the rate of a request trace, and no workload is one; leave it out, or add -w trace=FILE"
@@ -152,11 +152,11 @@ def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
 
 def _open(given: dict[str, Any], options: Options) -> LLM:
     """The model, with room for the largest batch; from then on Ctrl-C raises KeyboardInterrupt."""
-    from paceline.bench.random_model import open_folder
+    from paceline.bench import model_folder
     from paceline.llm import LLM
 
     if str(given.get("model", "")).startswith(RANDOM):
-        given["model"] = str(open_folder(given["model"]))
+        given["model"] = str(model_folder(given["model"]))
     refuse_diffusion(given)
     chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
     llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
@@ -185,13 +185,13 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 def _show(document: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from paceline.bench import table
+    from paceline.bench.report import document_remarks, document_tables
 
     console = Console(highlight=False)
-    for one in table.tables(document, console.width):
+    for one in document_tables(document, console.width):
         console.print(one)
         console.print()
-    for line in table.remarks(document):
+    for line in document_remarks(document):
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
 
 

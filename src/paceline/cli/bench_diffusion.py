@@ -21,8 +21,7 @@ from paceline.cli.options import with_log_level
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.diffusion import Bench, Options
-    from paceline.bench.diffusion_lines import Line
+    from paceline.bench.diffusion import DiffusionBench, DiffusionLine, DiffusionOptions
 
 Part = Literal["methods", "caches", "constrained"]
 BUNDLED_NAMES = ("diffusion", "block_diffusion")
@@ -68,12 +67,11 @@ def command(
             outputs.must_be_writable(flag, path)
     if plot is not None:
         _check_plot(plot, part)
-    from paceline.bench.diffusion import Options
-    from paceline.bench.parallel_tasks import TASKS
+    from paceline.bench.diffusion import TASKS, DiffusionOptions
 
     chosen = {"tasks": tuple(task)} if task else {}
     timed = min(timed, count * len(chosen.get("tasks", TASKS)))
-    options = Options(
+    options = DiffusionOptions(
         **chosen, count=count, timed=timed, repeats=repeats, length=length, block_length=block_length, seed=seed
     )
     bench = _open(model, options, dtype=dtype, device=device, threads=threads)
@@ -85,7 +83,7 @@ def command(
 
 
 def _check_plot(path: Path, part: Part) -> None:
-    from paceline.bench.diffusion_plot import pyplot
+    from paceline.bench.diffusion import pyplot
 
     if part != "methods":
         raise ConfigError(f"--plot draws --part methods, got --part {part}; leave one of them out")
@@ -94,7 +92,7 @@ def _check_plot(path: Path, part: Part) -> None:
     pyplot()
 
 
-def _open(model: str, options: Options, *, dtype: str, device: str, threads: int | None) -> Bench:
+def _open(model: str, options: DiffusionOptions, *, dtype: str, device: str, threads: int | None) -> DiffusionBench:
     """The model with its tokenizer and prompts; block lengths of a model with full attention default to half the
     text.
     """
@@ -102,7 +100,7 @@ def _open(model: str, options: Options, *, dtype: str, device: str, threads: int
 
     import torch
 
-    from paceline.bench.diffusion import Bench
+    from paceline.bench.diffusion import DiffusionBench
     from paceline.diffusion import TokenTexts
     from paceline.llm import BUNDLED
     from paceline.models.denoiser import load_denoiser
@@ -115,42 +113,42 @@ def _open(model: str, options: Options, *, dtype: str, device: str, threads: int
     if options.block_length is None and denoiser.attention == "full" and options.length % 2 == 0:
         options = replace(options, block_length=options.length // 2)
     made = str(denoiser.dtype).removeprefix("torch.")
-    return Bench(denoiser, tokenizer, options, dtype=made, token_text=TokenTexts(tokenizer))
+    return DiffusionBench(denoiser, tokenizer, options, dtype=made, token_text=TokenTexts(tokenizer))
 
 
 def _measure(
-    bench: Bench, part: Part, methods: list[str], progress: Callable[[str, int, int], None]
+    bench: DiffusionBench, part: Part, methods: list[str], progress: Callable[[str, int, int], None]
 ) -> tuple[dict[str, Any], bool]:
     """The document, and whether something is wrong with it."""
-    from paceline.bench import machine
+    from paceline.bench import provenance
 
-    come = {"kind": f"diffusion {part}", "provenance": machine.provenance(seed=bench.options.seed)}
+    come = {"kind": f"diffusion {part}", "provenance": provenance(seed=bench.options.seed)}
     if part == "caches":
-        from paceline.bench.diffusion_caches import caches, with_times
+        from paceline.bench.diffusion import measure_caches, with_cache_times
 
-        found = with_times(bench, caches(bench, progress), progress)
+        found = with_cache_times(bench, measure_caches(bench, progress), progress)
         return come | {"caches": found}, any(one["kept"] is False for one in found.values())
     if part == "constrained":
-        from paceline.bench import diffusion_constrained as held
+        from paceline.bench.diffusion import broken_constrained, measure_constrained
 
-        found = held.constrained(bench, progress, prompts=bench.options.count)
-        return come | {"constrained": found}, bool(held.broken(found))
-    from paceline.bench import diffusion
+        found = measure_constrained(bench, progress, prompts=bench.options.count)
+        return come | {"constrained": found}, bool(broken_constrained(found))
+    from paceline.bench.diffusion import broken_methods, score_methods, time_methods, with_method_times
 
     lines, skipped = _lines(bench, methods)
-    document = diffusion.scores(bench, lines, progress) | {"skipped": skipped}
+    document = score_methods(bench, lines, progress) | {"skipped": skipped}
     kept = [line for line in lines if line.name in document["lines"]]
-    document = diffusion.with_times(document, diffusion.times(bench, kept, progress))
-    return come | document, bool(diffusion.broken(document))
+    document = with_method_times(document, time_methods(bench, kept, progress))
+    return come | document, bool(broken_methods(document))
 
 
-def _lines(bench: Bench, methods: list[str]) -> tuple[list[Line], list[dict[str, str]]]:
-    from paceline.bench.diffusion_lines import defaults, must_fit, parse
+def _lines(bench: DiffusionBench, methods: list[str]) -> tuple[list[DiffusionLine], list[dict[str, str]]]:
+    from paceline.bench.diffusion import default_lines, must_fit, parse_lines
 
     size, canvas = bench.options.block_length, bench.canvas(bench.asked[0].prompt)
     if not methods:
-        return defaults(bench.denoiser, canvas, size)
-    lines = parse(methods, size)
+        return default_lines(bench.denoiser, canvas, size)
+    lines = parse_lines(methods, size)
     must_fit(lines, bench.denoiser, canvas, bench.token_text)
     return lines, []
 
@@ -158,32 +156,30 @@ def _lines(bench: Bench, methods: list[str]) -> tuple[list[Line], list[dict[str,
 def _show(document: dict[str, Any], part: Part) -> None:
     from rich.console import Console
 
-    from paceline.bench import diffusion_report as report
+    from paceline.bench.diffusion import caches_table, constrained_table, diffusion_remarks, methods_table
 
     console = Console(highlight=False)
     if part != "methods":
-        for one in (
-            report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"])
-        ):
+        for one in caches_table(document["caches"]) if part == "caches" else constrained_table(document["constrained"]):
             console.print(one)
         return
-    for one in report.methods(document):
+    for one in methods_table(document):
         console.print(one)
-    for line in report.remarks(document):
+    for line in diffusion_remarks(document):
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _write(document: dict[str, Any], output: Path | None, plot: Path | None, model: str) -> None:
     if output is not None:
-        from paceline.bench.document import write_whole
+        from paceline.bench.run import write_whole
 
         with outputs.writing("--json (or --output)", output):
             write_whole(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        from paceline.bench.diffusion_plot import draw, pyplot
+        from paceline.bench.diffusion import draw_methods, pyplot
 
         with outputs.writing("--plot", plot):
-            draw(document, plot, Path(model).name, pyplot())
+            draw_methods(document, plot, Path(model).name, pyplot())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import typer
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.records import Options
+    from paceline.bench.run import Options
 
 DEFAULT: dict[str, Any] = {"limit": None, "max_tokens": 128, "repeats": 3}
 QUICK: dict[str, Any] = {"limit": 8, "max_tokens": 64, "repeats": 3}
@@ -93,7 +93,7 @@ def options(
     Raises:
         ConfigError: a list with something else than numbers in their range.
     """
-    from paceline.bench.records import Options
+    from paceline.bench.run import Options
 
     chosen = (QUICK if quick else DEFAULT) | {name: value for name, value in sizes.items() if value is not None}
     return Options(

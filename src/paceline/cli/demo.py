@@ -16,7 +16,7 @@ from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import open_llm, with_flags
 
 if TYPE_CHECKING:
-    from paceline.bench.demo import DemoRow, Total
+    from paceline.bench import DemoRow, DemoTotal
     from paceline.llm import LLM
 
 TOO_SMALL = (
@@ -39,24 +39,24 @@ def command(
 
     By default on the bundled model, and on SmolLM2 too where benchmarks/real_models.py has made its folder.
     """
-    from paceline.bench import demo
+    from paceline.bench import MAKE_SMOLLM2, REAL_PROMPTS, REAL_TOKENS, SMOLLM2, demo_dict, demo_totals, smollm2_folder
 
     options = {"speculative_config": '{"method": "auto"}'} | given  # a profile may say "off", which shows nothing
-    llm, folder = open_llm(options, timed=True), demo.smollm2_folder()
+    llm, folder = open_llm(options, timed=True), smollm2_folder()
     rows = decoded(llm, max_tokens, repeats)
-    found, wrong = demo.to_dict(rows), demo.totals(rows)[-1].wrong
+    found, wrong = demo_dict(rows), demo_totals(rows)[-1].wrong
     if not as_json:
-        print_table(demo.totals(rows), llm)
+        print_table(demo_totals(rows), llm)
     if not {"model", "speculative_config", "tokenizer"} & given.keys():
         if not as_json:
-            print_note(None if (folder / "config.json").exists() else demo.MAKE_SMOLLM2)
+            print_note(None if (folder / "config.json").exists() else MAKE_SMOLLM2)
         if (folder / "config.json").exists():
             del llm
             real = open_llm({**options, "model": str(folder)}, timed=True)
-            rows = decoded(real, min(max_tokens, demo.REAL_TOKENS), 1, demo.REAL_PROMPTS)
-            found, wrong = found | {demo.SMOLLM2: demo.to_dict(rows)}, wrong + demo.totals(rows)[-1].wrong
+            rows = decoded(real, min(max_tokens, REAL_TOKENS), 1, REAL_PROMPTS)
+            found, wrong = found | {SMOLLM2: demo_dict(rows)}, wrong + demo_totals(rows)[-1].wrong
             if not as_json:
-                print_table(demo.totals(rows), real, demo.SMOLLM2)
+                print_table(demo_totals(rows), real, SMOLLM2)
     if as_json:
         print(json.dumps(found))
     raise typer.Exit(1 if wrong else 0)
@@ -64,13 +64,13 @@ def command(
 
 def decoded(llm: LLM, max_tokens: int, repeats: int, prompts: int | None = None) -> list[DemoRow]:
     """The demo on one model, with a progress bar; `prompts` of the set, spread over it, or all."""
-    from paceline.bench import demo
+    from paceline.bench import bundled_prompts, run_demo
 
-    every = demo.bundled_prompts()
+    every = bundled_prompts()
     picked = every if prompts is None else every[:: max(1, len(every) // prompts)][:prompts]
     with progress_bar() as bar:
         task = bar.add_task("decoding", total=None)
-        return demo.run(
+        return run_demo(
             llm,
             picked,
             max_tokens=max_tokens,
@@ -103,7 +103,7 @@ def progress_bar() -> Any:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def print_table(lines: list[Total], llm: LLM, name: str | None = None) -> None:
+def print_table(lines: list[DemoTotal], llm: LLM, name: str | None = None) -> None:
     """The totals as a table that fits 80 columns, and what it means."""
     from rich.console import Console
 
@@ -123,7 +123,7 @@ def print_table(lines: list[Total], llm: LLM, name: str | None = None) -> None:
         console.print(f"{last.wrong} of {last.prompts} texts differ elsewhere than at a near tie: this is a defect.")
 
 
-def table(lines: list[Total]) -> Any:
+def table(lines: list[DemoTotal]) -> Any:
     """The totals as a table."""
     from rich import box
     from rich.table import Table

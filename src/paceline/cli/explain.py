@@ -17,7 +17,7 @@ from paceline.cli.prompts import read_prompt
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.replay import Recorder
+    from paceline.bench.explain import Recorder
 
 DEFAULT_OUTPUT = Path("explain.html")
 
@@ -50,9 +50,9 @@ def command(
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
-        from paceline.bench.explain import MARK
+        from paceline.bench.explain import EXPLAIN_MARK
 
-        outputs.must_be_page("--output", page, mark=MARK, verb="explain", force=force)
+        outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, verb="explain", force=force)
     recorder, interrupted = _recorded(given, text, chat)
     if recorder.output is None:
         raise typer.Exit(130)
@@ -72,8 +72,7 @@ def command(
 def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool]:
     """Decode once to warm up and once for the record; returns whether Ctrl-C came before the end."""
     llm = open_llm(given, timed=True)
-    from paceline.bench.explain import warm_up
-    from paceline.bench.replay import Recorder
+    from paceline.bench.explain import Recorder, warm_up
 
     params = sampling_params(given, llm)
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}

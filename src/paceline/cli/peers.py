@@ -40,13 +40,13 @@ def install(
     """Make a peer's own virtual environment; some compile for minutes."""
     from rich.console import Console
 
-    from paceline.bench.peers import install as installer
+    from paceline.bench.peers import install_peer, wanted_peers
 
     raise_from_now_on()
     console = Console(stderr=True, highlight=False)
-    for one in installer.wanted(name):
+    for one in wanted_peers(name):
         with console.status(f"{one}: starting") as status:
-            folder = installer.install(one, python=python, say=partial(_say, status, one))
+            folder = install_peer(one, python=python, say=partial(_say, status, one))
         print(f"{one}: ready in {folder}")
 
 
@@ -59,12 +59,11 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one obje
     """Peers, their methods, and which have an environment of their own (what is installed beside paceline does not
     count).
     """
-    from paceline.bench.peers import PEERS
-    from paceline.bench.peers.install import state
+    from paceline.bench.peers import PEERS, peer_state
 
     rows: list[dict[str, Any]] = []
     for name, entry in PEERS.items():
-        found = state(name) if entry.driver else None
+        found = peer_state(name) if entry.driver else None
         rows.append(
             {
                 "name": name,
@@ -87,12 +86,11 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one obje
 @peers_app.command("remove")
 def remove(name: NameOrAll) -> None:
     """Delete a peer's environment; all deletes the converted weights, too."""
-    from paceline.bench.peers import PEERS
-    from paceline.bench.peers import install as installer
+    from paceline.bench.peers import PEERS, remove_converted, remove_peer, wanted_peers
 
-    for one in [key for key, entry in PEERS.items() if entry.driver] if name == "all" else installer.wanted(name):
-        print(f"{one}: {'removed' if installer.remove(one) else 'was not installed'}")
-    if name == "all" and installer.remove_converted():
+    for one in [key for key, entry in PEERS.items() if entry.driver] if name == "all" else wanted_peers(name):
+        print(f"{one}: {'removed' if remove_peer(one) else 'was not installed'}")
+    if name == "all" and remove_converted():
         print("converted weights: removed")
 
 
@@ -118,14 +116,14 @@ def run(
     """Run one peer on a random prompt, greedily, and say its speed and whether its tokens are ours."""
     from statistics import median
 
-    from paceline.bench import peers
-    from paceline.bench.demo import BUNDLED_TARGET
+    from paceline.bench import BUNDLED_TARGET
+    from paceline.bench.peers import open_peer
 
     folder = Path(model) if model is not None else Path(BUNDLED_TARGET)
     given = _options(name, options) | {"method": method}
     prompt = random_prompt(folder if name != "openai" else Path(BUNDLED_TARGET), prompt_tokens)
     raise_from_now_on()
-    with peers.open(name, model or folder, dtype=dtype, threads=threads, options=given) as peer:
+    with open_peer(name, model or folder, dtype=dtype, threads=threads, options=given) as peer:
         runs = [peer.generate(prompt, max_tokens) for _ in range(repeats + 1)][1:]
     report: dict[str, Any] = {
         "name": name,
@@ -178,21 +176,21 @@ def _options(name: str, text: str) -> dict[str, Any]:
     Raises:
         ConfigError: no JSON object, a key twice, or one that this peer does not read.
     """
-    from paceline.bench.peers import catalog
+    from paceline.bench.peers import peer_entry
     from paceline.utils import json_object, reject_unknown
 
     found = json_object("--options", text) or {}
     if "method" in found:
         raise ConfigError("--options holds a method; give it as --method")
-    reject_unknown(f"--options of peer {name}", found, catalog.entry(name).options)
+    reject_unknown(f"--options of peer {name}", found, peer_entry(name).options)
     return found
 
 
 def _agreement(folder: Path, dtype: str, prompt: list[int], run: PeerRun) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from paceline.bench.demo import BUNDLED_TARGET
-    from paceline.bench.peers import agreement
+    from paceline.bench import BUNDLED_TARGET
+    from paceline.bench.peers import agreement_with
     from paceline.config import SamplingParams
     from paceline.llm import LLM
 
@@ -206,4 +204,4 @@ def _agreement(folder: Path, dtype: str, prompt: list[int], run: PeerRun) -> dic
     )
     rule = SamplingParams(temperature=0.0, max_tokens=len(run.token_ids), ignore_eos=True)
     (found,) = llm.generate({"prompt_token_ids": prompt}, rule)
-    return asdict(agreement(found.outputs[0].token_ids, run.token_ids))
+    return asdict(agreement_with(found.outputs[0].token_ids, run.token_ids))

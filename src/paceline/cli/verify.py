@@ -18,9 +18,7 @@ from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from paceline.bench.compare import Agreement
-    from paceline.bench.law import LawTest
-    from paceline.bench.verify_report import Report
+    from paceline.bench.judge import Agreement, LawTest, VerifyReport
     from paceline.llm import LLM
 
 WIDEST = 100
@@ -46,7 +44,7 @@ def command(
     texts = None if prompts is None else read_prompts(prompts)
     given["seed"] = seed
     llm = open_llm(given)
-    from paceline.bench.verify import verify
+    from paceline.bench.judge import verify
 
     items = bundled(llm) if texts is None else texts
     with progress_bar() as bar:
@@ -72,7 +70,7 @@ def stages(bar: Any) -> Callable[[str, int, int], None]:
 
 def bundled(llm: LLM) -> list[Any]:
     """The bundled prompts, as messages where the model has a chat template."""
-    from paceline.bench.demo import bundled_prompts
+    from paceline.bench import bundled_prompts
 
     texts = [prompt.prompt for prompt in bundled_prompts()]
     if llm.tokenizer.has_chat_template:
@@ -80,7 +78,7 @@ def bundled(llm: LLM) -> list[Any]:
     return list(texts)
 
 
-def words(report: Report) -> str:
+def words(report: VerifyReport) -> str:
     """The report in a few lines, no wider than the terminal, as far as words go."""
     from rich.console import Console
 

@@ -4,6 +4,12 @@ from .declared_types import check_types as check_types
 from .declared_types import declared as declared
 from .progress import shown_by as shown_by
 from .progress import waiting as waiting
+from .prompt_files import PROMPT_FORMATS as PROMPT_FORMATS
+from .prompt_files import Conversation as Conversation
+from .prompt_files import Workload as Workload
+from .prompt_files import read_prompts as read_prompts
+from .traces import Arrival as Arrival
+from .traces import parse_trace as parse_trace
 from .validation import MAX_COUNT as MAX_COUNT
 from .validation import MAX_NUMBER as MAX_NUMBER
 from .validation import TINY as TINY

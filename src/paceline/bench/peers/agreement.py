@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class PeerAgreement:
     """Comparison of two outputs.
 
     Attributes:
@@ -31,10 +31,10 @@ class Agreement:
         return self.first_difference is None
 
 
-def agreement(ours: Sequence[int], theirs: Sequence[int]) -> Agreement:
+def agreement_with(ours: Sequence[int], theirs: Sequence[int]) -> PeerAgreement:
     """Compare token by token; a missing token counts as different."""
     length = max(len(ours), len(theirs))
     same = [a == b for a, b in zip(ours, theirs, strict=False)]
     same += [False] * (length - len(same))
     first = same.index(False) if False in same else None
-    return Agreement(first_difference=first, equal_share=sum(same) / length if length else 1.0, length=length)
+    return PeerAgreement(first_difference=first, equal_share=sum(same) / length if length else 1.0, length=length)

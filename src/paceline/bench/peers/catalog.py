@@ -79,12 +79,12 @@ PEERS: Mapping[str, PeerEntry] = {
 }
 
 
-def names() -> list[str]:
+def peer_names() -> list[str]:
     """All peers, in the table's order."""
     return list(PEERS)
 
 
-def entry(name: str) -> PeerEntry:
+def peer_entry(name: str) -> PeerEntry:
     """The table's entry.
 
     Raises:
@@ -97,7 +97,7 @@ def entry(name: str) -> PeerEntry:
     return PEERS[name]
 
 
-def home() -> Path:
+def peers_home() -> Path:
     """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else
     ~/.cache/paceline.
     """
@@ -106,8 +106,8 @@ def home() -> Path:
 
 def folder(name: str) -> Path:
     """The peer's own environment."""
-    entry(name)
-    return home() / name
+    peer_entry(name)
+    return peers_home() / name
 
 
 def python_of(name: str) -> Path:
@@ -123,4 +123,4 @@ def converted(model: Path) -> Path:
     for path in sorted([*model.glob("*.safetensors"), *model.glob("config.json")]):
         found = path.stat()
         stamp.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
-    return home() / "converted" / sha256("\n".join(stamp).encode()).hexdigest()[:20]
+    return peers_home() / "converted" / sha256("\n".join(stamp).encode()).hexdigest()[:20]

@@ -88,7 +88,7 @@ class SubprocessPeer:
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
         self.name = name
-        self._batches, self._timeout = catalog.entry(name).batches, request_timeout
+        self._batches, self._timeout = catalog.peer_entry(name).batches, request_timeout
         threads = str(request["threads"])
         self._process = DriverProcess(
             name, command, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -168,7 +168,7 @@ def open_peer(
         ConfigError: a wrong name, method, precision or folder.
         PeerError: not installed, or it does not start.
     """
-    found, given = catalog.entry(name), {"method": "plain", **(options or {})}
+    found, given = catalog.peer_entry(name), {"method": "plain", **(options or {})}
     if given["method"] not in found.modes:
         raise ConfigError(f"peer {name} has no method {given['method']!r}; it has {', '.join(found.modes)}")
     if name == "openai":
