@@ -30,7 +30,7 @@ ALLOWED = {
     "llm": METHODS | {"diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
-    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench"},
+    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
     "__init__": METHODS | {"llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -7,7 +7,7 @@ import sys
 import pytest
 from command import Terminal
 
-from paceline.cli.render import StreamPrinter
+from paceline.cli.generate import StreamPrinter
 from paceline.engine import DrafterMetrics, RequestMetrics
 
 
@@ -34,7 +34,7 @@ def test_colours_by_drafter_and_a_legend(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "mean acceptance length 2.50" in legend
     assert "\x1b[2;32m■ ngram\x1b[0m" in legend
     assert "\x1b[2;36m■ draft_model\x1b[0m" in legend
-    assert "2 of 9 kept" in legend
+    assert "2 of 9 accepted" in legend
 
 
 def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

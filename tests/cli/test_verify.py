@@ -43,7 +43,7 @@ def test_points_are_compared_seed_by_seed(run: Command, prompts: Path) -> None:
 def test_where_nothing_is_drafted_nothing_is_proven(run: Command, prompts: Path) -> None:
     found = run("verify", "--prompts", prompts, *FAST, "-s", "null")
     assert found.code == 1
-    assert "\n0 guesses were verified\n" in found.out
+    assert "\n0 drafted tokens verified\n" in found.out
     assert "NOTHING WAS DRAFTED, so plain decoding was compared with itself" in " ".join(found.out.splitlines()[-2:])
     assert "the claim holds" not in found.out
 
@@ -61,7 +61,7 @@ def test_an_approximate_rule_that_deviates() -> None:
     claimed = ("bit-equal up to near ties", "approximate")
     report = VerifyReport("m", claimed, "float32", guesses=9, temperature=1.0, law=off, plain_law=off)
     text = " ".join(words(report).split())
-    assert "accelerated: deviates from the model's own law, as an approximate rule may" in text
+    assert "accelerated: deviates from the model's own distribution, as an approximate rule may" in text
     assert "plain (control): DEVIATES" in text
     assert "the control deviates" in text
     assert text.endswith("the claim holds at temperature 0; nothing exact is claimed above temperature 0")

@@ -1,9 +1,4 @@
-"""Command-line flags made from the fields of the configuration classes, so that a new field is a new flag.
-
-In: SamplingParams and EngineConfig. Out: a decorator for typer commands, and the objects built from what the user
-typed.
-Not here: checking values (the classes do that).
-"""
+"""Command-line flags made from the fields of the configuration classes, so that a new field is a new flag."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import diffusion_flags, logs
 from paceline.cli.interrupts import raise_from_now_on
+from paceline.cli.terminal import set_log_level
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
 from paceline.utils import json_object, shortened
@@ -69,8 +64,10 @@ INTEGERS = (
     "threads",
     "kv_cache_memory_bytes",
     "speculative_memory_bytes",
+    "dllm_block_length",
+    "dllm_denoising_steps",
 )
-TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization")
+TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization", "dllm_unmasking_strategy")
 LISTS = ("bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
@@ -104,9 +101,33 @@ MODEL_FLAGS = (
 """Arguments of LLM that are fields of no configuration class."""
 
 
+DIFFUSION_HELP = {
+    "dllm_unmasking_strategy": (
+        "NAME",
+        "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ...",
+    ),
+    "dllm_block_length": ("INT", "Slots of a block; default: the model's, or the whole text."),
+    "dllm_denoising_steps": ("INT", "Rounds for a block, where the method has a fixed number."),
+    "dllm_confidence_threshold": ("FLOAT", "Slots at least this sure are written, where the method has a threshold."),
+    "diffusion_config": ("JSON", 'All of it, as {"method": "factor", "cache": "dual"}, or the name of a method.'),
+}
+
+
+def _diffusion_flag(name: str, metavar: str, text: str) -> inspect.Parameter:
+    option = typer.Option(
+        "--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel="Diffusion language models"
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+DIFFUSION_FLAGS = tuple(_diffusion_flag(name, *rest) for name, rest in DIFFUSION_HELP.items())
+
+
 def _log_level(level: str | None) -> None:
     if level is not None:
-        logs.set_level(level)
+        set_log_level(level)
 
 
 LogLevel = Annotated[
@@ -147,14 +168,14 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
-        names, of_diffusion = [parameter.name for parameter in extra], diffusion_flags.FLAGS if diffusion else ()
+        names, of_diffusion = [parameter.name for parameter in extra], DIFFUSION_FLAGS if diffusion else ()
 
         def command(**arguments: Any) -> None:
             model = {flag.name: arguments.pop(flag.name) for flag in MODEL_FLAGS}
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
             chosen = {flag.name: text for flag in of_diffusion if (text := arguments.pop(flag.name)) is not None}
-            if (config := diffusion_flags.merged(chosen)) is not None:
+            if (config := _diffusion_config(chosen)) is not None:
                 given["diffusion_config"] = config
             function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
 
@@ -206,6 +227,32 @@ def _number(name: str, text: str) -> int | float:
     except ValueError:
         kind = "an integer" if name in INTEGERS else "a number"
         raise ConfigError(f"--{name.replace('_', '-')} must be {kind}, got {shortened(text)}") from None
+
+
+def _diffusion_config(typed: dict[str, str]) -> dict[str, Any] | str | None:
+    """One `diffusion_config` of the flags that were typed; None where none was.
+
+    Raises:
+        ConfigError: no number, or JSON that says the same as a flag.
+    """
+    whole = typed.get("diffusion_config")
+    single = {
+        name: text if name in TEXTS else _number(name, text)
+        for name, text in typed.items()
+        if name != "diffusion_config"
+    }
+    if whole is None or not single:
+        return whole if whole is not None else single or None
+    from paceline.diffusion import canonical, parse_config
+
+    config = parse_config(whole)
+    known = {canonical(key): key for key in config}
+    for name in single:
+        if (other := known.get(canonical(name))) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} and {other!r} in --diffusion-config say the same thing; give one of them"
+            )
+    return config | single
 
 
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Files that a command writes: refused before the work is done for them, and named by their flag where writing fails.
-
-In: a flag and what was typed after it. Out: nothing, or one line. Not here: what is written.
-"""
+"""Files that a command writes: rejected before the work is done for them, named by their flag where writing fails."""
 
 from __future__ import annotations
 

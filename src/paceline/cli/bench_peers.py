@@ -1,9 +1,4 @@
-"""`paceline bench peers`: install, list, remove and run other engines.
-
-In: a peer's name, a checkpoint folder. Out: lines, or a JSON object; exit code 2 with one line for anything a user can
-fix.
-Not here: the peers (`paceline.bench.peers`), comparing all of them with ours in one run (`paceline bench`).
-"""
+"""`paceline bench peers`: install, list, remove and run other engines."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.peers import PeerRun
 
-peers_app = typer.Typer(
+app = typer.Typer(
     name="peers", help="Other engines on the same weights: install, list, remove, run.", add_completion=False
 )
 
@@ -30,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A peer of `paceline b
 NameOrAll = Annotated[str, typer.Argument(metavar="NAME|all", help="A peer, or all that can run on this machine.")]
 
 
-@peers_app.command("install")
+@app.command("install")
 def install(
     name: NameOrAll,
     python: Annotated[
@@ -54,11 +49,9 @@ def _say(status: Status, name: str, line: str) -> None:
     status.update(f"{name}: {line[:100]}")
 
 
-@peers_app.command("list")
+@app.command("list")
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one object.")] = False) -> None:
-    """Peers, their methods, and which have an environment of their own (what is installed beside paceline does not
-    count).
-    """
+    """Peers, their methods, and which have an environment of their own."""
     from paceline.bench.peers import PEERS, peer_state
 
     rows: list[dict[str, Any]] = []
@@ -83,7 +76,7 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one obje
         print(f"{row['name']:<15} {status:<14} {', '.join(row['methods'])}{how}")
 
 
-@peers_app.command("remove")
+@app.command("remove")
 def remove(name: NameOrAll) -> None:
     """Delete a peer's environment; all deletes the converted weights, too."""
     from paceline.bench.peers import PEERS, remove_converted, remove_peer, wanted_peers
@@ -94,7 +87,7 @@ def remove(name: NameOrAll) -> None:
         print("converted weights: removed")
 
 
-@peers_app.command("run")
+@app.command("run")
 def run(
     *,
     name: Name,
