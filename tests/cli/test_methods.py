@@ -8,7 +8,7 @@ import pytest
 from command import Command
 
 from paceline import registry
-from paceline.cli.methods import ABILITIES, AUTO, in_use, left_out, needs
+from paceline.cli.methods import ABILITIES, in_use, left_out, needs
 from paceline.diffusion import METHODS
 from paceline.llm import LLM
 from paceline.models import Capabilities
@@ -57,10 +57,10 @@ def test_needs_are_said_in_words() -> None:
 
 
 def test_what_auto_leaves_out_is_said_once_by_reason() -> None:
-    first, second = left_out(AUTO)
+    first, second = left_out()
     drafters = set(registry.table("drafters"))
     words = f"{first} {second}".replace(",", " ").replace(";", " ").split()
-    assert sorted(word for word in words if word in drafters) == sorted(drafters - set(AUTO))
+    assert sorted(word for word in words if word in drafters) == sorted(drafters)
     assert "rest" in first
     assert "ngram" in second
 

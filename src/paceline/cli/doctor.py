@@ -87,7 +87,7 @@ def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = No
         f"{len(diagnosis.asked)} checks: {verdict}" + (f", {hints} hint{'s' if hints > 1 else ''}" if hints else "")
     )
     if verbose:
-        lines += left_out([probe.drafter for probe in facts.probes])
+        lines += left_out()
     return "\n".join(text for line in lines for text in wrapped([line], _indent(line)))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import outputs
-from paceline.cli.methods import in_use
+from paceline.cli.methods import in_use, left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt
 from paceline.cli.terminal import counted, progress_bar, say
@@ -82,7 +82,11 @@ def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, b
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     recorder = Recorder(llm.with_speculative_config(llm.speculative))  # its cost model reads what the warm-up measured
-    return recorder, _record(recorder, recorder.run(what, params)), in_use(llm)
+    return (
+        recorder,
+        _record(recorder, recorder.run(what, params)),
+        [*in_use(llm), *(left_out() if llm.speculative and llm.speculative.method == "auto" else [])],
+    )
 
 
 def _write(page: Path, html: str, show: bool) -> None:

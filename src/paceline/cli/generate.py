@@ -6,12 +6,14 @@ On a terminal accepted drafts are coloured by drafter, and the canvas of a diffu
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.methods import left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prediction, read_prompt
 from paceline.cli.terminal import remark
@@ -54,6 +56,9 @@ def command(
     check_prediction(expected, llm)
     if llm.profile is not None:
         remark(str(llm.profile))
+    if llm.speculative is not None and llm.speculative.method == "auto":
+        for line in left_out():
+            logger.info("%s", line)
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--n above 1, --logprobs and --prompt-logprobs have no place in streamed text; add --json")
@@ -130,6 +135,8 @@ def finish(output: RequestOutput | None) -> None:
     if output is not None:
         output.raise_for_error()
 
+
+logger = logging.getLogger("paceline")
 
 COLOURS = {"green": 32, "cyan": 36, "magenta": 35, "yellow": 33, "blue": 34, "red": 31}
 """Colours of drafters in order, with their codes: rich would expand tabs, without knowing the column."""

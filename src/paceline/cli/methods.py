@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,7 +71,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list o
         for line in describe_diffusion(method, columns):
             console.print(Text(line), soft_wrap=True)
     console.print()
-    say(registry.STRICT_NOTE, "", *left_out(AUTO), indent="  ")
+    say(registry.STRICT_NOTE, "", *left_out(), indent="  ")
 
 
 def in_use(llm: LLM) -> list[str]:
@@ -96,15 +96,16 @@ def _settings(config: SpeculativeConfig) -> str:
     return "".join(f", {key} {value}" for key, value in chosen.items())
 
 
-def left_out(methods: Collection[str]) -> list[str]:
-    """Which drafters `auto` leaves out beside those that it uses, in a line for each of two reasons."""
+def left_out() -> list[str]:
+    """What `auto` drafts with, and the others in a line for each of two reasons."""
     from paceline import registry
 
-    others = {name: entry for name, entry in registry.table("drafters").items() if name not in methods}
+    others = {name: entry for name, entry in registry.table("drafters").items() if name not in AUTO}
     named = [name for name, entry in others.items() if any(_to_name(need) for need in entry.needs)]
     rest = [name for name in others if name not in named]
     return [
-        f"auto leaves out {', '.join(named)}, which need a model or a file that you name (`paceline methods`);",
+        f"`auto` drafts with {listed(AUTO)}, where a draft model is at hand; it leaves out "
+        f"{', '.join(named)}, which need a model or a file that you name (`paceline methods` says what);",
         f"and {', '.join(rest)}, which pay on some models and texts only: `paceline tune` measures them.",
     ]
 
