@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "utils", "config", "config_keys", "registry", "bundled"}
+LOW = {"errors", "utils", "config", "registry", "bundled"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
     "utils": {"errors"},
-    "config_keys": {"errors"},
-    "config": {"errors", "utils", "config_keys"},
+    "config": {"errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,

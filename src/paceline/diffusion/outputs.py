@@ -1,7 +1,7 @@
 """What a request on a diffusion language model costs, and what a canvas looks like while it fills.
 
 In: trajectories, canvases. Out: `DiffusionMetrics`, `CanvasChunk`. Not here: decoding (`paceline.diffusion`), colours
-(`cli.render`).
+(`cli.generate`).
 """
 
 from __future__ import annotations
