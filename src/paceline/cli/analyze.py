@@ -102,7 +102,7 @@ def _write_page(path: Path, found: Analysis) -> None:
 
 
 def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:
-    """Rows of both files; refuses one without the other, and flags that say something about models."""
+    """Rows of both files; rejects one without the other, and flags that say something about models."""
     if p is None or q is None:
         raise ConfigError("--p and --q belong together; give both files, or a text for two models")
     if models:

@@ -140,7 +140,7 @@ Html = Annotated[
 
 app = typer.Typer(
     name="bench",
-    help="Measure speed against plain decoding; refuse to where outputs differ.",
+    help="Measure speed against plain decoding, where outputs are equal.",
     invoke_without_command=True,
     add_completion=False,
 )
@@ -304,7 +304,7 @@ def _measure(
 
 
 def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
-    """What is decoded; rates where nothing is replayed at them are refused."""
+    """What is decoded; rates where nothing is replayed at them are rejected."""
     from paceline.bench.run import load_workloads
 
     info = llm.runner.info

@@ -26,7 +26,7 @@ Output = Annotated[
 
 
 def must_be_writable(output: Path | None, html: Path | None) -> None:
-    """Refuse files that cannot be written, or hold something else, before the work is done for them.
+    """Reject files that cannot be written, or hold something else, before the work is done for them.
 
     Raises:
         ConfigError: see `outputs.must_be_own`; or both are the same file.

@@ -68,7 +68,7 @@ def command(
 
 
 def check_prediction(expected: str | None, llm: LLM) -> None:
-    """Refuse a prediction that the methods which the user chose do not read; a profile is no such choice.
+    """Reject a prediction that the methods which the user chose do not read; a profile is no such choice.
 
     Raises:
         ConfigError: with what to add.

@@ -49,7 +49,7 @@ ENGINE_HELP = {
         "Most memory for draft trees and the caches of draft models, in bytes; default: no limit."
     ),
     "quantization": "int8 or int4 rounds the weights when they are loaded; default: as they are.",
-    "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
+    "exactness": "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",
 }
 INTEGERS = (
     "n",
@@ -89,7 +89,7 @@ MODEL_FLAGS = (
         "speculative_config",
         Text,
         None,
-        'How to guess, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
+        'How to draft, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
         '{"method": "auto"}.',
         short="-s",
         metavar="JSON",
@@ -272,7 +272,7 @@ def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> Samplin
 
 
 def check_sampling(given: dict[str, Any]) -> None:
-    """Refuse what is wrong in itself before a model is loaded for it.
+    """Reject what is wrong in itself before a model is loaded for it.
 
     Raises:
         ConfigError: a value outside its range, a contradiction, or a logit bias that is not JSON.

@@ -27,7 +27,7 @@ def writing(flag: str, path: Path) -> Iterator[None]:
 
 
 def must_be_writable(flag: str, path: Path) -> None:
-    """Refuse a file that cannot be written; a file that is there stays as it is, and none is left where there was none.
+    """Reject a file that cannot be written; a file that is there stays as it is, and none is left where there was none.
 
     Raises:
         ConfigError: a folder, no folder around it, or a place where the system lets nobody write.
@@ -47,7 +47,7 @@ def must_be_writable(flag: str, path: Path) -> None:
 
 
 def must_be_own(flag: str, path: Path, *, mark: str, what: str) -> None:
-    """Refuse what `must_be_writable` refuses, and to destroy a file that holds something else than an earlier run's.
+    """Reject what `must_be_writable` rejects, and to destroy a file that holds something else than an earlier run's.
 
     Args:
         mark: stands in the first 1000 bytes of every such file.
@@ -66,7 +66,7 @@ def _marked(flag: str, path: Path, mark: str) -> bool:
 
 
 def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
-    """Refuse what `must_be_writable` refuses, and to destroy a file that is something else than a page of `paceline
+    """Reject what `must_be_writable` rejects, and to destroy a file that is something else than a page of `paceline
     verb`.
 
     Args:
