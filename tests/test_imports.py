@@ -12,14 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "paceline"
-LOW = {"errors", "utils", "config", "config_keys", "registry", "bundled", "version"}
+LOW = {"errors", "utils", "config", "registry", "bundled", "version"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
     "version": set(),
     "utils": {"errors"},
-    "config_keys": {"errors"},
-    "config": {"errors", "utils", "config_keys"},
+    "config": {"errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
@@ -36,7 +35,7 @@ ALLOWED = {
     "llm": METHODS | {"diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
-    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench"},
+    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
     "__init__": METHODS | {"llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

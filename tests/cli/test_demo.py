@@ -12,6 +12,7 @@ from command import Command
 
 from paceline.bench import demo as bench
 from paceline.bench.judge import Difference
+from paceline.cli import demo as command
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
 
@@ -104,3 +105,11 @@ def test_a_wrong_text_of_the_real_model_fails_the_demo(run: Command, monkeypatch
 
     monkeypatch.setattr(bench, "differences", differ)
     assert run("demo", *FAST).code == 1
+
+
+@pytest.mark.parametrize(("load", "said"), [(1.2, True), (0.1, False)])
+def test_a_busy_machine_is_named(run: Command, monkeypatch: pytest.MonkeyPatch, load: float, said: bool) -> None:
+    monkeypatch.setattr(command, "others_load", lambda: load)
+    found = run("demo", *FAST)
+    assert found.code == 0
+    assert ("Other processes kept 1.2 of" in found.out) is said

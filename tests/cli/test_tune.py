@@ -158,15 +158,22 @@ def test_refusals_and_what_was_left_out_are_said() -> None:
     said = words(
         tuning(
             refused={"x, 5 tokens": "output differs"},
-            skipped={"medusa": "no head", "eagle": "no head"},
+            skipped={
+                "medusa": "no head",
+                "eagle": "no head",
+                "rest": "no search can find a datastore; `paceline bench -s` measures with yours",
+                "tli": "no search can find another model; `paceline bench -s` measures with yours",
+            },
             left_out=["y"],
             beyond=list("abcdefgh"),
         ),
         None,
     )
     said = " ".join(said.split())
-    assert "refused: x, 5 tokens: output differs" in said
+    assert "failed: x, 5 tokens: output differs" in said
     assert "not tried: medusa, eagle: no head" in said
+    assert "since each needs a model or a file that you name" in said
+    assert "measures them): rest, tli" in said
     assert "not tried: 1 setting for which the budget is too short; give more --budget: y" in said
     assert (
         "not tried: 8 settings less promising than those that the search starts with: a; b; c; d; e; f, and 2 more"

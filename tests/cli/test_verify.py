@@ -45,7 +45,7 @@ def test_points_are_compared_seed_by_seed(run: Command, prompts: Path) -> None:
 def test_where_nothing_is_drafted_nothing_is_proven(run: Command, prompts: Path) -> None:
     found = run("verify", "--prompts", prompts, *FAST, "-s", "null")
     assert found.code == 1
-    assert "\n0 guesses were verified\n" in found.out
+    assert "\n0 drafted tokens verified\n" in found.out
     assert "NOTHING WAS DRAFTED, so plain decoding was compared with itself" in " ".join(found.out.splitlines()[-2:])
     assert "the claim holds" not in found.out
 

@@ -1,7 +1,4 @@
-"""`paceline analyze acceptance`: each rule of verification against the most that could be accepted.
-
-In: files of probabilities, or a text and two models. Out: tables or JSON, and a plot.
-"""
+"""`paceline analyze acceptance`: each rule of verification against the most that could be accepted."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import typer
 from paceline.cli import outputs
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompt
+from paceline.cli.terminal import wrapped
 from paceline.errors import ConfigError
 from paceline.utils import integer, number
 
@@ -69,7 +67,7 @@ def acceptance(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
     given: dict[str, Any],
 ) -> None:
-    """Compare how often drafts stand under each rule of verification with the most that any exact rule could accept."""
+    """Compare how often each rule of verification accepts a draft with the most that any exact rule could accept."""
     counts, nodes = numbers("--drafts", drafts, MOST_DRAFTS), numbers("--budgets", budgets, MOST_NODES)
     number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
     integer("--positions", positions, 1)
@@ -104,7 +102,7 @@ def _write_page(path: Path, found: Analysis) -> None:
 
 
 def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:
-    """Rows of both files; refuses one without the other, and flags that say something about models."""
+    """Rows of both files; rejects one without the other, and flags that say something about models."""
     if p is None or q is None:
         raise ConfigError("--p and --q belong together; give both files, or a text for two models")
     if models:
@@ -204,4 +202,4 @@ def words(found: Analysis) -> str:
     with console.capture() as capture:
         for table in tables(found):
             console.print(table)
-    return capture.get() + NOTE
+    return capture.get() + "\n".join(wrapped([NOTE.replace("\n", " ")]))

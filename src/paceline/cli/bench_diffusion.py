@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import outputs
-from paceline.cli.bench_flags import Output
+from paceline.cli.bench_documents import Output
 from paceline.cli.options import with_log_level
 from paceline.errors import ConfigError
 
@@ -185,7 +185,7 @@ def _write(document: dict[str, Any], output: Path | None, plot: Path | None, mod
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """One bar on standard error, where that is a terminal."""
-    from paceline.cli.demo import progress_bar
+    from paceline.cli.terminal import progress_bar
 
     with progress_bar() as bar:
         shown = bar.add_task("starting", total=None)

@@ -1,8 +1,4 @@
-"""`paceline bench compare` and `paceline bench report`: what is done with the documents of benchmarks.
-
-In: paths. Out: a table on standard output, an HTML file. Not here: measuring (`cli.bench`), statistics
-(`bench.comparison`), drawing (`bench.report`).
-"""
+"""`paceline bench compare` and `paceline bench report`: what is done with the documents of benchmarks."""
 
 from __future__ import annotations
 
@@ -17,16 +13,20 @@ import typer
 
 from paceline.cli import outputs
 from paceline.cli.options import with_log_level
+from paceline.cli.terminal import say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench.judge import ComparedLine, Comparison
 
 OUTPUT = "--json (or --output)"
+Output = Annotated[
+    Path | None, typer.Option("--json", "--output", "-o", metavar="FILE", help="Write the JSON document there.")
+]
 
 
 def must_be_writable(output: Path | None, html: Path | None) -> None:
-    """Refuse files that cannot be written, or hold something else, before the work is done for them.
+    """Reject files that cannot be written, or hold something else, before the work is done for them.
 
     Raises:
         ConfigError: see `outputs.must_be_own`; or both are the same file.
@@ -130,8 +130,7 @@ def _show_comparison(found: Comparison) -> None:
         for name, keys in (("A", found.only_a), ("B", found.only_b))
         for key in keys
     ]
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+    say(*lines, indent="  ")
 
 
 @with_log_level

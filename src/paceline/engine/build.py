@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline import registry
-from paceline.config import SHARED, SpeculativeConfig
-from paceline.config_keys import reject_unknown_keys
+from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
 from paceline.engine.drafter_set import DrafterSet

@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from paceline import registry
-from paceline.config import SpeculativeConfig
-from paceline.config_keys import near, reject_unknown_keys
+from paceline.config import SpeculativeConfig, near, reject_unknown_keys
 from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.controllers.auto import CostKey, Costs, CostStore, MemoryKey
 from paceline.controllers.policies import FixedController

@@ -1,7 +1,5 @@
 from .cache_folder import user_cache as user_cache
 from .compiling import compiled as compiled
-from .declared_types import check_types as check_types
-from .declared_types import declared as declared
 from .progress import shown_by as shown_by
 from .progress import waiting as waiting
 from .prompt_files import PROMPT_FORMATS as PROMPT_FORMATS
@@ -13,8 +11,10 @@ from .traces import parse_trace as parse_trace
 from .validation import MAX_COUNT as MAX_COUNT
 from .validation import MAX_NUMBER as MAX_NUMBER
 from .validation import TINY as TINY
+from .validation import check_types as check_types
 from .validation import choice as choice
 from .validation import clear_calls as clear_calls
+from .validation import declared as declared
 from .validation import integer as integer
 from .validation import items as items
 from .validation import json_object as json_object

@@ -1,9 +1,4 @@
-"""`paceline bench peers`: install, list, remove and run other engines.
-
-In: a peer's name, a checkpoint folder. Out: lines, or a JSON object; exit code 2 with one line for anything a user can
-fix.
-Not here: the peers (`paceline.bench.peers`), comparing all of them with ours in one run (`paceline bench`).
-"""
+"""`paceline bench peers`: install, list, remove and run other engines."""
 
 from __future__ import annotations
 
@@ -14,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.interrupts import raise_from_now_on
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.peers import PeerRun
 
-peers_app = typer.Typer(
+app = typer.Typer(
     name="peers", help="Other engines on the same weights: install, list, remove, run.", add_completion=False
 )
 
@@ -29,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A peer of `paceline b
 NameOrAll = Annotated[str, typer.Argument(metavar="NAME|all", help="A peer, or all that can run on this machine.")]
 
 
-@peers_app.command("install")
+@app.command("install")
 def install(
     name: NameOrAll,
     python: Annotated[
@@ -41,6 +37,7 @@ def install(
 
     from paceline.bench.peers import install_peer, wanted_peers
 
+    raise_from_now_on()
     console = Console(stderr=True, highlight=False)
     for one in wanted_peers(name):
         with console.status(f"{one}: starting") as status:
@@ -52,11 +49,9 @@ def _say(status: Status, name: str, line: str) -> None:
     status.update(f"{name}: {line[:100]}")
 
 
-@peers_app.command("list")
+@app.command("list")
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one object.")] = False) -> None:
-    """Peers, their methods, and which have an environment of their own (what is installed beside paceline does not
-    count).
-    """
+    """Peers, their methods, and which have an environment of their own."""
     from paceline.bench.peers import PEERS, peer_state
 
     rows: list[dict[str, Any]] = []
@@ -81,7 +76,7 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one obje
         print(f"{row['name']:<15} {status:<14} {', '.join(row['methods'])}{how}")
 
 
-@peers_app.command("remove")
+@app.command("remove")
 def remove(name: NameOrAll) -> None:
     """Delete a peer's environment; all deletes the converted weights, too."""
     from paceline.bench.peers import PEERS, remove_converted, remove_peer, wanted_peers
@@ -92,7 +87,7 @@ def remove(name: NameOrAll) -> None:
         print("converted weights: removed")
 
 
-@peers_app.command("run")
+@app.command("run")
 def run(
     *,
     name: Name,
@@ -120,6 +115,7 @@ def run(
     folder = Path(model) if model is not None else Path(BUNDLED_TARGET)
     given = _options(name, options) | {"method": method}
     prompt = random_prompt(folder if name != "openai" else Path(BUNDLED_TARGET), prompt_tokens)
+    raise_from_now_on()
     with open_peer(name, model or folder, dtype=dtype, threads=threads, options=given) as peer:
         runs = [peer.generate(prompt, max_tokens) for _ in range(repeats + 1)][1:]
     report: dict[str, Any] = {

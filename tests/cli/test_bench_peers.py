@@ -10,7 +10,7 @@ from command import Command
 
 from paceline.bench import peers
 from paceline.bench.peers import PeerRun
-from paceline.cli.peers import random_prompt, words
+from paceline.cli.bench_peers import random_prompt, words
 
 
 class Shift:

@@ -1,4 +1,6 @@
-"""The spinner of long waits: on terminals only, never beside another display, nothing on standard output."""
+"""What is printed beside results: the spinner of long waits (on terminals only, never beside another display), wrapped
+text, log records.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from command import Command, Terminal
 
 from paceline import registry
-from paceline.cli import waits
+from paceline.cli.terminal import BUNDLED, report, say, spinner, start_logging
 from paceline.utils import progress
 
 
@@ -29,7 +31,7 @@ def test_a_terminal_shows_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen = terminal(monkeypatch)
-    with waits.spinner("compiling all"):
+    with spinner("compiling all"):
         print("text")
     shown = screen.getvalue()
     assert "compiling all" in shown
@@ -40,13 +42,13 @@ def test_a_terminal_shows_what_is_waited_for(
 
 def test_the_cursor_is_there_while_the_wait_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
-    with waits.spinner("compiling all"):
+    with spinner("compiling all"):
         shown = screen.getvalue()
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
 def test_no_terminal_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with waits.spinner("compiling all"):
+    with spinner("compiling all"):
         pass
     assert capsys.readouterr() == ("", "")
 
@@ -56,7 +58,7 @@ def test_another_display_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.status import Status
 
     screen = terminal(monkeypatch)
-    with Status("measuring", console=Console(stderr=True)), waits.spinner("compiling all"):
+    with Status("measuring", console=Console(stderr=True)), spinner("compiling all"):
         pass
     assert "measuring" in screen.getvalue()
     assert "compiling all" not in screen.getvalue()
@@ -92,3 +94,46 @@ def test_verbs_without_a_terminal_say_one_line(run: Command, monkeypatch: pytest
     found = run("methods", "--json")
     assert json.loads(found.out)
     assert found.err == "WARNING paceline: compiling all, which takes a minute\n"
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(None, 80), ("40", 40), ("500", 100)])
+def test_text_is_wrapped_by_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str | None, widest: int
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    say("  " + "self-speculative decoding " * 20, indent="  ")
+    lines = capsys.readouterr().out.splitlines()
+    assert widest - len("self-speculative ") < max(map(len, lines)) <= widest
+    assert lines[0].startswith("  self")
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert {word for line in lines for word in line.split()} == {"self-speculative", "decoding"}
+
+
+def test_models_of_the_package_have_short_names(capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"cannot read {BUNDLED}/target")
+    report(f"cannot read {BUNDLED}/draft")
+    assert capsys.readouterr() == ("cannot read bundled/target\n", "cannot read bundled/draft\n")
+
+
+def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
+    for _ in range(3):
+        logging.getLogger("paceline").warning("slow on %s", "this machine")
+    logging.getLogger("paceline").warning("slow on another one")
+    assert capsys.readouterr().err.count("slow") == 2
+    start_logging()
+    logging.getLogger("paceline").warning("slow on %s", "this machine")
+    assert capsys.readouterr().err.count("slow") == 1
+
+
+def test_an_error_is_one_line_in_a_pipe_and_wrapped_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report("long " * 40)
+    assert capsys.readouterr().err.count("\n") == 1
+    screen = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    report("long " * 40)
+    assert max(map(len, screen.getvalue().splitlines())) <= 80
