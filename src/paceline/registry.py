@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final
 
 from paceline.catalogue import CONTROLLERS, DRAFTERS, FAMILIES, LEARNED_HEADS, STRICT_NOTE, VERIFIERS, Entry, Exactness
 from paceline.errors import ConfigError
 
 __all__ = [
+    "ABILITIES",
     "CONTROLLERS",
     "DRAFTERS",
     "FAMILIES",
@@ -37,6 +38,18 @@ __all__ = [
     "table",
     "temporary",
 ]
+
+ABILITIES: Final = {
+    "trees": "scores several continuations at once",
+    "taps": "gives the states behind its layers",
+    "layer_subsets": "can run without some of its layers",
+    "early_exit": "can run its first layers alone",
+    "head": "can predict from the states of any layer",
+    "input_embeddings": "takes embeddings in place of tokens",
+    "fork": "can copy a running sequence",
+    "blocks": "keeps its caches in blocks",
+}
+"""What a model must be able to do for a method, by the names of `Capabilities`."""
 
 _temporary: dict[str, dict[str, Entry]] = {}
 

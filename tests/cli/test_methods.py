@@ -8,10 +8,11 @@ import pytest
 from command import Command
 
 from paceline import registry
-from paceline.cli.methods import ABILITIES, in_use, left_out, needs
+from paceline.cli.methods import in_use, left_out, needs
 from paceline.diffusion import METHODS
 from paceline.llm import LLM
 from paceline.models import Capabilities
+from paceline.registry import ABILITIES
 
 NAMES = {name for family in registry.FAMILIES for name in registry.table(family)}
 

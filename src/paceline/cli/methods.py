@@ -24,18 +24,6 @@ FAMILIES = {
     "verifiers": 'Verifiers accept or reject them: key "acceptance_method" (greedy at temperature 0)',
     "controllers": 'Controllers decide how many are drafted: key "controller"',
 }
-ABILITIES = {
-    "trees": "scores several continuations at once",
-    "taps": "gives the states behind its layers",
-    "layer_subsets": "can run without some of its layers",
-    "early_exit": "can run its first layers alone",
-    "head": "can predict from the states of any layer",
-    "input_embeddings": "takes embeddings in place of tokens",
-    "fork": "can copy a running sequence",
-    "blocks": "keeps its caches in blocks",
-}
-"""What a model must be able to do for a method, by the names of `Capabilities`."""
-
 AUTO = ("prediction", "suffix", "draft_model")
 """What `auto` drafts with where a draft model is at hand."""
 
@@ -112,6 +100,8 @@ def left_out() -> list[str]:
 
 def _to_name(need: str) -> bool:
     """Whether a user has to give what a method needs; the rest is asked of the model and the machine."""
+    from paceline.registry import ABILITIES
+
     return need not in ABILITIES and not need.startswith("memory for ")
 
 
@@ -147,6 +137,8 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
 
 def needs(entry: Entry) -> str:
     """What a method needs, in words."""
+    from paceline.registry import ABILITIES
+
     able = [ABILITIES[need] for need in entry.needs if need in ABILITIES]
     others = [need for need in entry.needs if need not in ABILITIES]
     return "; ".join([*([f"a model that {listed(able)}"] if able else []), *others]) or "nothing"

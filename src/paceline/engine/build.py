@@ -28,7 +28,7 @@ from paceline.engine.policy import (
     with_published_number,
 )
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
-from paceline.models import IN_WORDS, Capabilities, Runner
+from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
@@ -271,8 +271,8 @@ def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
 
 def _unable(method: str, capability: str, runner: Runner) -> CapabilityError:
     return CapabilityError(
-        f"method {method!r} needs a model that {IN_WORDS[capability]}; {runner.info.name} is not one as it runs here; "
-        "choose another method"
+        f"method {method!r} needs a model that {registry.ABILITIES[capability]}; {runner.info.name} is not one as it "
+        "runs here; choose another method"
     )
 
 

@@ -1,4 +1,3 @@
-from .base import IN_WORDS as IN_WORDS
 from .base import CacheMemory as CacheMemory
 from .base import Capabilities as Capabilities
 from .base import HasMemory as HasMemory

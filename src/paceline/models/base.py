@@ -13,7 +13,7 @@ token comes from the same code path as every other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a runner can do beyond chains of one sequence; a method that needs more is rejected before it runs, with an
-    error that says what is missing (`IN_WORDS`).
+    error that says what is missing (`registry.ABILITIES`).
 
     `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a
     `memory`.
@@ -43,19 +43,6 @@ class Capabilities:
     input_embeddings: bool = False
     fork: bool = False
     blocks: bool = False
-
-
-IN_WORDS: Mapping[str, str] = {
-    "trees": "scores several continuations at once",
-    "taps": "gives the states behind its layers",
-    "layer_subsets": "can run without some of its layers",
-    "early_exit": "can run its first layers alone",
-    "head": "can predict from the states of any layer",
-    "input_embeddings": "takes embeddings in place of tokens",
-    "fork": "can copy a running sequence",
-    "blocks": "keeps its caches in blocks",
-}
-"""What a model does that has a capability, for messages: "needs a model that ..."."""
 
 
 @dataclass(frozen=True, slots=True)
