@@ -107,7 +107,7 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
     bench = bench_of(folder, given, given.count)
     known = found["methods"]["lines"]
     lines = [line for line in asked(lines_of(bench)[0], given) if line.name in known]
-    measured = time_methods(bench, lines, progress)
+    measured, _ = time_methods(bench, lines, progress)
     measured = {
         name: one and {key: value for key, value in one.items() if key != "raw"} for name, one in measured.items()
     }
@@ -123,13 +123,13 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
 
 
 def cached(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = measure_caches(bench_of(folder, given, given.cache_count), progress)
+    made = dict(measure_caches(bench_of(folder, given, given.cache_count), progress))
     refuse([name for name, one in made.items() if one["kept"] is False])
     return found | {"caches": made}
 
 
 def constrained(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = measure_constrained(bench_of(folder, given, given.count), progress, prompts=given.constrained_count)
+    made = dict(measure_constrained(bench_of(folder, given, given.count), progress, prompts=given.constrained_count))
     refuse(broken_constrained(made))
     return found | {"constrained": made}
 

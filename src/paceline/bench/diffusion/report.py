@@ -19,6 +19,8 @@ NOTHING = "-"
 def methods_table(document: Found) -> Iterator[Table]:
     """What methods cost and reach, what they answer, and how their texts came about; each table fits 80 columns."""
     lines, options = document["lines"], document["options"]
+    if not lines:
+        return
     n = lines[document["baseline"]]["score"]["n"]
     title = f"{n} held-out prompts of {len(options['tasks'])} tasks, {options['length']} slots each"
     first = _new(title, ("method", "score %\n[95 %]", "calls", "fewer", "ms", "times static\n[95 %]", "same"))
