@@ -26,7 +26,7 @@ from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, speedup, tokens_per_second
+from paceline.bench import Estimate, speedup, tokens_per_second, turns
 from paceline.bench.run import LengthRecorder, Lengths, OracleLength, dial_registered
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -93,9 +93,8 @@ class Group:
     def turn(self, repeat: int) -> None:
         """Every setting on every prompt, once."""
         names = list(self.settings)
-        for number in range(len(self.prompts)):
-            first = (repeat * len(self.prompts) + number) % len(names)
-            for name in names[first:] + names[:first]:
+        for _, number, order in turns(len(names), len(self.prompts), 1, np.random.default_rng(repeat)):
+            for name in (names[index] for index in order):
                 self.seconds[name][number].append(self.run(name, number)[1])
 
     def to_dict(self, tokens: int) -> dict[str, Any]:

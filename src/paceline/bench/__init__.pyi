@@ -22,5 +22,10 @@ from .random_model import parse_shape as parse_shape
 from .random_model import shape_config as shape_config
 from .stats import ENOUGH as ENOUGH
 from .stats import Estimate as Estimate
+from .stats import bootstrap as bootstrap
+from .stats import median_ratio as median_ratio
 from .stats import speedup as speedup
 from .stats import tokens_per_second as tokens_per_second
+from .timing import DifferentOutputError as DifferentOutputError
+from .timing import time_in_turn as time_in_turn
+from .timing import turns as turns
