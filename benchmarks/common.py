@@ -17,6 +17,7 @@ import torch
 
 from paceline import bench
 from paceline.bench import model_folder
+from paceline.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results"
 DIGITS = 8
@@ -30,13 +31,9 @@ def pyplot() -> Any:
         SystemExit: matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl
-    except ImportError:
-        sys.exit("this script draws with matplotlib, which is not installed; pip install 'paceline[bench]'")
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
+        return bench.pyplot()
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 def provenance() -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from common import RESULTS, kept, save
 
+from paceline.bench import pyplot
 from paceline.bench.diffusion import (
     DiffusionBench,
     DiffusionLine,
@@ -37,7 +38,6 @@ from paceline.bench.diffusion import (
     draw_methods,
     measure_caches,
     measure_constrained,
-    pyplot,
     score_methods,
     time_methods,
     with_cache_times,

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Fast
 
+from paceline.bench import pyplot
 from paceline.bench.diffusion import (
     Case,
     DiffusionBench,
@@ -21,7 +22,6 @@ from paceline.bench.diffusion import (
     parse_lines,
     parts,
     points,
-    pyplot,
     score_methods,
 )
 from paceline.diffusion import TokenTexts

@@ -11,6 +11,10 @@ from .demo import demo_dict as demo_dict
 from .demo import demo_totals as demo_totals
 from .demo import run_demo as run_demo
 from .demo import smollm2_folder as smollm2_folder
+from .drawing import Axis as Axis
+from .drawing import Line as Line
+from .drawing import inline as inline
+from .drawing import pyplot as pyplot
 from .machine import EnergyMeter as EnergyMeter
 from .machine import machine_facts as machine_facts
 from .machine import provenance as provenance

@@ -86,7 +86,7 @@ def command(
 
 
 def _check_plot(path: Path, part: Part) -> None:
-    from paceline.bench.diffusion import pyplot
+    from paceline.bench import pyplot
 
     if part != "methods":
         raise ConfigError(f"--plot draws --part methods, got --part {part}; leave one of them out")
@@ -267,7 +267,8 @@ def _write(document: dict[str, Any], output: Path | None, plot: Path | None, mod
         with outputs.writing("--json (or --output)", output):
             write_whole(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        from paceline.bench.diffusion import draw_methods, pyplot
+        from paceline.bench import pyplot
+        from paceline.bench.diffusion import draw_methods
 
         with outputs.writing("--plot", plot):
             draw_methods(document, plot, Path(model).name, pyplot())

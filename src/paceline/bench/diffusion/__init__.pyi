@@ -30,7 +30,6 @@ from .report import draw_methods as draw_methods
 from .report import front as front
 from .report import methods_table as methods_table
 from .report import points as points
-from .report import pyplot as pyplot
 from .tasks import NAMES as NAMES
 from .tasks import TASKS as TASKS
 from .tasks import Item as Item

@@ -7,8 +7,6 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -125,24 +123,6 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "verified drafts": ("#d62728", "*"),
 }
 Point = tuple[float, float, str]
-
-
-def pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ConfigError(
-            "--plot draws with matplotlib, which is not installed; pip install 'paceline[bench]'"
-        ) from None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def front(points: Sequence[Point]) -> list[Point]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from math import log
 from typing import TYPE_CHECKING, Final
 
+from paceline.bench.drawing import Axis, Line
 from paceline.bench.explain.page import PAGES
 from paceline.bench.judge.acceptance_rules import BLOCK, WITH, WITHOUT
 from paceline.bench.report.figures import COLOURS, Figure, Table, figure
-from paceline.bench.report.plots import Axis, Line
 
 if TYPE_CHECKING:
     from paceline.bench.judge.acceptance_rules import Analysis
