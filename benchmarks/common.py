@@ -1,7 +1,4 @@
-"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model.
-
-In: callables to time. Out: medians, ratios with 95 % intervals, JSON under `benchmarks/results/`.
-"""
+"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [
 Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that
 rotates, so that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or
 differ first at a near tie (counted); otherwise nothing is timed. All policies have their published defaults; "fixed"
-has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted (`bench.oracle_length`). Results:
-`results/policies_MODEL.json`, `.png`.
+has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted (`paceline.bench.run.OracleLength`).
+Results: `results/policies_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a loaded model and its folder. Out: the profile that fits, or None with one log line that says why a near one does
 not.
-Not here: measuring (`bench.tune`), the engine.
+Not here: measuring (`paceline.bench.tune`), the engine.
 
 A profile fits where it was measured: same checkpoint (shape, configuration, a sample of the weights' bytes), device,
 dtype, threads, machine and versions. It replaces a default only; what a user writes as `speculative_config` always

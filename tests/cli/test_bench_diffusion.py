@@ -10,7 +10,7 @@ import pytest
 from command import Command
 
 from paceline.bench.diffusion import DiffusionBench
-from tests.bench.test_diffusion_parts import folder_of
+from tests.bench.diffusion.test_parts import folder_of
 
 SMALL = ("--task", "copy", "--count", "1", "--timed", "1", "--repeats", "1", "--length", "8", "--threads", "1")
 

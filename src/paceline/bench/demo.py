@@ -1,7 +1,4 @@
-"""Plain against accelerated decoding of a set of prompts, in turn, timed.
-
-In: a loaded LLM and prompts. Out: one row per prompt and totals. Not here: printing, peers.
-"""
+"""Plain against accelerated decoding of a set of prompts, in turn, timed."""
 
 from __future__ import annotations
 

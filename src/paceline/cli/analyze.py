@@ -128,7 +128,7 @@ def numbers(name: str, text: str, most: int) -> list[int]:
 
 
 def read_rows(path: Path) -> Any:
-    """What a file of probabilities holds; `bench.acceptance_rules` checks the values.
+    """What a file of probabilities holds; `paceline.bench.judge` checks the values.
 
     Raises:
         ConfigError: a file that cannot be read, or holds no numbers.

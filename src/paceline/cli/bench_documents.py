@@ -1,7 +1,7 @@
 """`paceline bench compare` and `paceline bench report`: what is done with the documents of benchmarks.
 
 In: paths. Out: a table on standard output, an HTML file. Not here: measuring (`cli.bench`), statistics
-(`bench.comparison`), drawing (`bench.report`).
+(`paceline.bench.judge`), drawing (`paceline.bench.report`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Exact.
 In:  a tree whose places have points and a drawn proposal, the target's log-weights, the row of the draw. Out: the
 accepted path and one more token, distributed exactly as the target alone would write them.
 Not here: choosing the points and drawing beside them (a drafter's `tree_policy` "greedy_draft"), the bound
-(`bench.optimal_acceptance`).
+(`paceline.bench.judge`).
 
 With T the points and q' the law of the draw y, which q' keeps out of T: y stands with probability min(1, p(y) / q'(y)).
 If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on there. That

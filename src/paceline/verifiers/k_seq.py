@@ -3,7 +3,7 @@
 In:  a tree whose equal draws count apart, the target's log-weights, the row that they were drawn from. Out: the
 accepted path and one more token, distributed exactly as the target alone would write them.
 Not here: drawing k chains (a drafter's `tree_policy` "spectr"), what the best rule could reach
-(`bench.optimal_acceptance`).
+(`paceline.bench.judge`).
 
 With k draws from q at a place, draw x stands with probability min(1, p(x) / (gamma q(x))), whichever it is of the k;
 beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none

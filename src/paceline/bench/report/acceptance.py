@@ -1,8 +1,4 @@
-"""An analysis of acceptance as one HTML page of two plots, with their figures as tables, that needs nothing else.
-
-In: an Analysis. Out: HTML. Not here: the figures (`bench.acceptance_rules`), how lines are drawn
-(`bench.report_plots`), the looks (`pages/acceptance.html`, on the style sheets of the other pages).
-"""
+"""An analysis of acceptance as one HTML page of two plots, with their figures as tables, that needs nothing else."""
 
 from __future__ import annotations
 

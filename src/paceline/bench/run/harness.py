@@ -1,8 +1,5 @@
 """The benchmark itself: every setting in turn with plain decoding, on the same prompts, in one run.
 
-In: a loaded model, workloads, settings, options. Out: raw Results. Not here: what the figures say (`bench.aggregate`),
-formats, printing, request traces (`bench.replay`).
-
 1. A recording pass decodes every conversation plainly at temperature 0. Its answers become the earlier turns of later
    prompts, for all settings alike, so that every setting decodes the very same token ids; they are also the record of
    the acceptance dial.
