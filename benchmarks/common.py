@@ -1,16 +1,12 @@
-"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model.
-
-In: callables to time. Out: medians, ratios with 95 % intervals, JSON under `benchmarks/results/`.
-"""
+"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,6 +14,7 @@ import torch
 
 from paceline import bench
 from paceline.bench import model_folder
+from paceline.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results"
 DIGITS = 8
@@ -31,13 +28,9 @@ def pyplot() -> Any:
         SystemExit: matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl
-    except ImportError:
-        sys.exit("this script draws with matplotlib, which is not installed; pip install 'paceline[bench]'")
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
+        return bench.pyplot()
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 def provenance() -> dict[str, Any]:
@@ -57,34 +50,24 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int, *, progress: bool = True) -> dict[str, list[float]]:
-    """Seconds of each callable, run in turn `repeats` times after one warm-up of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for call in runs.values():
-        call()
-    for turn in range(repeats):
-        for name, call in runs.items():
-            start = perf_counter()
-            call()
-            seconds[name].append(perf_counter() - start)
-        if progress:
-            print(
-                f"  alternation {turn + 1}/{repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in seconds.items()),
-                file=sys.stderr,
-            )
-    return seconds
+def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each callable, in turn, after one warm-up of each."""
+    calls = {name: lambda _, call=call: call() for name, call in runs.items()}
+    return {name: one[0].tolist() for name, one in bench.time_in_turn(calls, [None], repeats).items()}
 
 
-def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, float]:
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
     """Median of the paired ratios slow / fast with its 95 % bootstrap interval."""
-    pairs = np.array(slow) / np.array(fast)
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(pairs, (draws, len(pairs))), axis=1)
-    return {
-        "median": float(np.median(pairs)),
-        "low": float(np.quantile(medians, 0.025)),
-        "high": float(np.quantile(medians, 0.975)),
-    }
+    made = estimated([(np.array(slow) / np.array(fast))[:, None]], bench.median_ratio)
+    return {"median": made["value"], "low": made["low"], "high": made["high"]}
+
+
+def estimated(columns: Sequence[Any], statistic: Callable[..., Any]) -> dict[str, float]:
+    """A statistic of columns (prompts, repeats) with its 95 % bootstrap interval."""
+    found = bench.bootstrap(columns, statistic)
+    if found is None:
+        raise SystemExit("nothing was measured")
+    return {key: getattr(found, key) for key in ("value", "low", "high")}
 
 
 def read_bandwidth(device: str = "cpu") -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -142,6 +143,16 @@ def counted(found: list[Any]) -> dict[str, float]:
         "tokens_per_pass": 1 + accepted / max(steps, 1),
         "drafted_per_pass": drafted / max(steps, 1),
     }
+
+
+def differs(plain: LLM, units: float = TIE_UNITS) -> Callable[[Ids, Ids, Ids], str | None]:
+    """For `time_in_turn`: outputs of one prompt may differ first at a near tie only."""
+
+    def found(prompt: Ids, base: Ids, other: Ids) -> str | None:
+        where = first_difference(plain.runner, prompt, base, other, units)
+        return None if where is None or where.near_tie else str(where)
+
+    return found
 
 
 def must_agree(

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from common import RESULTS, kept, save
 
+from paceline.bench import pyplot
 from paceline.bench.diffusion import (
     DiffusionBench,
     DiffusionLine,
@@ -37,7 +38,6 @@ from paceline.bench.diffusion import (
     draw_methods,
     measure_caches,
     measure_constrained,
-    pyplot,
     score_methods,
     time_methods,
     with_cache_times,
@@ -107,7 +107,7 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
     bench = bench_of(folder, given, given.count)
     known = found["methods"]["lines"]
     lines = [line for line in asked(lines_of(bench)[0], given) if line.name in known]
-    measured = time_methods(bench, lines, progress)
+    measured, _ = time_methods(bench, lines, progress)
     measured = {
         name: one and {key: value for key, value in one.items() if key != "raw"} for name, one in measured.items()
     }
@@ -123,13 +123,13 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
 
 
 def cached(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = measure_caches(bench_of(folder, given, given.cache_count), progress)
+    made = dict(measure_caches(bench_of(folder, given, given.cache_count), progress))
     refuse([name for name, one in made.items() if one["kept"] is False])
     return found | {"caches": made}
 
 
 def constrained(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = measure_constrained(bench_of(folder, given, given.count), progress, prompts=given.constrained_count)
+    made = dict(measure_constrained(bench_of(folder, given, given.count), progress, prompts=given.constrained_count))
     refuse(broken_constrained(made))
     return found | {"constrained": made}
 

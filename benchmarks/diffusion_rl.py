@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, kept, save
+from common import RESULTS, estimated, kept, save
 
 from paceline.bench.diffusion import Item, items
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
@@ -94,12 +94,8 @@ def difference(after: Mapping[str, str], before: Mapping[str, str]) -> dict[str,
     """Mean gain over all prompts, in shares of right answers, with its 95 % bootstrap interval over prompts."""
     tasks = (*ONE_ANSWER, *SEVERAL)
     gain = bits(after, tasks) - bits(before, tasks)
-    means = np.random.default_rng(0).choice(gain, (4000, gain.size)).mean(1)
-    return {
-        "gain": round(float(gain.mean()), 4),
-        "low": round(float(np.quantile(means, 0.025)), 4),
-        "high": round(float(np.quantile(means, 0.975)), 4),
-    }
+    found = estimated([gain[:, None].astype(float)], lambda values: values.mean((-2, -1)))
+    return {key: round(found[name], 4) for key, name in (("gain", "value"), ("low", "low"), ("high", "high"))}
 
 
 def measured(

@@ -148,7 +148,7 @@ class Shape(Dial):
                 "plain": lambda: decode(self.plain, prompts, self.params),
                 "transformers": lambda: self.theirs(prompts, FORMS[form]),
             }
-            seconds = alternate(runs, repeats, progress=False)
+            seconds = alternate(runs, repeats)
         except Exception as error:  # whatever transformers or the compiler may raise is the result of this cell
             return {"reason": f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}"}
         tokens = batch * self.tokens

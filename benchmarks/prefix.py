@@ -73,7 +73,7 @@ def measure(
     must_agree(ways)
     for way in ways.values():
         way.first.clear()
-    seconds = alternate(dict(ways), repeats, progress=False)
+    seconds = alternate(dict(ways), repeats)
     first = {name: way.first[1:] for name, way in ways.items()}  # alternate warms up with one run
     middle = {name: [median(run) for run in runs] for name, runs in first.items()}
     found = {

@@ -29,7 +29,7 @@ from decoding import Ids, add_model, counted, model_of, must_agree, published, r
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, speedup
+from paceline.bench import Estimate, speedup, turns
 
 Array = npt.NDArray[np.float64]
 PLAIN, DEL = "plain", "del"
@@ -63,13 +63,12 @@ def task(plain: LLM, given: argparse.Namespace, prompts: list[Ids]) -> dict[str,
             "drafting": counted(results),
         }
     names, seconds = list(llms), {name: np.zeros((len(prompts), given.repeats)) for name in llms}
-    for repeat in range(given.repeats):
-        for number, prompt in enumerate(prompts):
-            first = (repeat * len(prompts) + number) % len(names)
-            for name in names[first:] + names[:first]:
-                start = perf_counter()
-                llms[name].generate([{"prompt_token_ids": prompt, "cache_salt": f"turn {repeat}"}], params)
-                seconds[name][number, repeat] = perf_counter() - start
+    for repeat, number, order in turns(len(names), len(prompts), given.repeats):
+        asked = {"prompt_token_ids": prompts[number], "cache_salt": f"turn {repeat}"}
+        for name in (names[index] for index in order):
+            start = perf_counter()
+            llms[name].generate([asked], params)
+            seconds[name][number, repeat] = perf_counter() - start
     return {"checked": checked, "figures": figures(seconds, given.tokens)}
 
 

@@ -224,9 +224,7 @@ class Strict:
             }
             ids = requests(llms["auto"], 0, 1)[0][0]
             given = [(ids, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))]
-            found = alternate(
-                {name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False
-            )
+            found = alternate({name: partial(decode, llm, given) for name, llm in llms.items()}, repeats)
             for name in seconds:
                 seconds[name] += found[name]
         return seconds

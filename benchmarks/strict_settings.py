@@ -1,7 +1,5 @@
 """What strict mode is checked with: every drafter of the registry, alone, together and under `auto`.
 
-In: what plain decoding said. Out: names and settings. Not here: decoding, counting (`strict`).
-
 Beside the bundled target, drafters that want a model which Paceline does not bundle are given one whose guesses mostly
 fail: an adapter of random weights, and the bundled draft under shuffled token ids. What they guess is not the point;
 that it does not show is.
@@ -9,20 +7,17 @@ that it does not show is.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
-import torch
 from decoding import Model
-from safetensors.torch import load_file, save_file
 
 from paceline import RequestOutput, registry
+from paceline.bench import adapter_weights, written_adapter
+from paceline.bench import write_shuffled_draft as write_shuffled
 from paceline.bench.run import DIAL
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
@@ -96,31 +91,10 @@ def store(plain: Sequence[RequestOutput], model: Model) -> str:
 @cache
 def adapter() -> str:
     """An adapter of random weights."""
-    folder, generator = Path(mkdtemp(prefix="paceline-strict-")), torch.Generator().manual_seed(0)
-    config = json.loads((BUNDLED / "target" / "config.json").read_text())
-    shape = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": WIDTH // 4}
-    (folder / "config.json").write_text(json.dumps(config | shape | {"num_hidden_layers": 1}))
-    weights = {
-        f"layers.0.self_attn.{name}_proj.weight": torch.randn(WIDTH, WIDTH, generator=generator) for name in "qkvo"
-    }
-    norms = {name: torch.ones(WIDTH) for name in ("layers.0.input_layernorm.weight", "norm.weight")}
-    save_file({name: 0.3 * weight for name, weight in weights.items()} | norms, folder / "model.safetensors")
-    return str(folder)
+    return written_adapter(adapter_weights(WIDTH), WIDTH, heads=4)
 
 
 @cache
 def shuffled() -> str:
-    """The bundled draft with all token ids shuffled."""
-    folder, source = Path(mkdtemp(prefix="paceline-strict-")), BUNDLED / "draft"
-    weights, words = load_file(source / "model.safetensors"), json.loads((source / "tokenizer.json").read_text())
-    places = np.random.default_rng(0).permutation(len(weights["lm_head.weight"]))
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        weights[name] = weights[name][torch.from_numpy(np.argsort(places))].contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    words["model"]["vocab"] = {token: int(places[index]) for token, index in words["model"]["vocab"].items()}
-    for added in words["added_tokens"]:
-        added["id"] = int(places[added["id"]])
-    (folder / "tokenizer.json").write_text(json.dumps(words))
-    for name in ("config.json", "tokenizer_config.json"):
-        shutil.copy(source / name, folder)
-    return str(folder)
+    """The bundled draft under another tokenizer."""
+    return str(write_shuffled(Path(mkdtemp(prefix="paceline-strict-")) / "shuffled"))

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shuffled_draft
 import tiny_denoiser
-from adapters import adapter_weights, written_adapter
 from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
-from paceline.bench import bundled_prompts
+from paceline.bench import adapter_weights, bundled_prompts, write_shuffled_draft, written_adapter
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 
@@ -105,7 +103,7 @@ def denoiser(folder: Path) -> str:
 def shuffled(folder: Path) -> str:
     """The bundled draft under another tokenizer."""
     found = folder / "shuffled"
-    return str(found if found.exists() else shuffled_draft.write(found))
+    return str(found if found.exists() else write_shuffled_draft(found))
 
 
 def recorded(llm: LLM) -> list[Config]:

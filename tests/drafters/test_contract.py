@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapters import adapter_weights, written_adapter
 from datastores import written
 from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
+from paceline.bench import adapter_weights, written_adapter
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
 from paceline.engine import ExactJudge

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import tiny_checkpoint
 import torch
-from adapters import adapter_weights, written_adapter
 from safetensors.torch import load_file, save_file
 from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.bench import adapter_weights, written_adapter
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self import KangarooDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError

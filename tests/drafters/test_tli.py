@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shuffled_draft
 import torch
 from tools.enumerate_draws import Choices
 from tools.one_sequence import begin, enumerated
@@ -18,7 +17,7 @@ from toy_models import OTHER, ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench import bundled_prompts
+from paceline.bench import bundled_prompts, write_shuffled_draft
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.vocab import TliDrafter
@@ -123,7 +122,7 @@ def test_a_text_that_begins_with_a_broken_character_waits(shuffled: Path) -> Non
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled draft under another tokenizer that shares every token."""
-    return shuffled_draft.write(tmp_path_factory.mktemp("shuffled"))
+    return write_shuffled_draft(tmp_path_factory.mktemp("shuffled"))
 
 
 @pytest.mark.parametrize("method", ["tli", "slem"])

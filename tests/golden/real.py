@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from adapters import adapter_weights, written_adapter
 from golden.golden import CACHE, Skipped
 
 from paceline import LLM, SamplingParams, registry
-from paceline.bench import machine_facts, smollm2_folder
+from paceline.bench import adapter_weights, machine_facts, smollm2_folder, written_adapter
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 

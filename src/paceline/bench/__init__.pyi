@@ -11,6 +11,10 @@ from .demo import demo_dict as demo_dict
 from .demo import demo_totals as demo_totals
 from .demo import run_demo as run_demo
 from .demo import smollm2_folder as smollm2_folder
+from .drawing import Axis as Axis
+from .drawing import Line as Line
+from .drawing import inline as inline
+from .drawing import pyplot as pyplot
 from .machine import EnergyMeter as EnergyMeter
 from .machine import machine_facts as machine_facts
 from .machine import provenance as provenance
@@ -20,7 +24,15 @@ from .random_model import RandomShape as RandomShape
 from .random_model import model_folder as model_folder
 from .random_model import parse_shape as parse_shape
 from .random_model import shape_config as shape_config
+from .stand_ins import adapter_weights as adapter_weights
+from .stand_ins import write_shuffled_draft as write_shuffled_draft
+from .stand_ins import written_adapter as written_adapter
 from .stats import ENOUGH as ENOUGH
 from .stats import Estimate as Estimate
+from .stats import bootstrap as bootstrap
+from .stats import median_ratio as median_ratio
 from .stats import speedup as speedup
 from .stats import tokens_per_second as tokens_per_second
+from .timing import DifferentOutputError as DifferentOutputError
+from .timing import time_in_turn as time_in_turn
+from .timing import turns as turns

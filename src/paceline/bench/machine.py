@@ -1,7 +1,4 @@
-"""What a figure must come with: machine, versions, command; and what the machine gives: bandwidth, memory, energy.
-
-In: a device. Out: JSON-ready records, meters. Not here: what a decoding step did (`bench.measures`).
-"""
+"""What a figure must come with: machine, versions, command; and what the machine gives: bandwidth, memory, energy."""
 
 from __future__ import annotations
 

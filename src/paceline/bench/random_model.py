@@ -1,8 +1,5 @@
 """Random-weights models of a chosen shape, so that speed can be measured at any size without a checkpoint.
 
-In: a shape by name or by keys. Out: a checkpoint folder, written once into the cache folder, with the bundled
-tokenizer. Not here: loading it, choosing prompts.
-
     291m, 1b, 8b                                                    shapes by name
     llama:hidden=1024,layers=24,heads=16,kv_heads=8,mlp=2816,vocab=8192,context=4096,tie=1
 

@@ -1,7 +1,5 @@
 """Medians with bootstrap intervals, paired by prompt and by repeat.
 
-In: seconds per token, prompts x repeats. Out: estimates with 95 % intervals. Not here: which prompts, which settings.
-
 Axes in this file: p = prompts (or groups of a batch), r = repeats, d = bootstrap draws.
 
 Every figure resamples prompts with replacement and, within each drawn prompt, its repeats: prompts differ from each

@@ -72,8 +72,10 @@ def acceptance(
     number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
     integer("--positions", positions, 1)
     if html is not None:
+        from paceline.bench import pyplot
         from paceline.bench.report import ACCEPTANCE_MARK
 
+        pyplot()
         outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, verb="analyze", force=force)
     if p is None and q is None:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
@@ -124,7 +126,7 @@ def numbers(name: str, text: str, most: int) -> list[int]:
 
 
 def read_rows(path: Path) -> Any:
-    """What a file of probabilities holds; `bench.acceptance_rules` checks the values.
+    """What a file of probabilities holds; `paceline.bench.judge` checks the values.
 
     Raises:
         ConfigError: a file that cannot be read, or holds no numbers.

@@ -36,6 +36,9 @@ def must_be_writable(output: Path | None, html: Path | None) -> None:
     if output is not None:
         outputs.must_be_own(OUTPUT, output, mark=f'"{DOCUMENT_FORMAT}"', what="a document of `paceline bench`")
     if html is not None:
+        from paceline.bench import pyplot
+
+        pyplot()
         _must_be_report("--html", html)
         if output is not None and output.resolve() == html.resolve():
             raise ConfigError(f"{OUTPUT} and --html must be two files, got {str(output)!r} for both")

@@ -5,6 +5,9 @@ from .harness import broken_methods as broken_methods
 from .harness import difference as difference
 from .harness import score_methods as score_methods
 from .harness import summarize_samples as summarize_samples
+from .harness import text_seconds as text_seconds
+from .harness import texts_to_score as texts_to_score
+from .harness import texts_to_time as texts_to_time
 from .harness import time_methods as time_methods
 from .harness import timed as timed
 from .harness import wilson as wilson
@@ -13,6 +16,8 @@ from .lines import DiffusionLine as DiffusionLine
 from .lines import default_lines as default_lines
 from .lines import must_fit as must_fit
 from .lines import parse_lines as parse_lines
+from .parts import CACHE_ROWS as CACHE_ROWS
+from .parts import CASES as CASES
 from .parts import Case as Case
 from .parts import broken_constrained as broken_constrained
 from .parts import measure_caches as measure_caches
@@ -25,7 +30,6 @@ from .report import draw_methods as draw_methods
 from .report import front as front
 from .report import methods_table as methods_table
 from .report import points as points
-from .report import pyplot as pyplot
 from .tasks import NAMES as NAMES
 from .tasks import TASKS as TASKS
 from .tasks import Item as Item

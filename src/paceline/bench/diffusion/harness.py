@@ -176,8 +176,8 @@ class DiffusionOptions:
     """
 
     tasks: tuple[str, ...] = tuple(TASKS)
-    count: int = 20
-    timed: int = 13
+    count: int = 1
+    timed: int = 2
     repeats: int = 2
     length: int = 32
     block_length: int | None = None
@@ -268,47 +268,96 @@ class DiffusionBench:
         return Sample(item.task, *made, bits.rounds, bits.nats, local, global_ar(order), tuple(outcome.canvas.output))
 
 
-def score_methods(bench: DiffusionBench, lines: Sequence[DiffusionLine], progress: Progress) -> dict[str, Any]:
+def text_seconds(bench: DiffusionBench, line: DiffusionLine) -> float:
+    """Of one text, after one to warm up."""
+    return [bench.decode(line.recipe, bench.asked[0].prompt)[1] for _ in range(2)][-1]
+
+
+def texts_to_score(bench: DiffusionBench, lines: Sequence[DiffusionLine]) -> int:
+    """Texts that `score_methods` decodes."""
+    recipes = {_key(recipe) for line in lines for recipe in (line.recipe, line.reference) if recipe is not None}
+    return len(recipes) * len(bench.asked)
+
+
+def texts_to_time(bench: DiffusionBench, lines: Sequence[DiffusionLine]) -> int:
+    """Texts that `time_methods` decodes: every line, and the baseline beside every two."""
+    rounds = bench.options.repeats * len(bench.to_time)
+    return rounds * (len(lines) + -(-len(lines) // 2)) + len(lines) if rounds else 0
+
+
+def score_methods(
+    bench: DiffusionBench,
+    lines: Sequence[DiffusionLine],
+    progress: Progress,
+    done: Callable[[str, dict[str, Any]], None] = lambda name, line: None,
+) -> dict[str, Any]:
     """Everything that no clock decides, of every line on all prompts.
 
     Args:
         lines: the first is the baseline.
+        progress: told how many texts are done, of those of all lines.
+        done: told every line as soon as it is there.
     Returns:
-        The document, with `lines` by name and `failed` with reasons.
+        The document, with `lines` by name and `failed` with reasons; `interrupted` after Ctrl-C, with the lines that
+        were done before.
     """
     found: dict[str, Any] = {
         "model": facts(bench),
         "options": asdict(bench.options),
         "baseline": lines[0].name,
         "failed": [],
+        "interrupted": False,
+        "lines": {},
     }
-    made: dict[str, dict[str, Any]] = {}
-    known: dict[str, list[Sample]] = {}
-    baseline = known[_key(lines[0].recipe)] = _all(bench, lines[0].recipe, lines[0].name, progress)
-    for line in lines:
-        try:
-            samples = known.get(_key(line.recipe)) or _all(bench, line.recipe, line.name, progress)
-            same = _identical(bench, line, samples, known, progress)
-        except PacelineError as error:
-            found["failed"].append({"name": line.name, "reason": str(error)})
-            continue
-        made[line.name] = {
-            "config": dict(line.config),
-            "family": line.family,
-            "identical": same,
-            **summarize_samples(samples, baseline),
-        }
-        if not trusted(made[line.name]):
-            made[line.name]["fewer_calls"] = None
-    return found | {"lines": made}
+    texts = _Texts(bench, texts_to_score(bench, lines), progress)
+    try:
+        for line in lines:
+            _score(bench, line, lines[0], texts, found)
+            if line.name in found["lines"]:
+                done(line.name, found["lines"][line.name])
+    except KeyboardInterrupt:
+        found["interrupted"] = True
+    return found
 
 
-def _all(bench: DiffusionBench, recipe: ConfiguredMethod, name: str, progress: Progress) -> list[Sample]:
-    samples = []
-    for number, item in enumerate(bench.asked):
-        progress(name, number, len(bench.asked))
-        samples.append(bench.sample(recipe, item))
-    return samples
+def _score(
+    bench: DiffusionBench, line: DiffusionLine, baseline: DiffusionLine, texts: _Texts, found: dict[str, Any]
+) -> None:
+    """Put one line into the document; what the baseline raises is raised, for nothing can be compared without it."""
+    try:
+        samples = texts.of(line.recipe, line.name)
+        same = _identical(bench, line, samples, texts)
+    except PacelineError as error:
+        if line is baseline:
+            raise
+        found["failed"].append({"name": line.name, "reason": str(error)})
+        return
+    made = {
+        "config": dict(line.config),
+        "family": line.family,
+        "identical": same,
+        **summarize_samples(samples, texts.of(baseline.recipe, baseline.name)),
+    }
+    if not trusted(made):
+        made["fewer_calls"] = None
+    found["lines"][line.name] = made
+
+
+class _Texts:
+    """The texts of recipes on all prompts; those that do the same are decoded once."""
+
+    def __init__(self, bench: DiffusionBench, total: int, progress: Progress) -> None:
+        self.bench, self.total, self.progress = bench, total, progress
+        self.known: dict[str, list[Sample]] = {}
+
+    def of(self, recipe: ConfiguredMethod, name: str) -> list[Sample]:
+        if (key := _key(recipe)) not in self.known:
+            before, samples = sum(map(len, self.known.values())), []
+            for number, item in enumerate(self.bench.asked):
+                self.progress(name, before + number, self.total)
+                samples.append(self.bench.sample(recipe, item))
+            self.known[key] = samples
+        return self.known[key]
 
 
 def _key(recipe: ConfiguredMethod) -> str:
@@ -322,16 +371,13 @@ def _identical(
     bench: DiffusionBench,
     line: DiffusionLine,
     samples: Sequence[Sample],
-    known: dict[str, list[Sample]],
-    progress: Progress,
+    texts: _Texts,
 ) -> dict[str, Any] | None:
     """Of a line that claims to be lossless: prompts on which it writes its reference's canvas."""
     if line.reference is None:
         return None
-    key = _key(line.reference)
-    if key not in known:
-        known[key] = _all(bench, line.reference, f"{line.name}, reference", progress)
-    same = sum(ours.output == theirs.output for ours, theirs in zip(samples, known[key], strict=True))
+    expected = texts.of(line.reference, f"{line.name}, reference")
+    same = sum(ours.output == theirs.output for ours, theirs in zip(samples, expected, strict=True))
     return {"same": same, "prompts": len(samples), "dtype": bench.dtype, "exact": bench.dtype in EXACT}
 
 
@@ -343,28 +389,39 @@ def trusted(line: dict[str, Any]) -> bool:
 
 def time_methods(
     bench: DiffusionBench, lines: Sequence[DiffusionLine], progress: Progress
-) -> dict[str, dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Any]], bool]:
     """Seconds of every line, by name, prompt by prompt: the baseline runs next to each, between two, in an order that
     rotates.
 
     Args:
         lines: the first is the baseline.
     Returns:
-        For each line seconds of a text, how many times faster than the baseline, and all seconds.
+        For each line seconds of a text, how many times faster than the baseline, and all seconds; and whether
+        Ctrl-C ended it. Then they are those of the repeats that were finished, or in the first one of the prompts that
+        were.
     """
     raw: dict[str, tuple[list[list[float]], list[list[float]]]] = {
         line.name: ([[] for _ in bench.to_time], [[] for _ in bench.to_time]) for line in lines
     }
     if not bench.to_time:
-        return {}
-    for line in lines:
-        bench.decode(line.recipe, bench.to_time[0].prompt)
-    turns = bench.options.repeats * len(bench.to_time)
-    for turn in range(turns):
-        progress("timing", turn, turns)
-        number, first = turn % len(bench.to_time), turn % len(lines)
-        _turn(bench, [*lines[first:], *lines[:first]], lines[0], number, raw)
-    return {name: timed(*seconds) for name, seconds in raw.items()}
+        return {}, False
+    turns, finished = bench.options.repeats * len(bench.to_time), 0
+    try:
+        for line in lines:
+            bench.decode(line.recipe, bench.to_time[0].prompt)
+        for turn in range(turns):
+            progress("timing", turn, turns)
+            number, first = turn % len(bench.to_time), turn % len(lines)
+            _turn(bench, [*lines[first:], *lines[:first]], lines[0], number, raw)
+            finished = turn + 1
+    except KeyboardInterrupt:
+        pass  # what was finished is counted
+    repeats = finished // len(bench.to_time)
+    prompts = len(bench.to_time) if repeats else finished
+    if not prompts:
+        return {}, True
+    cut = {name: [[row[: max(1, repeats)] for row in side[:prompts]] for side in both] for name, both in raw.items()}
+    return {name: timed(*both) for name, both in cut.items()}, finished < turns
 
 
 def _turn(

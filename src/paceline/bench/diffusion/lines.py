@@ -1,8 +1,5 @@
 """Which decoding methods of diffusion language models a benchmark compares: what the user names, or all that need no
 training.
-
-In: names and JSON objects, a denoiser. Out: `Line`s, and what was left out with the reason. Not here: running any
-(`bench.diffusion`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,22 +25,27 @@ APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
 }
 EXACT: Mapping[str, Mapping[str, Any]] = {"block": {"cache": "block"}}
 RULES = ("static", "threshold")
+CACHE_ROWS = {"full": len(RULES) * len(APPROXIMATE), "block": len(RULES) * len(EXACT)}
+"""By attention of the model."""
 
 
-def measure_caches(bench: DiffusionBench, progress: Progress) -> dict[str, Any]:
+def measure_caches(bench: DiffusionBench, progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every policy under the static baseline and under the threshold rule.
 
-    Returns:
-        By "RULE, POLICY": its deviation from no cache over all prompts, right answers with and without; `exact` says
+    Yields:
+        "RULE, POLICY" with its deviation from no cache over all prompts, right answers with and without; `exact` says
         whether a policy claims to be exact, `kept` whether it is.
     """
     policies, exact = (EXACT, True) if bench.denoiser.attention == "block" else (APPROXIMATE, False)
-    found = {}
-    for rule in RULES:
-        for name, policy in policies.items():
-            line = DiffusionLine.of({"method": rule, **policy}, bench.options.block_length)
-            found[f"{rule}, {name}"] = _cache_row(bench, line, exact, progress)
-    return found
+    pairs = [(rule, name) for rule in RULES for name in policies]
+    for number, (rule, name) in enumerate(pairs):
+        line = DiffusionLine.of({"method": rule, **policies[name]}, bench.options.block_length)
+        yield f"{rule}, {name}", _cache_row(bench, line, exact, _part(progress, number, len(pairs)))
+
+
+def _part(progress: Progress, number: int, parts: int) -> Progress:
+    """Of all parts, where each tells how much of itself is done."""
+    return lambda stage, done, total: progress(stage, number * total + done, parts * total)
 
 
 def _cache_row(bench: DiffusionBench, line: DiffusionLine, exact: bool, progress: Progress) -> dict[str, Any]:
@@ -147,19 +152,20 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def measure_constrained(bench: DiffusionBench, progress: Progress, *, prompts: int) -> dict[str, Any]:
+def measure_constrained(
+    bench: DiffusionBench, progress: Progress, *, prompts: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every case, `prompts` prompts each.
 
-    Returns:
-        By case: shares that parse and that are right, with the constraint and without; milliseconds of a round with and
-        without, what the constraint adds (median over prompts with its 95 % interval), tests and rejections a round.
+    Yields:
+        A case with its figures: shares that parse and that are right, with the constraint and without; milliseconds of
+        a round with and without, what the constraint adds (median over prompts with its 95 % interval), tests and
+        rejections a round.
     """
-    found = {}
-    for name, case in CASES.items():
+    for number, (name, case) in enumerate(CASES.items()):
         each = -(-prompts // len(case.tasks))
         asked = [item for task in case.tasks for item in items(task, split="test", count=each, seed=bench.options.seed)]
-        found[name] = _one(bench, name, case, asked[:prompts], progress)
-    return found
+        yield name, _one(bench, name, case, asked[:prompts], _part(progress, number, len(CASES)))
 
 
 def _one(bench: DiffusionBench, name: str, case: Case, asked: list[Item], progress: Progress) -> dict[str, Any]:

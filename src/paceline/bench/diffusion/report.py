@@ -7,8 +7,6 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -19,6 +17,8 @@ NOTHING = "-"
 def methods_table(document: Found) -> Iterator[Table]:
     """What methods cost and reach, what they answer, and how their texts came about; each table fits 80 columns."""
     lines, options = document["lines"], document["options"]
+    if not lines:
+        return
     n = lines[document["baseline"]]["score"]["n"]
     title = f"{n} held-out prompts of {len(options['tasks'])} tasks, {options['length']} slots each"
     first = _new(title, ("method", "score %\n[95 %]", "calls", "fewer", "ms", "times static\n[95 %]", "same"))
@@ -123,24 +123,6 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "verified drafts": ("#d62728", "*"),
 }
 Point = tuple[float, float, str]
-
-
-def pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ConfigError(
-            "--plot draws with matplotlib, which is not installed; pip install 'paceline[bench]'"
-        ) from None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def front(points: Sequence[Point]) -> list[Point]:

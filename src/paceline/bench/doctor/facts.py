@@ -1,8 +1,4 @@
-"""What the doctor's checks know: plain records, so that a test can state any setup.
-
-In: nothing. Out: Facts, Complaint. Not here: where facts come from (`bench.doctor`, `bench.doctor_probe`), judgement
-(`checks_*`).
-"""
+"""What the doctor's checks know: plain records, so that a test can state any setup."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """The most that any exact rule can accept of n drafts of one place: by duality in near-linear time, and by linear
 programming.
 
-In:  p, q, a number of drafts. Out: the optimal acceptance; for small vocabularies the plan that reaches it.
-Not here: what particular rules accept (`bench.acceptance_rules`), verifying (`verifiers`).
-
 A rule is a coupling of the drafts' distribution Q with p, and accepts where its token is among the drafts. By duality
 the best accepts 1 + min over sets H of tokens of p(H) - Q(all drafts in H). A minimising H is a beginning of the tokens
 sorted by q / p, largest first, if drafts are drawn with replacement (Q(H) = q(H)^n) or without; so v sets are looked at

@@ -1,8 +1,4 @@
-"""The peers: one literal table of what each needs, and where things are kept.
-
-In: a peer's name. Out: its entry, its folders. Not here: making the environment (install.py), talking to it
-(process.py).
-"""
+"""The peers: one literal table of what each needs, and where things are kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Making and removing the peers' environments.
-
-In: a peer's name, the Python to build on. Out: a virtual environment with the pinned packages, or one clear error.
-Not here: printing; `say` gets every line of progress.
-"""
+"""Making and removing the peers' environments."""
 
 from __future__ import annotations
 

@@ -4,10 +4,6 @@ from .acceptance import marks as marks
 from .page import REPORT_MARK as REPORT_MARK
 from .page import report_html as report_html
 from .page import write_report as write_report
-from .plots import Axis as Axis
-from .plots import Line as Line
-from .plots import plot as plot
-from .plots import ticks as ticks
 from .table import comparison_table as comparison_table
 from .table import document_remarks as document_remarks
 from .table import document_tables as document_tables

@@ -1,8 +1,4 @@
-"""An analysis of acceptance as one HTML page of two plots, with their figures as tables, that needs nothing else.
-
-In: an Analysis. Out: HTML. Not here: the figures (`bench.acceptance_rules`), how lines are drawn
-(`bench.report_plots`), the looks (`pages/acceptance.html`, on the style sheets of the other pages).
-"""
+"""An analysis of acceptance as one HTML page of two plots, with their figures as tables, that needs nothing else."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import log
 from typing import TYPE_CHECKING, Final
 
+from paceline.bench.drawing import Axis, Line
 from paceline.bench.explain.page import PAGES
 from paceline.bench.judge.acceptance_rules import BLOCK, WITH, WITHOUT
 from paceline.bench.report.figures import COLOURS, Figure, Table, figure
-from paceline.bench.report.plots import Axis, Line
 
 if TYPE_CHECKING:
     from paceline.bench.judge.acceptance_rules import Analysis

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from paceline.bench.report.plots import DASHES, Axis, Line, plot
+from paceline.bench.drawing import DASHES, Axis, Line, inline
 from paceline.bench.report.table import NOTHING, interval, milliseconds, percent
 from paceline.bench.run.measures import histogram
 
@@ -92,10 +92,13 @@ class Palette:
 
 def figure(title: str, lines: Sequence[Line], axes: tuple[Axis, Axis], table: Table, note: str = "") -> Figure | None:
     """A plot with its legend and table; None without a point that can be drawn."""
-    svg = plot(title, lines, *axes)
+    svg = inline(title, lines, *axes)
     if not svg:
         return None
-    legend = [(line.name, line.colour, DASHES[line.dash % len(DASHES)]) for line in lines]
+    legend = [
+        (line.name, line.colour, " ".join(f"{length:g}" for length in DASHES[line.dash % len(DASHES)]))
+        for line in lines
+    ]
     return Figure(title=title, svg=svg, legend=legend, head=table.head, rows=table.rows, note=note)
 
 

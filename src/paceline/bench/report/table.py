@@ -1,7 +1,4 @@
-"""A benchmark document, and a comparison of two, as tables for a terminal.
-
-In: documents. Out: rich tables and lines. Not here: printing (`cli.bench`), measuring, the HTML report.
-"""
+"""A benchmark document, and a comparison of two, as tables for a terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """From raw runs to the figures of the document.
 
-In: raw cells of the harness. Out: cells as the schema has them. Not here: running, intervals (`bench.stats`), files.
-
 A speed is given only where the outputs stay within the claimed exactness class (`bench.equality`); otherwise every
 speed and every time of the cell that invites comparison is null, `comparable` is false and `reason` names the first
 difference.

@@ -1,7 +1,4 @@
-"""The document of a benchmark: one JSON object with a schema, checked when it is written and when it is read.
-
-In: results. Out: a dict as `document.schema.json` describes it, files. Not here: measuring, tables, reports.
-"""
+"""The document of a benchmark: one JSON object with a schema, checked when it is written and when it is read."""
 
 from __future__ import annotations
 

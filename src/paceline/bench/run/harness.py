@@ -1,8 +1,5 @@
 """The benchmark itself: every setting in turn with plain decoding, on the same prompts, in one run.
 
-In: a loaded model, workloads, settings, options. Out: raw Results. Not here: what the figures say (`bench.aggregate`),
-formats, printing, request traces (`bench.replay`).
-
 1. A recording pass decodes every conversation plainly at temperature 0. Its answers become the earlier turns of later
    prompts, for all settings alike, so that every setting decodes the very same token ids; they are also the record of
    the acceptance dial.
@@ -31,6 +28,7 @@ from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.run.measures import StepLog, Totals
 from paceline.bench.run.records import Cell, Options, Piece, Results, Run, params_of, prompts_of, row_of, waking
 from paceline.bench.run.settings import BASELINE, Records, Setting
+from paceline.bench.timing import turns
 from paceline.config import GREEDY_EPSILON
 from paceline.engine import RequestOutput, TimeSplit, watching
 from paceline.errors import PacelineError
@@ -155,15 +153,14 @@ class Harness:
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
         others = self.guests.turns(cells[0]) if self.guests is not None else []
         awake = engines[0] if others else None
-        turns: list[Turn] = [
+        all_turns: list[Turn] = [
             partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)
         ]
-        turns += others
-        for repeat in range(self.options.repeats):
-            for group in range(len(groups)):
-                self.progress(stage, repeat * len(groups) + group, total)
-                for index in self.order.permutation(len(turns)).tolist():
-                    turns[index](group, repeat)
+        all_turns += others
+        for repeat, group, order in turns(len(all_turns), len(groups), self.options.repeats, self.order):
+            self.progress(stage, repeat * len(groups) + group, total)
+            for index in order:
+                all_turns[index](group, repeat)
         self.progress(stage, total, total)
 
     def _turn(self, cell: Cell, engine: LLM, awake: LLM | None, group: int, repeat: int) -> None:

@@ -1,8 +1,5 @@
 """What the steps of a run say: times between tokens, acceptance by depth and drafter, time split, bytes read.
 
-In: StepRecords of an engine, as they pass. Out: sums of one cell of a benchmark, JSON-ready. Not here: running,
-intervals, machine.
-
 Definitions:
     time to first token      from the arrival of the request to the end of the step that gave its first token
     inter-token latency      of the k tokens that one step gives a request, each is given the time since the request's

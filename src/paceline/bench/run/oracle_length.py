@@ -1,6 +1,6 @@
 """The oracle among drafting-length policies: it knows how much of every draft will be accepted, and asks for just that.
 
-In: a recording run, later the runs to be measured. Out: budgets. Not here: a policy for users: it works only on prompts
+It is no policy for users: it works only on prompts
 whose continuation is recorded, at temperature 0, with one drafter whose guesses depend on the text alone (a draft model
 at temperature 0, n-grams of the text, the acceptance dial).
 

@@ -1,8 +1,4 @@
-"""The records of a benchmark: options, prompts as they are decoded, runs, cells.
-
-In: nothing. Out: plain records, and the entries of the document that come from one of them. Not here: running
-(`bench.harness`), figures (`bench.aggregate`).
-"""
+"""The records of a benchmark: options, prompts as they are decoded, runs, cells."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What is compared: plain decoding, and speculative settings by name.
 
-In: JSON of speculative_configs, or nothing. Out: Settings, and engines for them around one loaded model. Not here:
-running them.
-
 Without settings of their own, users get plain decoding, "auto", and every registered method that runs on this model
 without more options than a draft model; the others are listed with the reason. A method with an option `continuations`
 gets the recorded ones.

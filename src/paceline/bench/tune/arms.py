@@ -1,10 +1,6 @@
 """Settings that tuning tries: every method in the registry that can run on a model, each with a small grid of its
 options.
 
-In: a runner's capabilities, draft models, numbers of threads. Out: settings, the most promising first; what was left
-out and why.
-Not here: measuring them (`bench.tune`).
-
 A method that is registered later is tried without a change here; an option of its constructor gets a grid by a line in
 OPTIONS. Since the registry grows, at most MOST settings are tried: those that come first where all kinds of settings
 take turns, the order of the registry within each.

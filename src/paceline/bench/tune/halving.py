@@ -1,9 +1,5 @@
 """Successive halving within a time budget, and what the winner gains on fresh measurements.
 
-In: a function that measures one arm against the baseline on one item, and a clock. Out: a ranking, refusals, a
-bootstrap interval.
-Not here: what an arm is (`bench.candidates`), timing (`bench.tune`).
-
 Every arm is looked at once, the first ones first, until a share of the budget is gone; those after that are left out.
 All surviving arms are measured on the same items; after each further share of the budget the worse half (by the median
 of the gains) goes. The winner's own measurements flatter it, since it was chosen for them: its gain is to be measured

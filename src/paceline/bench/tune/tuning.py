@@ -238,7 +238,7 @@ class Tuning:
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
         refused, skipped: words or method -> why.
         left_out: words of the settings that the budget did not allow to try.
-        beyond: words of those that were not among the most promising (`candidates.MOST`).
+        beyond: words of those that were not among the most promising (`MAX_CANDIDATES`).
         near_ties, compared: outputs that differed from plain decoding at a near tie, of all that were compared.
         asked_tokens, max_tokens: most new tokens of a prompt, as asked for and as the budget allowed.
         interrupted: Ctrl-C ended it; `in_search` before the confirmation.

@@ -20,6 +20,8 @@ from paceline.bench.diffusion import (
     parse_lines,
     score_methods,
     split_of,
+    texts_to_score,
+    texts_to_time,
     time_methods,
     timed,
     wilson,
@@ -79,6 +81,54 @@ def test_wrong_answers_are_counted_where_they_are() -> None:
     assert found["tasks"]["shuffle"]["right"] == "00"
 
 
+def after(texts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when so many texts were decoded."""
+    decode, done = DiffusionBench.decode, [0]
+
+    def interrupted(self: DiffusionBench, *given: Any) -> Any:
+        done[0] += 1
+        if done[0] > texts:
+            raise KeyboardInterrupt
+        return decode(self, *given)
+
+    monkeypatch.setattr(DiffusionBench, "decode", interrupted)
+
+
+@pytest.mark.parametrize(("texts", "kept"), [(3, []), (4, ["static"]), (7, ["static"]), (99, ["static", "threshold"])])
+def test_ctrl_c_keeps_the_lines_that_were_finished(
+    monkeypatch: pytest.MonkeyPatch, texts: int, kept: list[str]
+) -> None:
+    after(texts, monkeypatch)
+    document = measured(bench_of(), "threshold")
+    assert list(document["lines"]) == kept
+    assert document["interrupted"] is (texts < 99)
+
+
+@pytest.mark.parametrize(("texts", "shape"), [(4, None), (6, (1, 1)), (8, (2, 1)), (12, (2, 1)), (14, (2, 2))])
+def test_ctrl_c_keeps_the_rounds_that_were_finished(
+    monkeypatch: pytest.MonkeyPatch, texts: int, shape: tuple[int, int] | None
+) -> None:
+    """Two to warm up, then three a prompt and round: the line, the baseline beside it, the other line."""
+    bench, lines = bench_of(), parse_lines(["threshold"])
+    assert texts_to_time(bench, lines) == 14
+    after(texts, monkeypatch)
+    found, interrupted = time_methods(bench, lines, quiet)
+    assert interrupted is (texts < 14)
+    if shape is None:
+        assert not found
+        return
+    rows = [row.split() for row in found["threshold"]["raw"]["line"]]
+    assert (len(rows), len(rows[0])) == shape
+
+
+def test_progress_counts_the_texts_of_all_lines() -> None:
+    bench, lines, seen = bench_of(), parse_lines(["threshold"]), list[tuple[int, int]]()
+    told: list[str] = []
+    score_methods(bench, lines, lambda _, done, total: seen.append((done, total)), lambda name, _: told.append(name))
+    assert seen == [(number, texts_to_score(bench, lines)) for number in range(8)]
+    assert told == ["static", "threshold"]
+
+
 def test_a_lossless_line_is_checked_on_every_prompt() -> None:
     document = measured(bench_of(), "freedave", '{"method": "freedave", "drafts": 2}')
     for name, drafts in (("freedave", 4), ("freedave drafts=2", 2)):
@@ -98,7 +148,7 @@ def test_another_canvas_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, lines = bench_of(), parse_lines(["freedave", "threshold"])
     document = score_methods(bench, lines, quiet)
     assert broken_methods(document) == ["freedave"]
-    found = with_method_times(document, time_methods(bench, lines, quiet))["lines"]
+    found = with_method_times(document, time_methods(bench, lines, quiet)[0])["lines"]
     assert found["freedave"]["fewer_calls"] is None
     assert found["freedave"]["times"] is None
     assert found["threshold"]["times"] is not None
@@ -120,7 +170,7 @@ def test_the_baseline_runs_between_every_two_lines_in_an_order_that_rotates(monk
     bench, lines, ran = bench_of(), parse_lines(["threshold", "factor"]), list[str]()
     names = {id(line.recipe): line.name for line in lines}
     monkeypatch.setattr(DiffusionBench, "decode", lambda self, recipe, prompt: (ran.append(names[id(recipe)]), 2.0))
-    found = time_methods(bench, lines, quiet)
+    found, _ = time_methods(bench, lines, quiet)
     ran = ran[len(lines) :]  # to warm up
     assert ran[:5] == ["static", "static", "threshold", "factor", "static"]
     assert ran[5:10] == ["threshold", "static", "factor", "static", "static"]
@@ -148,7 +198,7 @@ def test_a_document_is_json() -> None:
     bench = bench_of(1)
     lines = parse_lines(["threshold"])
     json.dumps(
-        with_method_times(score_methods(bench, lines, quiet), time_methods(bench, lines, quiet)), allow_nan=False
+        with_method_times(score_methods(bench, lines, quiet), time_methods(bench, lines, quiet)[0]), allow_nan=False
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.test_corrupted_oracle import PROMPT, RECORD, drafter
+from bench.run.test_oracle import PROMPT, RECORD, drafter
 from engine.harness import engine, run
 from toys import ToyRunner
 

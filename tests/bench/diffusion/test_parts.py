@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Fast
 
+from paceline.bench import pyplot
 from paceline.bench.diffusion import (
     Case,
     DiffusionBench,
@@ -21,7 +22,6 @@ from paceline.bench.diffusion import (
     parse_lines,
     parts,
     points,
-    pyplot,
     score_methods,
 )
 from paceline.diffusion import TokenTexts
@@ -58,7 +58,7 @@ def bench_of(path: Path, layout: str) -> DiffusionBench:
 def test_approximate_caches_deviate_and_claim_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "RULES", ("static",))
     bench = bench_of(tmp_path, "llada")
-    found = parts.measure_caches(bench, quiet)
+    found = dict(parts.measure_caches(bench, quiet))
     assert set(found) == {f"static, {name}" for name in parts.APPROXIMATE}
     one = found["static, dual"]
     assert one["kept"] is None
@@ -72,7 +72,7 @@ def test_approximate_caches_deviate_and_claim_nothing(tmp_path: Path, monkeypatc
 
 
 def test_the_block_cache_is_exact_to_the_bit(tmp_path: Path) -> None:
-    found = parts.measure_caches(bench_of(tmp_path, "sdar"), quiet)
+    found = dict(parts.measure_caches(bench_of(tmp_path, "sdar"), quiet))
     for one in found.values():
         assert one["kept"] is True
         assert one["largest"] == 0.0
@@ -88,7 +88,7 @@ def test_a_block_cache_that_rounds_is_noticed(tmp_path: Path, monkeypatch: pytes
                 for call, rows in zip(calls, inner(self, calls), strict=True)]  # fmt: skip
 
     monkeypatch.setattr(type(bench.denoiser), "forward", rough)
-    found = parts.measure_caches(bench, quiet)
+    found = dict(parts.measure_caches(bench, quiet))
     assert [one["kept"] for one in found.values()] == [False, False]
     assert all(one["times"] is None for one in parts.with_cache_times(bench, found, quiet).values())
 
@@ -96,7 +96,7 @@ def test_a_block_cache_that_rounds_is_noticed(tmp_path: Path, monkeypatch: pytes
 def test_constrained_texts_parse_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case({"regex": "[1-4]( [1-4])*"}, ("copy",), parts._regex("[1-4]( [1-4])*"))
     monkeypatch.setattr(parts, "CASES", {"digits": case})
-    found = measure_constrained(bench_of(tmp_path, "llada"), quiet, prompts=ITEMS)
+    found = dict(measure_constrained(bench_of(tmp_path, "llada"), quiet, prompts=ITEMS))
     assert found["digits"]["parses"]["right"] == ITEMS
     assert found["digits"]["parses_without"]["right"] == 0
     assert found["digits"]["tests_per_round"] >= 1
