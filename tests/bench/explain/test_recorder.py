@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench.explain import LIKELIEST, Recorder, places, summarize_replay
+from paceline.bench.explain import LIKELIEST, Recorder, places, summarize_replay, untried_siblings
 from paceline.bench.explain import recorder as replay
-from paceline.bench.explain.recorder import _untried
 from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
 from paceline.engine import drafter_set, loop
@@ -254,10 +253,10 @@ def test_untried_are_only_later_draws() -> None:
     row = torch.full((9,), 1 / 9)
     trials = {-1: [Trial(0, row), Trial(1, row), Trial(2, row)]}
     tree = TokenTree.build([4, 5, 6], [-1, -1, -1], trials=trials)
-    assert _untried(tree, (1,)) == {2}
-    assert _untried(tree, (0,)) == {1, 2}
-    assert _untried(tree, ()) == set()
-    assert _untried(TokenTree.build([4, 5, 6], [-1, -1, -1]), (0,)) == set()
+    assert untried_siblings(tree, (1,)) == {2}
+    assert untried_siblings(tree, (0,)) == {1, 2}
+    assert untried_siblings(tree, ()) == set()
+    assert untried_siblings(TokenTree.build([4, 5, 6], [-1, -1, -1]), (0,)) == set()
 
 
 def test_places_follow_tokens_not_numbers() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.run import BASELINE, Cell, Piece, Run, Setting, matrices
-from paceline.bench.run.aggregate import _tasks
+from paceline.bench.run import BASELINE, Cell, Piece, Run, Setting, figures_by_task, matrices
 
 
 def piece(name: str, task: str) -> Piece:
@@ -25,7 +24,7 @@ def made(setting: Setting, groups: list[list[Piece]], seconds: list[float]) -> C
 def test_batches_that_mix_tasks_count_for_none_of_them() -> None:
     groups = [[piece("a", "code"), piece("b", "code")], [piece("c", "code"), piece("d", "maths")]]
     base, fast = made(BASELINE, groups, [2.0, 2.0]), made(Setting("x", {"method": "ngram"}), groups, [1.0, 0.1])
-    code, maths = _tasks(base, fast, None)["tasks"]
+    code, maths = figures_by_task(base, fast, None)["tasks"]
     assert code["speedup"]["value"] == pytest.approx(2.0)  # not the 20 of the second batch
     assert (maths["prompts"], maths["speedup"], maths["tokens_per_second"]) == (1, None, None)
     (_, whole), _ = matrices(base, fast)

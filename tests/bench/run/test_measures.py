@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.run import StepLog, Totals, histogram, quantiles
-from paceline.bench.run.measures import _Kept
+from paceline.bench.run import StepFigures, StepLog, Totals, histogram, quantiles
 from paceline.engine import TimeSplit
 from paceline.tree import EMPTY_TREE, TokenTree, Verdict
 
 CHAIN = TokenTree.chain([5, 6, 7], source=1)
 
 
-def step(time: float, added: int, tree: TokenTree = EMPTY_TREE, accepted: int = 0, context: int = 10) -> _Kept:
+def step(time: float, added: int, tree: TokenTree = EMPTY_TREE, accepted: int = 0, context: int = 10) -> StepFigures:
     verdict = Verdict(tuple(range(accepted)), tuple(int(t) for t in tree.tokens[:accepted]), 9)
-    return _Kept(time, ("r/0",), (added,), context, [tree], [verdict], ["a", "b"], (0.0, 0.25), TimeSplit(score=0.5))
+    return StepFigures(
+        time, ("r/0",), (added,), context, [tree], [verdict], ["a", "b"], (0.0, 0.25), TimeSplit(score=0.5)
+    )
 
 
-def log(*steps: _Kept) -> StepLog:
+def log(*steps: StepFigures) -> StepLog:
     made = StepLog()
     made.steps = list(steps)
     return made
@@ -29,9 +30,9 @@ def test_tokens_that_come_together_share_their_time() -> None:
 
 
 def test_two_requests_have_clocks_of_their_own() -> None:
-    def both(time: float, added: tuple[int, int]) -> _Kept:
+    def both(time: float, added: tuple[int, int]) -> StepFigures:
         verdict = Verdict((), (), 1)
-        return _Kept(time, ("a/0", "b/0"), added, 4, [EMPTY_TREE] * 2, [verdict] * 2, [], (), TimeSplit())
+        return StepFigures(time, ("a/0", "b/0"), added, 4, [EMPTY_TREE] * 2, [verdict] * 2, [], (), TimeSplit())
 
     assert log(both(1.0, (1, 0)), both(2.0, (1, 1)), both(4.0, (2, 1))).token_latencies() == pytest.approx(
         [1.0, 1.0, 1.0, 2.0]

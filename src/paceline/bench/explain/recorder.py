@@ -151,7 +151,7 @@ def _log_probabilities(record: StepRecord, index: int, kept: int) -> torch.Tenso
 def _statuses(tree: TokenTree, verdict: Verdict, kept: int, failed: bool) -> list[str]:
     """What became of each scored node."""
     place = {node: i for i, node in enumerate(verdict.path)}
-    untried, found = _untried(tree, verdict.path), []
+    untried, found = untried_siblings(tree, verdict.path), []
     for node, (parent, kind) in enumerate(zip(tree.parents.tolist(), tree.kinds.tolist(), strict=True)):
         if kind == PROBE:
             found.append("probe")
@@ -164,7 +164,7 @@ def _statuses(tree: TokenTree, verdict: Verdict, kept: int, failed: bool) -> lis
     return found
 
 
-def _untried(tree: TokenTree, path: Sequence[int]) -> set[int]:
+def untried_siblings(tree: TokenTree, path: Sequence[int]) -> set[int]:
     """Siblings of accepted nodes whose trials come after the one that stood."""
     found: set[int] = set()
     for node in path:

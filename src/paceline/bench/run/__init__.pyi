@@ -1,3 +1,4 @@
+from .aggregate import figures_by_task as figures_by_task
 from .aggregate import matrices as matrices
 from .document import DOCUMENT_FORMAT as DOCUMENT_FORMAT
 from .document import build_document as build_document
@@ -9,6 +10,7 @@ from .harness import Harness as Harness
 from .load import fit_arrivals as fit_arrivals
 from .load import load_sweep as load_sweep
 from .load import trace_prompts as trace_prompts
+from .measures import StepFigures as StepFigures
 from .measures import StepLog as StepLog
 from .measures import Totals as Totals
 from .measures import histogram as histogram

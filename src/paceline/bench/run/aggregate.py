@@ -85,7 +85,7 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
         | speeds
         | _times(cell, rows, reason is None)
         | _work(cell, around)
-        | _tasks(base, cell, reason)
+        | figures_by_task(base, cell, reason)
         | {
             "rows": rows,
             "notes": sorted(cell.notes),
@@ -189,7 +189,7 @@ def _work(cell: Cell, around: Surroundings) -> dict[str, Any]:
     }
 
 
-def _tasks(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any]:
+def figures_by_task(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any]:
     """Figures by task; speeds of batches of one task only, since a batch that mixes tasks says nothing of any of
     them.
     """

@@ -29,7 +29,7 @@ EDGES = tuple(float(f"{10 ** (power / 10):.3g}") for power in range(-50, 21))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class StepFigures:
     """What is kept of a step while the clock runs; logits and caches are let go."""
 
     time: float
@@ -47,12 +47,12 @@ class StepLog:
     """A watcher (`engine.record.watching`) that keeps little and computes nothing until the run is over."""
 
     def __init__(self) -> None:
-        self.steps: list[_Kept] = []
+        self.steps: list[StepFigures] = []
 
     def __call__(self, record: StepRecord) -> None:
         now = perf_counter()
         self.steps.append(
-            _Kept(
+            StepFigures(
                 now,
                 tuple(f"{s.request.id}/{s.index}" for s in record.sequences),
                 tuple(
