@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,6 +17,7 @@ from paceline.cli import bench_diffusion, bench_documents
 from paceline.cli import bench_flags as flags
 from paceline.cli.interrupts import AtOnce
 from paceline.cli.options import engine_options, refuse_diffusion, with_flags
+from paceline.cli.peers import peers_app
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -196,7 +195,5 @@ def _show(document: dict[str, Any]) -> None:
 
 app.command("compare")(bench_documents.compare)
 app.command("diffusion")(bench_diffusion.command)
-if find_spec("paceline.bench.report") is not None:
-    app.command("report")(bench_documents.report)
-if find_spec("paceline.cli.peers") is not None:
-    app.add_typer(import_module("paceline.cli.peers").peers_app, name="peers")
+app.command("report")(bench_documents.report)
+app.add_typer(peers_app, name="peers")

@@ -43,7 +43,7 @@ class VerifyReport:
         near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
         temperature: of the tests above 0, or 0.
         seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
-        law, plain_law: the test of the law above 0, of accelerated and of plain decoding; None where it was left out.
+        law, plain_law: the test of the distribution above 0, of accelerated and of plain decoding; None without it.
         mean_acceptance_length: of accelerated decoding at temperature 0.
     """
 
@@ -75,7 +75,7 @@ class VerifyReport:
 
     @property
     def law_holds(self) -> bool:
-        """Whether the outputs follow the model's law, where that is claimed and was tested."""
+        """Whether the outputs follow the model's distribution, where that is claimed and was tested."""
         return self.claimed[1] == APPROXIMATE or self.law is None or self.law.holds
 
     @property
@@ -310,7 +310,7 @@ def _one(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
 
 
 class _Values:
-    """Conditional integral values of sampled outputs, collected for the test of the law."""
+    """Conditional integral values of sampled outputs, collected for the test of the distribution."""
 
     def __init__(self, llm: LLM, params: SamplingParams, seed: int) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Does accelerated sampling follow the model's own law? A test with a declared error, on any model.
+"""Does accelerated sampling follow the model's own distribution? A test with a declared error, on any model.
 
 Every sampled token is scored again by one plain pass, which gives its whole conditional distribution p. With tokens
 ordered from likely to unlikely, u = P(tokens before it) + U p(token), U uniform: under exact sampling all u are
@@ -30,7 +30,7 @@ class SamplingTest:
     Attributes:
         tokens: number of sampled tokens.
         statistic: chi-square over the bins, with bins - 1 degrees of freedom.
-        p_value: chance of a larger statistic if the law is the model's own.
+        p_value: chance of a larger statistic if the distribution is the model's own.
         error: p-values below it fail.
     """
 
@@ -66,7 +66,7 @@ def integral_values(
 
 
 def uniform_test(values: torch.Tensor) -> SamplingTest:
-    """Chi-square of (t,) values against the uniform law on (0, 1), in equal bins."""
+    """Chi-square of (t,) values against the uniform distribution on (0, 1), in equal bins."""
     import torch
 
     counts = torch.histc(values.clamp(0.0, 1.0), bins=BINS, min=0.0, max=1.0)

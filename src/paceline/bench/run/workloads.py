@@ -87,7 +87,7 @@ STEEPEST = 64.0
 
 def load_synthetic(text: str, *, vocab_size: int, max_context: int | None = None, seed: int = 0) -> Workload:
     """The workload of "prompt=128,output=64,entropy=6.5,count=8"; what is left out takes DEFAULTS, entropy the uniform
-    law's.
+    distribution.
 
     Args:
         max_context: of the model; a prompt must leave room for one new token. None takes any length.
