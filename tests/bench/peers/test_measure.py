@@ -21,10 +21,10 @@ from paceline.bench.peers import (
     PeersInTurn,
     WantedPeer,
     parse_peers,
+    wanted,
     with_one_end,
     without_end,
 )
-from paceline.bench.peers import wanted as guests
 from paceline.bench.report import document_remarks, document_tables, report_html
 from paceline.bench.run import Harness, Options, Setting, build_document, check_document
 from paceline.errors import ConfigError
@@ -99,8 +99,8 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
             llm.with_speculative_config(None), kept, name, how, {**options, "dtype": dtype, "threads": threads}
         )
 
-    monkeypatch.setattr(guests, "open_peer", opened)
-    monkeypatch.setattr(guests, "peer_state", lambda name: SimpleNamespace(ready=name != "vllm"))
+    monkeypatch.setattr(wanted, "open_peer", opened)
+    monkeypatch.setattr(wanted, "peer_state", lambda name: SimpleNamespace(ready=name != "vllm"))
     monkeypatch.setattr(FakePeer, "hows", hows, raising=False)
     yield kept
     assert sum(one[0] == "open" for one in kept) <= sum(one[0] == "close" for one in kept)
@@ -110,7 +110,7 @@ def bench(
     llm: LLM, wanted: list[WantedPeer], options: Options = OPTIONS, settings: Sequence[Setting] = ()
 ) -> dict[str, Any]:
     with PeersInTurn(llm, wanted) as others:
-        harness = Harness(llm, settings, options, guests=others)
+        harness = Harness(llm, settings, options, peers=others)
         harness.run([WORK])
         made = build_document(harness, [WORK], peers=others)
     check_document(made)
@@ -189,7 +189,7 @@ def test_a_peer_that_crashes_fails_its_prompts_and_is_tried_again(llm: LLM, log:
 def test_a_peer_that_never_starts_again_is_given_up(llm: LLM, log: list[Any]) -> None:
     with PeersInTurn(llm, parse_peers(["openvino-genai:plain"])) as others:
         FakePeer.hows["openvino-genai"] = "refuse"  # type: ignore[attr-defined]
-        harness = Harness(llm, [], OPTIONS, guests=others)
+        harness = Harness(llm, [], OPTIONS, peers=others)
         harness.run([WORK])
         (found,) = others.entries(0)
     assert found["mean_acceptance_length"] is None
@@ -245,7 +245,7 @@ def test_ctrl_c_ends_the_peers_and_keeps_what_was_done(llm: LLM, log: list[Any])
 
 
 def test_an_endpoint_gets_its_url_and_no_key_is_kept(llm: LLM, log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(guests.PEER_KEY, "secret-key")
+    monkeypatch.setenv(wanted.PEER_KEY, "secret-key")
     made = bench(llm, parse_peers([], "http://127.0.0.1:1/v1", "served"))
     (found,) = made["peers"]
     assert (found["name"], found["precision"], found["comparable"]) == ("openai", None, True)

@@ -1,8 +1,8 @@
 """From raw runs to the figures of the document.
 
-A speed is given only where the outputs stay within the claimed exactness class (`bench.equality`); otherwise every
-speed and every time of the cell that invites comparison is null, `comparable` is false and `reason` names the first
-difference.
+A speed is given only where the outputs stay within the claimed exactness class (`paceline.bench.judge`); otherwise
+every speed and every time of the cell that invites comparison is null, `comparable` is false and `reason` names
+the first difference.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
    the acceptance dial.
 2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by
    repeat and group by group, all settings decode the group one after the other, in an order that is drawn anew, since
-   whoever came before leaves traces in caches and clocks; guests (other engines) take turns like settings, and then
+   whoever came before leaves traces in caches and clocks; peers (other engines) take turns like settings, and then
    every turn begins with a few tokens that do not count.
 3. A prompt that fails fails alone: it has a row with the error, zero tokens, and the time that it took.
 
@@ -41,7 +41,7 @@ Progress = Callable[[str, int, int], None]
 Turn = Callable[[int, int], None]
 
 
-class Guests(Protocol):
+class Peers(Protocol):
     """Others that decode the same groups in turn with the settings."""
 
     def turns(self, base: Cell) -> list[Turn]:
@@ -57,7 +57,7 @@ class Harness:
         llm: the loaded model, of any setting.
         settings: without the baseline, which is always there.
         progress: called with a stage, what is done of it, and its whole.
-        guests: other engines, if any.
+        peers: other engines, if any.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Harness:
         settings: Sequence[Setting],
         options: Options,
         progress: Progress = lambda stage, done, total: None,
-        guests: Guests | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        self.llm, self.options, self.progress, self.guests = llm, options, progress, guests
+        self.llm, self.options, self.progress, self.peers = llm, options, progress, peers
         self.settings = [BASELINE, *settings]
         self.results, self.order = Results(), np.random.default_rng(abs(options.seed))
         device = llm.runner.info.device
@@ -151,7 +151,7 @@ class Harness:
             if groups:
                 self._timed(_scratch(cell), engine, 0, 0, turn="warm-up")
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
-        others = self.guests.turns(cells[0]) if self.guests is not None else []
+        others = self.peers.turns(cells[0]) if self.peers is not None else []
         awake = engines[0] if others else None
         all_turns: list[Turn] = [
             partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)
