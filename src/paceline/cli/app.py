@@ -38,7 +38,7 @@ from paceline.errors import PacelineError
 from paceline.utils import shown_by
 from paceline.version import __version__
 
-BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
+BAD_INPUT, BUG, NO_READER = 2, 70, 141
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
 logger = logging.getLogger("paceline")
@@ -115,7 +115,7 @@ def _last_words(error: BaseException) -> int:
     except OSError as second:
         error = second if not isinstance(error, KeyboardInterrupt) else error
         _abandon(sys.stdout)
-    code, line = (INTERRUPTED, "interrupted") if interrupts.came() else _explain(error)
+    code, line = (interrupts.INTERRUPTED, "interrupted") if interrupts.came() else _explain(error)
     if code == BUG or isinstance(error, PacelineError):
         logger.debug("where it happened", exc_info=error)
     if line:
@@ -129,9 +129,9 @@ def _last_words(error: BaseException) -> int:
 def _explain(error: BaseException) -> tuple[int, str]:
     """Exit code and line of an error; an empty line says nothing."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return INTERRUPTED, "interrupted"
+        return interrupts.INTERRUPTED, "interrupted"
     if isinstance(error, typer.Exit):
-        return error.exit_code, "interrupted" if error.exit_code == INTERRUPTED else ""
+        return error.exit_code, "interrupted" if error.exit_code == interrupts.INTERRUPTED else ""
     if isinstance(error, PacelineError):
         return BAD_INPUT, str(error)
     format_message = getattr(error, "format_message", None)

@@ -15,7 +15,7 @@ import typer
 
 from paceline.cli import bench_diffusion, bench_documents, bench_peers
 from paceline.cli.bench_documents import Output
-from paceline.cli.interrupts import raise_from_now_on
+from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
 from paceline.cli.options import engine_options, refuse_diffusion, with_flags
 from paceline.cli.terminal import progress_bar, say, stages
 from paceline.errors import ConfigError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.utils import Workload
 
-INTERRUPTED = 130
 RANDOM = "random:"
 
 DEFAULT: dict[str, Any] = {"limit": None, "max_tokens": 128, "repeats": 3}

@@ -16,7 +16,7 @@ import typer
 
 from paceline.cli import outputs
 from paceline.cli.bench_documents import Output
-from paceline.cli.interrupts import INTERRUPTED, AtOnce
+from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
 from paceline.cli.options import with_log_level
 from paceline.cli.terminal import progress_bar
 from paceline.errors import ConfigError
@@ -76,8 +76,8 @@ def command(
     options = DiffusionOptions(
         **chosen, count=count, timed=timed, repeats=repeats, length=length, block_length=block_length, seed=seed
     )
-    with AtOnce():  # nothing is measured yet
-        bench = _open(model, options, dtype=dtype, device=device, threads=threads)
+    bench = _open(model, options, dtype=dtype, device=device, threads=threads)
+    raise_from_now_on()
     with progress_bar() as bar:
         document, wrong = _measure(bench, part, method or [], _Screen(bar))
     _show(document, part)

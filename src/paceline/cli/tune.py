@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
 from paceline.cli.terminal import counted, progress_bar, width, wrapped
@@ -35,8 +36,6 @@ SCATTER = 2.0
 
 LATE = 1.15
 """Time over budget from which on a remark is made."""
-
-INTERRUPTED = 130
 
 
 @with_flags(sampling=False)
